@@ -1,0 +1,87 @@
+# Every target sets up what it needs, does nothing twice, and is quick the second time.
+PYTHON ?= python3
+CXX ?= g++
+TORCH := torch==2.13.0
+JOBS ?= $(shell nproc)
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.stamps
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
+
+# What the native module is built from. New or removed Python files also need a fresh install.
+NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilevm/ir/*.py) \
+    $(shell find core -name '*.cpp' -o -name '*.h')
+FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
+
+.DEFAULT_GOAL := help
+.PHONY: help deps venv build demo test test-cpp test-py bench lint docs sanitize clean FORCE
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+deps: ## system packages (asmjit, Highway, compiler), or a sentence that says what to install
+	@.ci/deps $(PYTHON) $(CXX)
+
+$(PY): | deps
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade pip
+
+# pip is asked for everything at once, so that no requirement can move torch.
+$(STAMPS)/venv: pyproject.toml Makefile .ci/requirements | $(PY)
+	.ci/requirements build dev demo > $(VENV)/requirements.txt
+	$(PY) -m pip install --quiet "$(TORCH)" -r $(VENV)/requirements.txt
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/bench: $(STAMPS)/venv
+	.ci/requirements bench > $(VENV)/requirements-bench.txt
+	$(PY) -m pip install --quiet "$(TORCH)" -r $(VENV)/requirements-bench.txt
+	@touch $@
+
+$(STAMPS)/files: FORCE | $(STAMPS)/venv
+	@printf '%s\n' $(FILES) | cmp -s - $@ || printf '%s\n' $(FILES) > $@
+
+$(STAMPS)/build: $(STAMPS)/venv $(STAMPS)/files $(NATIVE) | deps
+	$(PY) -m pip install --quiet --no-build-isolation --no-deps -e .
+	@touch $@
+
+venv: $(STAMPS)/venv ## .venv with torch, the model and the tools
+
+build: $(STAMPS)/build ## the native module and an editable install in .venv
+
+demo: build ## a real sentence encoder, eager against Inductor against tilevm
+	$(VENV)/bin/tilevm demo $(ARGS)
+
+test: test-cpp test-py ## C++ tests, then Python tests
+
+test-cpp: build ## the programs in core/tests
+	@dir=$$($(PY) -c 'import sys; print("build/" + sys.implementation.cache_tag)') \
+	  && cmake --build $$dir --target core_tests \
+	  && ctest --test-dir $$dir --output-on-failure --no-tests=ignore -j $(JOBS)
+
+test-py: build ## the Python tests
+	$(PY) -m pytest -n $(JOBS) tests $(ARGS)
+
+bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor and ONNX Runtime
+	$(VENV)/bin/tilevm bench $(ARGS)
+
+lint: venv ## ruff and mypy
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: build ## docs/ops.md, docs/isa.md, docs/config.md from their tables
+	$(PY) src/tilevm/isa/generate.py --out build/gen --docs docs
+	$(PY) -m tilevm.config docs/config.md
+
+sanitize: venv ## core tests under address and undefined-behaviour sanitizers
+	cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
+	  -DTILEVM_PYTHON=OFF -DTILEVM_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+	cmake --build build/sanitize --target core_tests
+	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
+
+clean: ## everything that was built; .venv stays
+	rm -rf build $(STAMPS)/build $(STAMPS)/files

@@ -1,0 +1,227 @@
+// `_core.compile` and the callable that it returns. The call itself is written against CPython's
+// C interface; nanobind serves what happens once per program.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <array>
+#include <chrono>
+#include <new>
+
+#include "bind/executable.h"
+
+#include "structmember.h"
+
+namespace nb = nanobind;
+
+namespace tilevm::bind {
+namespace {
+
+ExecutableObject* as_executable(PyObject* self) {
+  return reinterpret_cast<ExecutableObject*>(self);
+}
+
+PyObject* wrong_count(std::size_t wanted, std::size_t given) {
+  PyErr_Format(PyExc_TypeError, "this program takes %zu arguments, but %zu were given", wanted,
+               given);
+  return nullptr;
+}
+
+PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {
+  ExecutableObject& object = *as_executable(self);
+  if (names != nullptr && PyTuple_GET_SIZE(names) != 0) {
+    PyErr_SetString(PyExc_TypeError, "this program takes no keyword arguments");
+    return nullptr;
+  }
+  const auto n = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
+  host::Executable& exe = *object.executable;
+  if (n != exe.n_inputs()) return wrong_count(exe.n_inputs(), n);
+  const std::size_t n_out = exe.n_outputs();
+  std::array<Object, 16> few;
+  std::vector<Object> many;
+  Object* outputs = few.data();
+  try {
+    if (n_out > few.size()) {
+      many.resize(n_out);
+      outputs = many.data();
+    }
+    exe.run({reinterpret_cast<const Object*>(args), n}, {outputs, n_out});
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+  if (object.single) return py(outputs[0]);
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(n_out));
+  for (std::size_t i = 0; i < n_out; ++i) {
+    if (tuple != nullptr) {
+      PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), py(outputs[i]));
+    } else {
+      Py_DECREF(py(outputs[i]));
+    }
+  }
+  return tuple;
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  const ExecutableObject& object = *as_executable(self);
+  return object.framework ? object.framework->traverse(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  // A call-out that is gone raises; nobody can call what the collector found unreachable.
+  if (as_executable(self)->framework) as_executable(self)->framework->clear();
+  return 0;
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  ExecutableObject& object = *as_executable(self);
+  object.executable.~unique_ptr();
+  object.framework.~unique_ptr();
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMemberDef members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(ExecutableObject, vectorcall), READONLY, nullptr},
+    {"compile_us", T_DOUBLE, offsetof(ExecutableObject, compile_us), READONLY,
+     "Microseconds that making this took."},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyTypeObject* executable_type() {
+  static PyTypeObject* const type = [] {
+    PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
+                           {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                           {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                           {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                           {Py_tp_methods, explain_methods},
+                           {Py_tp_members, members},
+                           {0, nullptr}};
+    PyType_Spec spec = {"tilevm._core.Executable", static_cast<int>(sizeof(ExecutableObject)), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL |
+                            Py_TPFLAGS_DISALLOW_INSTANTIATION,
+                        slots};
+    return reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release());
+  }();
+  return type;
+}
+
+std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool allow_grad) {
+  if (name == "torch") return torch_framework(allow_grad);
+  if (name == "numpy") return numpy_framework();
+  throw nb::value_error("framework must be \"torch\" or \"numpy\"");
+}
+
+using Order = std::optional<std::vector<std::int32_t>>;
+
+PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
+                  std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
+                  std::optional<std::vector<Order>> output_orders, bool allow_grad, bool single) {
+  host::Options options;
+  if (input_names) options.input_names = std::move(*input_names);
+  if (output_orders) options.output_orders = std::move(*output_orders);
+  for (const auto& [input, symbol] : int_symbols) {
+    options.int_symbols.emplace_back(nb::cast<int>(input), nb::cast<std::string>(symbol));
+  }
+  std::unique_ptr<PythonFramework> python = framework_named(framework, allow_grad);
+  for (const nb::handle target : targets) python->add_target(target.ptr());
+  if (single && program.outputs.size() != 1) {
+    throw nb::value_error("single: the program has not one output");
+  }
+
+  const auto begin = std::chrono::steady_clock::now();
+  host::set_groups(program, options);
+  fuse::Plan plan = fuse::fuse(lower(program));
+  auto made = std::make_unique<host::Executable>(std::move(plan), options, *python);
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
+
+  PyTypeObject* type = executable_type();
+  auto* self = reinterpret_cast<ExecutableObject*>(type->tp_alloc(type, 0));
+  if (self == nullptr) throw nb::python_error();
+  self->vectorcall = run;
+  new (&self->framework) std::unique_ptr<PythonFramework>(std::move(python));
+  new (&self->executable) std::unique_ptr<host::Executable>(std::move(made));
+  self->single = single;
+  self->compile_us = took.count();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+nb::dict stats() {
+  const schedule::CompileStats compiles = schedule::compile_stats();
+  nb::dict callouts;
+  for (const auto& [name, count] : callout_counts()) callouts[name.c_str()] = count;
+  nb::dict result;
+  result["compiles"] = compiles.compiles;
+  result["compile_total_us"] = compiles.total_us;
+  result["compile_max_us"] = compiles.max_us;
+  result["cache_hits"] = compiles.hits;
+  result["launches"] = host::launches();
+  result["callouts"] = callouts;
+  result["peak_bytes"] = host::memory_stats().peak_bytes;
+  return result;
+}
+
+void reset_stats() {
+  schedule::reset_compile_stats();
+  host::reset_launches();
+  host::reset_memory_peak();
+  reset_callout_counts();
+}
+
+// The interpreter runs what is not native; there is one native tier to a machine.
+void set_tier(const std::string& tier) {
+  schedule::set_tier(tier == "interp" ? schedule::Tier::kInterp : schedule::Tier::kAuto);
+}
+
+}  // namespace
+
+void bind_executable(nb::module_& m) {
+  m.attr("Executable") = nb::borrow(reinterpret_cast<PyObject*>(executable_type()));
+  m.def(
+      "compile",
+      [](const Program& program, nb::list targets, const std::string& framework,
+         std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
+         std::optional<std::vector<Order>> output_orders, bool allow_grad, bool single) {
+        try {
+          return nb::steal(compile(program, targets, framework, std::move(input_names),
+                                   int_symbols, std::move(output_orders), allow_grad, single));
+        } catch (const nb::python_error&) {
+          throw;
+        } catch (const nb::builtin_exception&) {
+          throw;
+        } catch (...) {
+          set_python_error();
+        }
+        throw nb::python_error();
+      },
+      nb::arg("program"), nb::arg("targets") = nb::list(), nb::kw_only(),
+      nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
+      nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
+      nb::arg("allow_grad") = false, nb::arg("single") = false,
+      "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
+      "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
+      "its dims from outermost to innermost in memory, or None. allow_grad: take tensors that\n"
+      "require gradients. single: return the only output, not a tuple of one.");
+  m.def("stats", stats);
+  m.def("reset_stats", reset_stats);
+  m.def("set_threads", set_threads, nb::arg("threads"),
+        "Threads that kernels use; 0: as many as torch, or all processors.");
+  m.def("set_tier", set_tier, nb::arg("tier"));
+  m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
+        "Bytes of buffers kept for later calls; 0: no limit.");
+  m.def("free_memory", host::free_idle_memory, "Free the buffers kept for later calls.");
+  m.def("memory", [] {
+    const host::MemoryStats stats = host::memory_stats();
+    nb::dict result;
+    result["used_bytes"] = stats.used_bytes;
+    result["idle_bytes"] = stats.idle_bytes;
+    result["peak_bytes"] = stats.peak_bytes;
+    return result;
+  });
+}
+
+}  // namespace tilevm::bind

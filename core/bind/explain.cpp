@@ -1,0 +1,246 @@
+// What a compiled program says about itself.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+
+#include "bind/executable.h"
+#include "bytecode/bytecode.h"
+#include "isa.gen.h"
+
+namespace nb = nanobind;
+
+namespace tilevm::bind {
+namespace {
+
+using Kind = fuse::Step::Kind;
+
+const host::Executable& executable(PyObject* self) {
+  return *reinterpret_cast<ExecutableObject*>(self)->executable;
+}
+
+const PythonFramework& framework(PyObject* self) {
+  return *reinterpret_cast<ExecutableObject*>(self)->framework;
+}
+
+std::string name(ValueId value) { return "%" + std::to_string(value); }
+
+std::string typed(const Program& program, ValueId value) {
+  return name(value) + ": " + print(program.sizes, program.type(value));
+}
+
+const char* kind_name(Kind kind) {
+  switch (kind) {
+    case Kind::kAlloc: return "alloc";
+    case Kind::kView: return "view";
+    case Kind::kReshape: return "reshape";
+    case Kind::kSlice: return "slice";
+    case Kind::kKernel: return "kernel";
+    case Kind::kCall: return "call";
+  }
+  return "?";
+}
+
+// Values that a kernel reads or writes.
+std::vector<ValueId> operands(const fuse::KernelGraph& graph, bool outputs) {
+  std::vector<ValueId> values;
+  for (const fuse::OperandRef& operand : graph.operands) {
+    if (operand.value >= 0 && (operand.role == bytecode::Role::kOutput) == outputs) {
+      values.push_back(operand.value);
+    }
+  }
+  return values;
+}
+
+std::string join(const Program& program, const std::vector<ValueId>& values) {
+  std::string text;
+  for (const ValueId value : values) text += (text.empty() ? "" : ", ") + typed(program, value);
+  return text;
+}
+
+std::string step_text(const host::Executable& exe, const PythonFramework& python,
+                      const host::HostStep& step) {
+  const Program& program = exe.plan().program;
+  switch (step.kind) {
+    case Kind::kAlloc: {
+      std::string where = "the framework's";
+      if (!step.owned) {
+        const std::int32_t slot = exe.arena().slot_of[static_cast<std::size_t>(step.out)];
+        where = "arena slot " + std::to_string(slot);
+      }
+      return typed(program, step.out) + " = alloc, " + where;
+    }
+    case Kind::kView:
+      return typed(program, step.out) + " = " +
+             kOps[static_cast<std::size_t>(step.view.op)].name + " " + name(step.in) + ", a view";
+    case Kind::kReshape:
+      return typed(program, step.out) + " = reshape " + name(step.in) +
+             ", a view where its strides allow one";
+    case Kind::kSlice:
+      return typed(program, step.out) + " = part of " + name(step.in) + " on axis " +
+             std::to_string(step.axis) + " from " + program.sizes.print(step.offset);
+    case Kind::kKernel: {
+      const fuse::KernelGraph& graph =
+          exe.kernels()[static_cast<std::size_t>(step.kernel)].graph();
+      return join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
+             join(program, operands(graph, false)) + ")";
+    }
+    case Kind::kCall: {
+      std::vector<ValueId> results, args;
+      for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);
+      for (const host::Source& arg : step.args) args.push_back(arg.value);
+      return join(program, results) + " = call " + python.target_name(step.target) + "(" +
+             join(program, args) + ")";
+    }
+  }
+  return "?";
+}
+
+nb::list steps(PyObject* self) {
+  const host::Executable& exe = executable(self);
+  const Program& program = exe.plan().program;
+  nb::list result;
+  for (const host::HostStep& step : exe.steps()) {
+    nb::dict row;
+    row["kind"] = kind_name(step.kind);
+    row["text"] = step_text(exe, framework(self), step);
+    row["name"] = "";
+    if (step.kind == Kind::kKernel || (step.kind == Kind::kReshape && step.kernel >= 0)) {
+      row["kernel"] = step.kernel;
+      row["name"] = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph().name;
+    } else if (step.kind == Kind::kCall) {
+      row["name"] = framework(self).target_name(step.target);
+    }
+    nb::list shapes;
+    for (int r = 0; step.out >= 0 && r < std::max(1, step.n_out); ++r) {
+      shapes.append(print(program.sizes, program.type(step.out + r)));
+    }
+    row["shapes"] = shapes;
+    result.append(row);
+  }
+  return result;
+}
+
+const char* node_kind(fuse::KernelNode::Kind kind) {
+  constexpr const char* names[] = {"load", "gather", "iota", "const", "map", "fold", "store"};
+  return names[static_cast<std::size_t>(kind)];
+}
+
+std::string node_text(const fuse::KernelGraph& graph, std::size_t i) {
+  const fuse::KernelNode& node = graph.nodes[i];
+  std::string text = "n" + std::to_string(i) + " = ";
+  text += node.kind == fuse::KernelNode::Kind::kConst
+              ? std::string("const ") + std::to_string(node.imm)
+              : std::string(bytecode::kIsa[node.instr].name);
+  for (const std::int32_t in : node.in) {
+    if (in >= 0) text += " n" + std::to_string(in);
+  }
+  if (node.operand >= 0) {
+    const ValueId value = graph.operands[static_cast<std::size_t>(node.operand)].value;
+    text += " [" + (value >= 0 ? name(value) : "m" + std::to_string(node.operand)) + "]";
+  }
+  text += "  axes:";
+  for (std::size_t a = 0; a < graph.axes.size(); ++a) {
+    if ((node.axes >> a & 1) != 0) text += " " + std::to_string(a);
+  }
+  return text;
+}
+
+nb::list kernels(PyObject* self) {
+  const host::Executable& exe = executable(self);
+  const Program& program = exe.plan().program;
+  nb::list result;
+  for (const schedule::Kernel& kernel : exe.kernels()) {
+    const fuse::KernelGraph& graph = kernel.graph();
+    nb::list axes;
+    for (std::size_t a = 0; a < graph.axes.size(); ++a) {
+      const bool reduced = (graph.reduced >> a & 1) != 0;
+      axes.append(program.sizes.print(graph.axes[a]) + (reduced ? " (reduced)" : ""));
+    }
+    nb::list nodes;
+    for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+      std::string text = node_text(graph, i);
+      const std::int32_t line = graph.nodes[i].line;
+      if (line >= 0 && static_cast<std::size_t>(line) < program.lines.size()) {
+        text += "  ; " + program.lines[static_cast<std::size_t>(line)];
+      }
+      nodes.append(std::string(node_kind(graph.nodes[i].kind)) + " " + text);
+    }
+    nb::list variants;
+    for (const schedule::Kernel::VariantInfo& variant : kernel.variants()) {
+      nb::dict row;
+      row["layout"] = variant.layout;
+      row["tier"] = variant.tier;
+      row["why_interp"] = variant.why_interp;
+      row["disassembly"] = bytecode::disassemble(variant.bytes, variant.lines);
+      row["bytes"] = nb::bytes(variant.bytes.data(), variant.bytes.size());
+      variants.append(row);
+    }
+    nb::dict row;
+    row["name"] = graph.name;
+    row["axes"] = axes;
+    row["nodes"] = nodes;
+    row["variants"] = variants;
+    result.append(row);
+  }
+  return result;
+}
+
+nb::list cuts(PyObject* self) {
+  const fuse::Plan& plan = executable(self).plan();
+  nb::list result;
+  for (const fuse::Cut& cut : plan.cuts) {
+    const std::string value = cut.value >= 0 ? typed(plan.program, cut.value) : std::string();
+    result.append(nb::make_tuple(value, cut.reason));
+  }
+  return result;
+}
+
+nb::str plan_text(PyObject* self) {
+  const host::Executable& exe = executable(self);
+  std::string text = print(exe.plan().program) + "\nsteps:\n";
+  for (const host::HostStep& step : exe.steps()) {
+    text += "  " + step_text(exe, framework(self), step) + "\n";
+  }
+  return nb::str(text.c_str());
+}
+
+// (name, source line) of each call-out, in order.
+nb::list callouts(PyObject* self) {
+  const fuse::Plan& plan = executable(self).plan();
+  nb::list result;
+  for (const fuse::Step& step : plan.steps) {
+    if (step.kind != Kind::kCall) continue;
+    const Node& node = plan.program.nodes[static_cast<std::size_t>(step.node)];
+    const std::int64_t target =
+        node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
+    const bool known = node.line >= 0 && static_cast<std::size_t>(node.line) < plan.program.lines.size();
+    result.append(nb::make_tuple(
+        framework(self).target_name(target),
+        known ? plan.program.lines[static_cast<std::size_t>(node.line)] : std::string()));
+  }
+  return result;
+}
+
+template <auto method>
+PyObject* guarded(PyObject* self, PyObject*) {
+  try {
+    return method(self).release().ptr();
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+PyMethodDef explain_methods[] = {
+    {"steps", guarded<steps>, METH_NOARGS, "The host program: one dict a step."},
+    {"kernels", guarded<kernels>, METH_NOARGS,
+     "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
+    {"cuts", guarded<cuts>, METH_NOARGS, "(value, reason) where one kernel could not go on."},
+    {"plan_text", guarded<plan_text>, METH_NOARGS, "Program and steps as text."},
+    {"callouts", guarded<callouts>, METH_NOARGS, "(name, source line) of each call-out."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace tilevm::bind

@@ -1,0 +1,75 @@
+// PyTorch and NumPy as the host sees them. Neither is linked: tensors are read through DLPack's C
+// exchange interface and through NumPy's array object.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bind/python.h"
+#include "host/framework.h"
+
+namespace tilevm::bind {
+
+using host::Object;
+using host::Record;
+
+inline PyObject* py(Object object) { return static_cast<PyObject*>(object); }
+
+// What both have in common: Python numbers, call-outs, the interpreter's lock.
+class PythonFramework : public host::Framework {
+ public:
+  std::int64_t integer(Object number, const std::string& name) override;
+  double real(Object number, const std::string& name) override;
+  bool boolean(Object number, const std::string& name) override;
+  Object from_integer(std::int64_t value) override;
+  Object from_real(double value) override;
+  Object from_boolean(bool value) override;
+  void call(std::int64_t target, std::span<const Object> args, std::span<Object> results) override;
+  Object retain(Object object) noexcept override;
+  void drop(Object object) noexcept override;
+  void unlock() noexcept override;
+  void lock() noexcept override;
+
+  void add_target(PyObject* callable);
+  const std::string& target_name(std::int64_t target) const;
+  int traverse(visitproc visit, void* arg) const;
+  void clear();
+
+ protected:
+  virtual PyObject* matmul() = 0;
+  // A call-out's result as a tensor of this framework: itself, or what it becomes.
+  virtual Ref as_tensor(Ref result) { return result; }
+
+ private:
+  struct Target {
+    Ref callable;
+    std::string name;
+    std::int64_t* count;
+  };
+  std::vector<Target> targets_;
+};
+
+// allow_grad: take tensors that require gradients although gradients are recorded.
+std::unique_ptr<PythonFramework> torch_framework(bool allow_grad);
+std::unique_ptr<PythonFramework> numpy_framework();
+
+// Threads for kernels; 0: as many as the framework has.
+void set_threads(int threads) noexcept;
+int threads_setting() noexcept;
+int processors() noexcept;
+
+// How often each call-out ran, by name.
+std::vector<std::pair<std::string, std::int64_t>> callout_counts();
+void reset_callout_counts();
+
+// "[2, 3]"
+std::string shape_text(std::span<const std::int64_t> sizes);
+// Throws ShapeError if a tensor of these sizes has not the rank that `type` wants.
+void check_rank(const Type& type, std::span<const std::int64_t> sizes, const std::string& name);
+[[noreturn]] void wrong_dtype(const Type& type, std::string_view actual, const std::string& name);
+[[noreturn]] void wrong_type(PyObject* object, std::string_view wanted, const std::string& name);
+
+Ref tuple_of(const std::int64_t* values, int n);
+
+}  // namespace tilevm::bind

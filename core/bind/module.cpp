@@ -1,0 +1,27 @@
+// The native module tilevm._core.
+#include <nanobind/nanobind.h>
+
+#include "bind/python.h"
+
+namespace nb = nanobind;
+
+// Each file of this folder that defines names of the module has one of these.
+namespace tilevm::bind {
+void bind_program(nb::module_& m);
+void bind_executable(nb::module_& m);
+void bind_bytecode(nb::module_& m);
+}  // namespace tilevm::bind
+
+NB_MODULE(_core, m) {
+  m.doc() = "The compiled core of tilevm.";
+  nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    try {
+      std::rethrow_exception(error);
+    } catch (const std::runtime_error&) {  // ours derive from it; others go on to nanobind
+      tilevm::bind::set_python_error();
+    }
+  });
+  tilevm::bind::bind_program(m);
+  tilevm::bind::bind_executable(m);
+  tilevm::bind::bind_bytecode(m);
+}

@@ -1,0 +1,143 @@
+// From groups to a plan: kernels and host steps in an order that respects every dependence.
+#include <algorithm>
+#include <memory>
+
+#include "fuse/groups.h"
+#include "fuse/kernel_graph.h"
+
+namespace tilevm::fuse {
+namespace {
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+class Scheduler {
+ public:
+  explicit Scheduler(Plan& plan) : plan_(plan), g_(plan.program) {
+    const auto n = g_.program.values.size();
+    ready_.resize(n);
+    part_step_.assign(n, -1);
+    for (std::size_t i = 0; i < g_.parts.size(); ++i) part_step_[at(g_.parts[i].out)] = static_cast<int>(i);
+    for (const ValueId v : g_.program.inputs) ready_[at(v)] = true;
+  }
+
+  void run() {
+    struct Unit {
+      int unit;
+      int key;   // where the unit stands in program order
+      int node;  // -1: a group
+    };
+    std::vector<Unit> waiting;
+    std::vector<int> node_of(at(g_.order.count()), -1);
+    for (const auto& [node, unit] : g_.unit_of_node) node_of[at(unit)] = node;
+    for (int u = 0; u < g_.order.count(); ++u) {
+      const Group& group = g_.groups[at(u)];
+      if (node_of[at(u)] >= 0) {
+        waiting.push_back({u, node_of[at(u)], node_of[at(u)]});
+      } else if (group.alive) {
+        waiting.push_back({u, group.nodes.empty() ? -1 : group.nodes.front(), -1});
+      }
+    }
+    std::ranges::stable_sort(waiting, {}, &Unit::key);
+    while (!waiting.empty()) {
+      const auto next = std::ranges::find_if(waiting, [&](const Unit& u) {
+        return std::ranges::none_of(waiting, [&](const Unit& w) { return w.unit != u.unit && g_.order.precedes(w.unit, u.unit); });
+      });
+      if (next == waiting.end()) throw std::logic_error("fuse: units depend on each other in a circle");
+      const Unit unit = *next;
+      waiting.erase(next);
+      if (unit.node < 0) {
+        emit_group(unit.unit);
+      } else if (info(g_.program.nodes[at(unit.node)].op).cls == OpClass::kCall) {
+        emit_call(unit.node);
+      } else {
+        ensure_target(g_.program.nodes[at(unit.node)].out);  // a concat of nothing but empty parts
+      }
+    }
+    for (const ValueId v : g_.program.outputs) {
+      if (!g_.program.type(v).weak) ensure(v);
+    }
+    plan_.cuts = std::move(g_.cuts);
+  }
+
+ private:
+  Step step(Step::Kind kind) { return {kind, -1, -1, -1, -1, -1, shape::kNoSize}; }
+
+  // Emits the views that lead to v; what v is a view of has been produced by now.
+  void ensure(ValueId v) {
+    if (ready_[at(v)]) return;
+    ready_[at(v)] = true;
+    const int n = g_.program.values[at(v)].node;
+    if (n < 0 || info(g_.program.nodes[at(n)].op).cls != OpClass::kView) return;
+    const Node& node = g_.program.nodes[at(n)];
+    ensure(node.inputs[0]);
+    Step s = step(node.op == Op::reshape ? Step::Kind::kReshape : Step::Kind::kView);
+    s.in = node.inputs[0];
+    s.out = v;
+    s.node = n;
+    if (s.kind == Step::Kind::kReshape) {
+      if (in_kernels(g_.program.type(s.in).dtype)) {
+        s.kernel = static_cast<int>(plan_.kernels.size());
+        plan_.kernels.push_back(copy_kernel(g_.program.type(s.in)));
+        plan_.kernels.back().operands[0].value = s.in;
+        plan_.kernels.back().operands[1].value = v;
+      }
+    }
+    plan_.steps.push_back(s);
+  }
+
+  void ensure_target(ValueId v) {
+    if (ready_[at(v)]) return;
+    ready_[at(v)] = true;
+    const int p = part_step_[at(v)];
+    if (p >= 0) {
+      if (g_.parts[at(p)].in >= 0) ensure_target(g_.parts[at(p)].in);
+      plan_.steps.push_back(g_.parts[at(p)]);
+      return;
+    }
+    Step s = step(Step::Kind::kAlloc);
+    s.out = v;
+    plan_.steps.push_back(s);
+  }
+
+  void emit_group(int unit) {
+    KernelGraph kernel = build_kernel(g_, unit);
+    for (const auto& ref : kernel.operands) {
+      if (ref.role == bytecode::Role::kOutput) {
+        ensure_target(ref.value);
+      } else if (ref.value >= 0) {
+        ensure(ref.value);
+      }
+    }
+    Step s = step(Step::Kind::kKernel);
+    s.kernel = static_cast<int>(plan_.kernels.size());
+    plan_.kernels.push_back(std::move(kernel));
+    plan_.steps.push_back(s);
+  }
+
+  void emit_call(int n) {
+    const Node& node = g_.program.nodes[at(n)];
+    for (const ValueId v : node.inputs) {
+      if (!g_.program.type(v).weak) ensure(v);
+    }
+    Step s = step(Step::Kind::kCall);
+    s.node = n;
+    plan_.steps.push_back(s);
+    for (int i = 0; i < node.n_out; ++i) ready_[at(node.out + i)] = true;
+  }
+
+  Plan& plan_;
+  Grouping g_;
+  std::vector<bool> ready_;
+  std::vector<int> part_step_;
+};
+
+}  // namespace
+
+Plan fuse(Program lowered) {
+  Plan plan;
+  plan.program = std::move(lowered);
+  Scheduler(plan).run();
+  return plan;
+}
+
+}  // namespace tilevm::fuse

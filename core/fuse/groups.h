@@ -1,0 +1,120 @@
+// Grouping: which operators share a kernel. Greedy in program order; exact about legality.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "fuse/plan.h"
+#include "program/program.h"
+
+namespace tilevm::fuse {
+
+// Axis of the kernel that each dim of a value runs along; -1: the value does not vary along it.
+// ghost: for a dim of size 1, the axis that was folded there (a reduction with keepdims).
+struct AxisMap {
+  std::array<std::int8_t, kMaxRank> axis;
+  std::array<std::int8_t, kMaxRank> ghost;
+  AxisMap() {
+    axis.fill(-1);
+    ghost.fill(-1);
+  }
+  friend bool operator==(const AxisMap&, const AxisMap&) = default;
+};
+
+AxisMask mask_of(const AxisMap& map, int rank);
+
+enum class Where : std::uint8_t {
+  kBuffer,  // memory: inputs, results of call-outs, layout operators, and views of those
+  kKernel,  // computed inside a group (or a view of such a value that only renames its dims)
+  kFree     // made anew in every kernel that uses it: constants, sizes, iota, run-time scalars
+};
+
+struct ValueInfo {
+  Where where = Where::kBuffer;
+  int unit = -1;         // what produces it (a group of kKernel values); -1: an input
+  ValueId source = -1;   // kKernel, kFree: the value whose node computes it
+  AxisMap map;           // kKernel
+  std::int8_t free_dim = -1;  // kFree, iota: the dim it runs along
+  bool stored = false;   // kKernel (of a source): somebody needs it in memory
+};
+
+struct Load {
+  ValueId value;
+  AxisMap map;
+};
+
+struct Group {
+  std::vector<SizeId> axes;
+  AxisMask reduced = 0;
+  std::vector<int> nodes;        // program nodes, ascending
+  std::vector<ValueId> values;   // results of nodes and in-kernel views of them
+  std::vector<Load> loads;
+  std::vector<Load> fills;       // free or external values stored elsewhere: {value, map}, see targets
+  std::vector<ValueId> targets;  // of fills: the buffer written
+  int cost = 0;                  // operations an element, transcendental ones count more
+  bool has_fold = false;
+  bool alive = true;
+};
+
+// A unit is a group, a call-out, or a concat, which joins the groups that write its parts. The relation "must run before".
+class Order {
+ public:
+  int add();
+  bool precedes(int before, int after) const;  // transitively
+  bool can_depend(int unit, int on) const { return unit != on && !precedes(unit, on); }
+  void depend(int unit, int on);
+  bool can_merge(int a, int b) const { return !precedes(a, b) && !precedes(b, a); }
+  void merge(int into, int from);
+  int count() const { return static_cast<int>(before_.size()); }
+
+ private:
+  std::vector<std::vector<std::uint64_t>> before_;  // bit set of units
+};
+
+class Grouping {
+ public:
+  explicit Grouping(Program& program);
+
+  Program& program;
+  std::vector<ValueInfo> info;
+  std::vector<Group> groups;            // indexed by unit; empty for other units
+  Order order;
+  std::vector<AxisMap> reduce_map;      // by node: map of a reduction's input dims
+  std::unordered_map<int, int> unit_of_node;  // calls, concats
+  std::vector<Step> parts;              // kAlloc and kSlice steps that concats need first
+  std::vector<Cut> cuts;
+
+ private:
+  void place(int node);
+  void place_elementwise(int node);
+  void place_reduce(int node);
+  void place_gather(int node);
+  void place_view(int node);
+  void place_concat(int node);
+  void place_call(int node);
+
+  bool join_elementwise(int node, int unit);
+  bool join_sibling(int node, int unit, ValueId shared, const AxisMap& map);
+  int new_group();
+  int new_unit();
+  void add_node(int unit, int node, const AxisMap& out);
+  void add_loads(int unit, int node, const AxisMap& out);
+  void merge(int into, int from, const std::vector<std::int8_t>& axis_of);
+  bool self_contained(int unit, int node) const;
+  void need_buffer(ValueId value, int user_unit, const char* reason);
+  void define_buffer(ValueId value, int unit);
+  void store_into(ValueId value, ValueId target, int join_unit);
+  ValueId append_value(Type type);
+  const Shape& shape(ValueId v) const { return program.type(v).shape; }
+  bool one(SizeId s) const { return program.sizes.is(s, 1); }
+  int op_cost(Op op) const;
+
+  std::vector<std::vector<int>> users_;      // value -> nodes
+  std::vector<bool> is_output_;
+  std::vector<std::vector<int>> loaders_;    // value -> units that load it, oldest first
+};
+
+}  // namespace tilevm::fuse

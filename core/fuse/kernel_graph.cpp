@@ -1,0 +1,462 @@
+#include "fuse/kernel_graph.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <string>
+
+#include "isa.gen.h"
+
+namespace tilevm::fuse {
+namespace {
+
+using bytecode::RegType;
+using bytecode::Role;
+using bytecode::Storage;
+using Kind = KernelNode::Kind;
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+constexpr std::uint16_t kNoInstr = 0xffff;
+
+Storage storage_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return Storage::kF32;
+    case DType::kBFloat16: return Storage::kBF16;
+    case DType::kFloat64: return Storage::kF64;
+    case DType::kInt32: return Storage::kI32;
+    case DType::kInt64: return Storage::kI64;
+    case DType::kBool: return Storage::kB8;
+    default: throw std::logic_error("fuse: dtype cannot be in a kernel: " + std::string(dtype_name(dtype)));
+  }
+}
+
+RegType reg_of(DType dtype) {
+  switch (dtype) {
+    case DType::kInt32: return RegType::kI32;
+    case DType::kInt64: return RegType::kI64;
+    case DType::kBool: return RegType::kB8;
+    default: return RegType::kF32;
+  }
+}
+
+constexpr std::string_view kRegNames[] = {"f32", "i32", "i64", "b8"};
+constexpr std::string_view kStorageNames[] = {"f32", "bf16", "f64", "i32", "i64", "b8"};
+
+std::uint16_t find_instr(std::string_view action, std::string_view type) {
+  for (std::size_t i = 0; i < std::size(bytecode::kIsa); ++i) {
+    const std::string_view name = bytecode::kIsa[i].name;
+    if (name.size() == action.size() + 1 + type.size() && name.starts_with(action) &&
+        name[action.size()] == '_' && name.ends_with(type)) {
+      return static_cast<std::uint16_t>(i);
+    }
+  }
+  return kNoInstr;
+}
+
+// Opcodes by operator and type, looked up by name once.
+struct Opcodes {
+  std::uint16_t op[std::size(kOps)][4];
+  std::uint16_t load[6], store[6], gather[6], constant[4], cast[4][4];
+  std::uint16_t iota, round_bf16;
+  Opcodes() {
+    for (std::size_t o = 0; o < std::size(kOps); ++o) {
+      for (std::size_t t = 0; t < 4; ++t) {
+        const std::string_view instr = kOps[o].instr;
+        op[o][t] = instr.empty() ? kNoInstr : find_instr(instr, kRegNames[t]);
+      }
+    }
+    for (std::size_t s = 0; s < 6; ++s) {
+      load[s] = find_instr("load", kStorageNames[s]);
+      store[s] = find_instr("store", kStorageNames[s]);
+      gather[s] = find_instr("gather", kStorageNames[s]);
+    }
+    for (std::size_t t = 0; t < 4; ++t) {
+      constant[t] = find_instr("const", kRegNames[t]);
+      for (std::size_t u = 0; u < 4; ++u) {
+        cast[t][u] = find_instr("cast_" + std::string(kRegNames[t]), kRegNames[u]);
+      }
+    }
+    iota = find_instr("iota", "i64");
+    round_bf16 = find_instr("round", "bf16");
+  }
+};
+const Opcodes& opcodes() {
+  static const Opcodes table;
+  return table;
+}
+
+AxisMask all_axes(const KernelGraph& k) { return static_cast<AxisMask>((1U << k.axes.size()) - 1U); }
+
+class Builder {
+ public:
+  Builder(Grouping& grouping, int unit)
+      : g_(grouping), unit_(unit), group_(grouping.groups[at(unit)]) {
+    kernel_.axes = group_.axes;
+    kernel_.reduced = group_.reduced;
+    kernel_.nodes.reserve(group_.nodes.size() * 2 + group_.loads.size() + 8);
+    kernel_.operands.reserve(group_.loads.size() + group_.fills.size() + 4);
+  }
+
+  KernelGraph build() {
+    for (const int n : group_.nodes) {
+      const Node& node = g_.program.nodes[at(n)];
+      line_ = node.line;
+      const OpClass cls = info(node.op).cls;
+      const int result = cls == OpClass::kReduce   ? reduce(n, node)
+                         : cls == OpClass::kGather ? gather(node)
+                                                   : elementwise(node);
+      set(node.out, result);
+    }
+    line_ = -1;
+    for (const ValueId v : group_.values) {
+      const auto& info = g_.info[at(v)];
+      if (info.source == v && info.stored) store(v, get(v), info.map, v);
+    }
+    for (std::size_t i = 0; i < group_.fills.size(); ++i) {
+      const auto& [value, map] = group_.fills[i];
+      const int node = input(value, map, /*align_rank=*/rank(value));
+      store(value, node, map, group_.targets[i]);
+    }
+    name();
+    return std::move(kernel_);
+  }
+
+ private:
+  int rank(ValueId v) const { return g_.program.type(v).shape.rank; }
+  DType dtype(ValueId v) const { return g_.program.type(v).dtype; }
+
+  int push(KernelNode node) {
+    node.line = line_;
+    kernel_.nodes.push_back(node);
+    rounded_.push_back(false);
+    return static_cast<int>(kernel_.nodes.size()) - 1;
+  }
+
+  int map_node(std::uint16_t instr, RegType type, std::initializer_list<int> in) {
+    if (instr == kNoInstr) throw std::logic_error("fuse: no instruction for an operator of kernel");
+    KernelNode node{.kind = Kind::kMap, .type = type, .instr = instr};
+    std::size_t i = 0;
+    for (const int n : in) {
+      node.in[i++] = n;
+      node.axes = static_cast<AxisMask>(node.axes | kernel_.nodes[at(n)].axes);
+    }
+    return push(node);
+  }
+
+  void set(ValueId v, int node) {
+    if (dtype(v) == DType::kBFloat16 && g_.info[at(v)].stored) node = rounded(node);
+    defined_.emplace_back(v, node);
+  }
+  int get(ValueId v) const {
+    for (auto it = defined_.rbegin(); it != defined_.rend(); ++it) {
+      if (it->first == v) return it->second;
+    }
+    throw std::logic_error("fuse: value used before it is defined in its kernel");
+  }
+
+  // The float32 register of a bfloat16 value, rounded to bfloat16.
+  int rounded(int node) {
+    if (rounded_[at(node)]) return node;
+    for (std::size_t i = 0; i < kernel_.nodes.size(); ++i) {
+      if (kernel_.nodes[i].kind == Kind::kMap && kernel_.nodes[i].instr == opcodes().round_bf16 && kernel_.nodes[i].in[0] == node) return static_cast<int>(i);
+    }
+    const int result = map_node(opcodes().round_bf16, RegType::kF32, {node});
+    rounded_[at(result)] = true;
+    return result;
+  }
+
+  int operand(OperandRef ref) {
+    kernel_.operands.push_back(ref);
+    return static_cast<int>(kernel_.operands.size()) - 1;
+  }
+
+  static OperandRef reference(Role role, Storage storage, ValueId value) {
+    OperandRef ref{.role = role, .storage = storage, .value = value};
+    ref.dim.fill(-1);
+    return ref;
+  }
+
+  int load(ValueId v, const AxisMap& map) {
+    for (const auto& l : loads_) {
+      if (l.value == v && l.map.axis == map.axis) return l.node;
+    }
+    const Storage storage = storage_of(dtype(v));
+    OperandRef ref = reference(Role::kInput, storage, v);
+    KernelNode node{.kind = Kind::kLoad, .type = reg_of(dtype(v)), .instr = opcodes().load[static_cast<int>(storage)]};
+    for (int d = 0; d < rank(v); ++d) {
+      const int axis = map.axis[at(d)];
+      if (axis < 0) continue;
+      ref.dim[at(axis)] = static_cast<std::int8_t>(d);
+      node.axes = static_cast<AxisMask>(node.axes | (1U << axis));
+    }
+    node.operand = static_cast<std::int16_t>(operand(ref));
+    const int result = push(node);
+    rounded_[at(result)] = true;
+    loads_.push_back({v, map, result});
+    return result;
+  }
+
+  int constant(RegType type, std::uint64_t imm) {
+    for (std::size_t i = 0; i < kernel_.nodes.size(); ++i) {
+      const auto& n = kernel_.nodes[i];
+      if (n.kind == Kind::kConst && n.type == type && n.imm == imm) return static_cast<int>(i);
+    }
+    return push({.kind = Kind::kConst, .type = type, .instr = opcodes().constant[static_cast<int>(type)], .imm = imm});
+  }
+
+  int iota(SizeId start, SizeId step, int axis) {
+    OperandRef ref = reference(Role::kIota, Storage::kI64, -1);
+    ref.start = start;
+    ref.step = step;
+    ref.iota_axis = static_cast<std::int8_t>(axis);
+    KernelNode node{.kind = Kind::kIota, .type = RegType::kI64, .instr = opcodes().iota};
+    if (axis >= 0) node.axes = static_cast<AxisMask>(1U << axis);
+    node.operand = static_cast<std::int16_t>(operand(ref));
+    return push(node);
+  }
+
+  // A value made anew here; `map` is that of its dims.
+  int free_value(ValueId v, const AxisMap& map) {
+    const auto& info = g_.info[at(v)];
+    const ValueId source = info.source;
+    const int n = g_.program.values[at(source)].node;
+    if (n < 0) return load(source, AxisMap());  // a run-time scalar
+    const Node& node = g_.program.nodes[at(n)];
+    const RegType type = reg_of(dtype(source));
+    switch (node.op) {
+      case Op::full:
+        return literal(node.attrs[1], dtype(source));
+      case Op::scalar:
+        return literal(node.attrs[0], dtype(source));
+      case Op::size_value: {
+        for (const auto& s : sizes_) {
+          if (s.first == node.attrs[0].sizes[0]) return s.second;
+        }
+        OperandRef ref = reference(Role::kInput, Storage::kI64, -1);
+        ref.size = node.attrs[0].sizes[0];
+        const int result = push({.kind = Kind::kLoad, .type = type, .instr = opcodes().load[static_cast<int>(Storage::kI64)], .operand = static_cast<std::int16_t>(operand(ref))});
+        sizes_.emplace_back(ref.size, result);
+        return result;
+      }
+      case Op::iota:
+        return iota(node.attrs[1].sizes[0], node.attrs[2].sizes[0], info.free_dim < 0 ? -1 : map.axis[at(info.free_dim)]);
+      default: {  // arithmetic on such values
+        for (const auto& [value, result] : free_) {
+          if (value == source) return result;
+        }
+        const int result = elementwise(node);
+        free_.emplace_back(source, result);
+        return result;
+      }
+    }
+  }
+
+  int literal(const Attr& attr, DType dtype) {
+    const bool exact = attr.number_kind != Attr::NumberKind::kFloat;
+    switch (reg_of(dtype)) {
+      case RegType::kF32: {
+        const double number = exact ? static_cast<double>(attr.integer) : attr.number;
+        const int node = constant(RegType::kF32, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
+        return dtype == DType::kBFloat16 ? rounded(node) : node;
+      }
+      case RegType::kI32:
+        return constant(RegType::kI32, static_cast<std::uint32_t>(exact ? attr.integer : static_cast<std::int64_t>(attr.number)));
+      case RegType::kI64:
+        return constant(RegType::kI64, static_cast<std::uint64_t>(exact ? attr.integer : static_cast<std::int64_t>(attr.number)));
+      case RegType::kB8:
+        return constant(RegType::kB8, (exact ? attr.integer != 0 : attr.number != 0) ? 1 : 0);
+    }
+    return -1;
+  }
+
+  // Register of operand v of a node whose result's dims (of rank `out_rank`) run along `out`.
+  int input(ValueId v, const AxisMap& out, int out_rank) {
+    const auto& info = g_.info[at(v)];
+    if (info.where == Where::kKernel && info.unit == unit_) return get(info.source);
+    AxisMap map;
+    const Shape& shape = g_.program.type(v).shape;
+    for (int d = 0; d < shape.rank; ++d) {
+      if (!g_.program.sizes.is(shape[d], 1)) map.axis[at(d)] = out.axis[at(d + out_rank - shape.rank)];
+    }
+    if (info.where == Where::kFree) return free_value(v, map);
+    return load(v, map);
+  }
+
+  int cast(int node, DType from, DType to) {
+    if (from == to) return node;
+    if (from == DType::kBFloat16) node = rounded(node);
+    const RegType a = reg_of(from);
+    const RegType b = reg_of(to);
+    if (a != b) node = map_node(opcodes().cast[static_cast<int>(a)][static_cast<int>(b)], b, {node});
+    return to == DType::kBFloat16 ? rounded(node) : node;
+  }
+
+  int elementwise(const Node& node) {
+    const AxisMap& out = g_.info[at(node.out)].map;
+    const int out_rank = rank(node.out);
+    int in[3] = {-1, -1, -1};
+    for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = input(node.inputs[i], out, out_rank);
+    const DType from = dtype(node.inputs.back());
+    const DType to = dtype(node.out);
+    if (node.op == Op::cast) return cast(in[0], from, to);
+    const Rule rule = info(node.op).rule;
+    if (from == DType::kBFloat16 && (rule == Rule::kCompare || rule == Rule::kRoundUnary || rule == Rule::kPredicate)) {
+      for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = rounded(in[i]);
+    }
+    RegType family = reg_of(from);
+    std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+    if (instr == kNoInstr && family == RegType::kB8) {  // comparisons of bools and the like
+      for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = cast(in[i], DType::kBool, DType::kInt32);
+      family = RegType::kI32;
+      instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+      const RegType type = to == DType::kBool && rule == Rule::kCompare ? RegType::kB8 : RegType::kI32;
+      const int result = compute(instr, type, in, node.inputs.size());
+      return type == RegType::kI32 && to == DType::kBool ? cast(result, DType::kInt32, DType::kBool) : result;
+    }
+    return compute(instr, reg_of(to), in, node.inputs.size());
+  }
+
+  int compute(std::uint16_t instr, RegType type, const int (&in)[3], std::size_t n) {
+    if (n == 1) return map_node(instr, type, {in[0]});
+    if (n == 2) return map_node(instr, type, {in[0], in[1]});
+    return map_node(instr, type, {in[0], in[1], in[2]});
+  }
+
+  int reduce(int n, const Node& node) {
+    const ValueId v = node.inputs[0];
+    const AxisMap& map = g_.reduce_map[at(n)];
+    const bool arg = info(node.op).rule == Rule::kReduceIndex;
+    DType from = dtype(v);
+    int in = input(v, map, rank(v));
+    const DType to = dtype(node.out);
+    if (from == DType::kBFloat16 && arg) in = rounded(in);
+    if (!arg && reg_of(from) != reg_of(to)) {
+      in = cast(in, from, to);
+      from = to;
+    } else if (arg && from == DType::kBool) {
+      in = cast(in, from, DType::kInt32);
+      from = DType::kInt32;
+    }
+    const RegType family = reg_of(from);
+    const std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+    if (instr == kNoInstr) throw std::logic_error("fuse: no fold for " + std::string(info(node.op).name));
+    KernelNode fold{.kind = Kind::kFold, .type = arg ? RegType::kI64 : family, .instr = instr};
+    fold.axes = static_cast<AxisMask>(kernel_.nodes[at(in)].axes & ~kernel_.reduced);
+    fold.in[0] = in;
+    if (arg) {
+      const int axis = map.axis[at(static_cast<int>(node.attrs[0].ints[0]))];
+      fold.in[1] = iota(zero_, one_, axis);
+    }
+    return push(fold);
+  }
+
+  int gather(const Node& node) {
+    const ValueId x = node.inputs[0];
+    const ValueId index = node.inputs[1];
+    const int axis = static_cast<int>(node.attrs[0].ints[0]);
+    const AxisMap& out = g_.info[at(node.out)].map;
+    const int index_rank = rank(index);
+    AxisMap index_map;
+    OperandRef ref = reference(Role::kGather, storage_of(dtype(x)), x);
+    ref.gather_dim = static_cast<std::int8_t>(axis);
+    AxisMask axes = 0;
+    const auto run = [&](int dim, int out_dim) {
+      const int a = out.axis[at(out_dim)];
+      if (a < 0) return;
+      ref.dim[at(a)] = static_cast<std::int8_t>(dim);
+      axes = static_cast<AxisMask>(axes | (1U << a));
+    };
+    if (node.op == Op::take) {
+      for (int d = 0; d < axis; ++d) run(d, d);
+      for (int d = axis + 1; d < rank(x); ++d) run(d, d + index_rank - 1);
+      for (int d = 0; d < index_rank; ++d) index_map.axis[at(d)] = out.axis[at(axis + d)];
+    } else {
+      for (int d = 0; d < rank(x); ++d) {
+        if (d != axis) run(d, d);
+      }
+      index_map = out;
+    }
+    int i = g_.info[at(index)].where == Where::kFree ? free_value(index, index_map) : load(index, index_map);
+    i = cast(i, dtype(index), DType::kInt64);
+    KernelNode result{.kind = Kind::kGather, .type = reg_of(dtype(x)), .instr = opcodes().gather[static_cast<int>(ref.storage)]};
+    result.axes = static_cast<AxisMask>(axes | kernel_.nodes[at(i)].axes);
+    result.operand = static_cast<std::int16_t>(operand(ref));
+    result.in[0] = i;
+    const int r = push(result);
+    rounded_[at(r)] = true;
+    return r;
+  }
+
+  void store(ValueId like, int node, const AxisMap& map, ValueId target) {
+    const Storage storage = storage_of(dtype(like));
+    OperandRef ref = reference(Role::kOutput, storage, target);
+    KernelNode result{.kind = Kind::kStore, .type = reg_of(dtype(like)), .instr = opcodes().store[static_cast<int>(storage)]};
+    for (int d = 0; d < rank(like); ++d) {
+      const int axis = map.axis[at(d)];
+      if (axis < 0) continue;
+      ref.dim[at(axis)] = static_cast<std::int8_t>(d);
+      result.axes = static_cast<AxisMask>(result.axes | (1U << axis));
+    }
+    result.operand = static_cast<std::int16_t>(operand(ref));
+    result.in[0] = node;
+    push(result);
+  }
+
+  void name() {
+    std::vector<std::string_view> seen;
+    for (const int n : group_.nodes) {
+      const std::string_view op = info(g_.program.nodes[at(n)].op).name;
+      if (std::ranges::find(seen, op) == seen.end()) seen.push_back(op);
+    }
+    constexpr std::size_t kMaxNames = 4;
+    for (std::size_t i = 0; i < seen.size() && i < kMaxNames; ++i) {
+      kernel_.name += (i ? "_" : "") + std::string(seen[i]);
+    }
+    if (seen.empty()) kernel_.name = "copy";
+  }
+
+  struct LoadNode {
+    ValueId value;
+    AxisMap map;
+    int node;
+  };
+
+  Grouping& g_;
+  int unit_;
+  const Group& group_;
+  KernelGraph kernel_;
+  std::vector<bool> rounded_;
+  std::vector<std::pair<ValueId, int>> defined_;
+  std::vector<LoadNode> loads_;
+  std::vector<std::pair<SizeId, int>> sizes_;
+  std::vector<std::pair<ValueId, int>> free_;
+  SizeId zero_ = g_.program.sizes.constant(0);
+  SizeId one_ = g_.program.sizes.constant(1);
+  int line_ = -1;
+};
+
+}  // namespace
+
+KernelGraph build_kernel(Grouping& grouping, int unit) { return Builder(grouping, unit).build(); }
+
+KernelGraph copy_kernel(const Type& type) {
+  KernelGraph k;
+  k.name = "copy";
+  const Storage storage = storage_of(type.dtype);
+  OperandRef in{.role = Role::kInput, .storage = storage, .value = -1};
+  in.dim.fill(-1);
+  for (int d = 0; d < type.shape.rank; ++d) {
+    k.axes.push_back(type.shape[d]);
+    in.dim[at(d)] = static_cast<std::int8_t>(d);
+  }
+  OperandRef out = in;
+  out.role = Role::kOutput;
+  k.operands = {in, out};
+  const AxisMask all = all_axes(k);
+  const RegType reg = reg_of(type.dtype);
+  k.nodes.push_back({.kind = Kind::kLoad, .type = reg, .instr = opcodes().load[static_cast<int>(storage)], .axes = all, .operand = 0});
+  k.nodes.push_back({.kind = Kind::kStore, .type = reg, .instr = opcodes().store[static_cast<int>(storage)], .axes = all, .operand = 1, .in = {0, -1, -1}});
+  return k;
+}
+
+}  // namespace tilevm::fuse

@@ -1,0 +1,337 @@
+#include <algorithm>
+#include <bit>
+
+#include "host/errors.h"
+#include "host/executable.h"
+#include "host/frame.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+
+constexpr int kForever = INT32_MAX;
+
+bool is_call(const Node& node) { return kOps[static_cast<std::size_t>(node.op)].cls == OpClass::kCall; }
+
+}  // namespace
+
+// A value that is no view is a group; views belong to the group of what they look at.
+void set_groups(const Program& program, Options& options) {
+  const auto group = [&](ValueId value) {
+    for (;;) {
+      const std::int32_t node = program.values[static_cast<std::size_t>(value)].node;
+      if (node < 0) return value;
+      const Node& n = program.nodes[static_cast<std::size_t>(node)];
+      if (kOps[static_cast<std::size_t>(n.op)].cls != OpClass::kView) return value;
+      value = n.inputs[0];
+    }
+  };
+  for (const ValueId input : program.inputs) options.input_groups.push_back(input);
+  for (const ValueId output : program.outputs) options.output_groups.push_back(group(output));
+}
+
+Executable::Executable(fuse::Plan plan, const Options& options, Framework& framework)
+    : plan_(std::move(plan)), framework_(framework) {
+  kernels_.reserve(plan_.kernels.size());
+  for (fuse::KernelGraph& graph : plan_.kernels) {
+    most_operands_ = std::max(most_operands_, graph.operands.size());
+    kernels_.emplace_back(std::move(graph));
+  }
+  plan_.kernels.clear();
+  for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));
+  compile_steps();
+  compile_orders(options);
+  separate_outputs(options);
+  compile_memory();
+  compile_sizes(options);
+}
+
+Executable::~Executable() {
+  for (const Object constant : constants_) framework_.drop(constant);
+  delete spare_.load();
+}
+
+std::string Executable::input_name(const Options& options, std::size_t i) const {
+  if (i < options.input_names.size()) return "input '" + options.input_names[i] + "'";
+  return "input " + std::to_string(i);
+}
+
+Source Executable::source_of(ValueId value) {
+  const Program& program = plan_.program;
+  const Value& v = program.values[index(value)];
+  Source source;
+  source.value = value;
+  if (!v.type.weak) return source;
+  if (v.node < 0) {
+    source.kind = Source::Kind::kInput;
+    return source;
+  }
+  const Node& node = program.nodes[static_cast<std::size_t>(v.node)];
+  if (node.op == Op::size_value) {
+    source.kind = Source::Kind::kSize;
+    source.size = node.attrs[0].sizes[0];
+  } else if (node.op == Op::scalar) {
+    const Attr& attr = node.attrs[0];
+    source.kind = Source::Kind::kConstant;
+    source.constant = attr.number_kind == Attr::NumberKind::kInt    ? framework_.from_integer(attr.integer)
+                      : attr.number_kind == Attr::NumberKind::kBool ? framework_.from_boolean(attr.integer != 0)
+                                                                    : framework_.from_real(attr.number);
+    constants_.push_back(source.constant);
+  } else if (!is_call(node)) {
+    source.kind = Source::Kind::kNumber;
+    source.storage = number_storage_[index(value)];
+  }
+  return source;
+}
+
+// Resolves the plan's steps, and for each value the buffers it may lie in.
+void Executable::compile_steps() {
+  const Program& program = plan_.program;
+  roots_.resize(program.values.size());
+  number_storage_.resize(program.values.size(), bytecode::Storage::kI64);
+  for (const schedule::Kernel& kernel : kernels_) {
+    for (const fuse::OperandRef& operand : kernel.graph().operands) {
+      if (operand.role == bytecode::Role::kOutput && operand.value >= 0) {
+        number_storage_[index(operand.value)] = operand.storage;
+      }
+    }
+  }
+  for (const ValueId input : program.inputs) roots_[index(input)] = {input};
+  for (const fuse::Step& from : plan_.steps) {
+    HostStep& step = steps_.emplace_back();
+    step.kind = from.kind;
+    step.in = from.in;
+    step.out = from.out;
+    step.kernel = from.kernel;
+    step.axis = from.axis;
+    step.offset = from.offset;
+    if (from.out >= 0) {
+      // Of tensors that only call-outs understand, addresses count elements.
+      const DType dtype = program.type(from.out).dtype;
+      step.item_bytes = dtype == DType::kOpaque ? 1 : dtype_bytes(dtype);
+    }
+    switch (from.kind) {
+      case Kind::kAlloc: roots_[index(from.out)] = {from.out}; break;
+      case Kind::kView:
+        step.view = make_view(program, program.nodes[static_cast<std::size_t>(from.node)]);
+        roots_[index(from.out)] = roots_[index(from.in)];
+        break;
+      case Kind::kReshape: {
+        const Shape& shape = program.type(from.out).shape;
+        step.view.op = Op::reshape;
+        step.view.sizes.assign(shape.span().begin(), shape.span().end());
+        roots_[index(from.out)] = roots_[index(from.in)];
+        roots_[index(from.out)].push_back(from.out);
+        break;
+      }
+      case Kind::kSlice: roots_[index(from.out)] = roots_[index(from.in)]; break;
+      case Kind::kKernel: break;
+      case Kind::kCall: {
+        const Node& node = program.nodes[static_cast<std::size_t>(from.node)];
+        step.target = node.op == Op::matmul ? kMatmulTarget : node.attrs[0].ints[0];
+        step.out = node.out;
+        step.n_out = node.n_out;
+        for (const ValueId in : node.inputs) step.args.push_back(source_of(in));
+        for (int i = 0; i < node.n_out; ++i) {
+          roots_[index(node.out + i)] = {node.out + i};
+          step.names.push_back("result " + std::to_string(i) + " of the call-out at step " +
+                               std::to_string(steps_.size() - 1));
+        }
+        most_args_ = std::max({most_args_, node.inputs.size(), static_cast<std::size_t>(node.n_out)});
+        break;
+      }
+    }
+  }
+  for (const ValueId output : program.outputs) outputs_.push_back(source_of(output));
+}
+
+// The order of dims in memory that an output asks for, followed back through permutes.
+void Executable::compile_orders(const Options& options) {
+  const Program& program = plan_.program;
+  separate_order_.assign(outputs_.size(), -1);
+  std::vector<std::int32_t> order_of(program.values.size(), -1);
+  for (std::size_t o = 0; o < outputs_.size() && o < options.output_orders.size(); ++o) {
+    if (!options.output_orders[o] || outputs_[o].kind != Source::Kind::kTensor) continue;
+    std::vector<std::int32_t> order = *options.output_orders[o];
+    ValueId value = outputs_[o].value;
+    const auto rank = static_cast<std::size_t>(program.type(value).shape.rank);
+    std::vector<bool> seen(rank, false);
+    for (const std::int32_t d : order) {
+      if (d >= 0 && static_cast<std::size_t>(d) < rank) seen[static_cast<std::size_t>(d)] = true;
+    }
+    if (order.size() != rank || std::find(seen.begin(), seen.end(), false) != seen.end()) {
+      throw ShapeError("output_orders: output " + std::to_string(o) + " needs each of its " +
+                       std::to_string(rank) + " dims once");
+    }
+    if (std::is_sorted(order.begin(), order.end())) continue;
+    separate_order_[o] = static_cast<std::int32_t>(orders_.size());
+    orders_.push_back(order);
+    for (std::size_t i = steps_.size(); i-- > 0;) {
+      const HostStep& step = steps_[i];
+      if (step.out != value || step.kind != Kind::kView || step.view.op != Op::permute) continue;
+      for (std::int32_t& d : order) d = step.view.axes[static_cast<std::size_t>(d)];
+      value = step.in;
+    }
+    if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end())) continue;
+    order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
+    orders_.push_back(std::move(order));
+  }
+  for (HostStep& step : steps_) {
+    if (step.kind == Kind::kAlloc) step.order = order_of[index(step.out)];
+  }
+}
+
+void Executable::separate_outputs(const Options& options) {
+  separate_.assign(outputs_.size(), false);
+  if (options.output_groups.empty()) return;
+  constexpr std::int32_t kFree = -1;
+  std::vector<std::int32_t> group_of(plan_.program.values.size(), kFree);
+  for (std::size_t i = 0; i < n_inputs(); ++i) {
+    group_of[index(plan_.program.inputs[i])] = options.input_groups[i];
+  }
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    if (outputs_[o].kind != Source::Kind::kTensor) continue;
+    const std::int32_t group = options.output_groups[o];
+    const std::vector<ValueId>& roots = roots_[index(outputs_[o].value)];
+    for (const ValueId root : roots) {
+      const std::int32_t taken = group_of[index(root)];
+      if (taken != kFree && taken != group) separate_[o] = true;
+    }
+    if (separate_[o]) continue;
+    for (const ValueId root : roots) group_of[index(root)] = group;
+  }
+}
+
+// Who owns each buffer, how long it lives, and where it lies.
+void Executable::compile_memory() {
+  Program& program = plan_.program;
+  std::vector<int> last(program.values.size(), -1);
+  std::vector<bool> escapes(program.values.size(), false);
+  std::vector<int> last_tensor(program.values.size(), -1);  // step that takes the value as a tensor
+  const auto touch = [&](ValueId value, int step) {
+    for (const ValueId root : roots_[index(value)]) {
+      last[index(root)] = std::max(last[index(root)], step);
+    }
+  };
+  const auto escape = [&](const Source& source, int step) {
+    if (source.kind != Source::Kind::kTensor) {
+      if (source.kind == Source::Kind::kNumber) touch(source.value, step);
+      return;
+    }
+    touch(source.value, step);
+    last_tensor[index(source.value)] = step;
+    for (const ValueId root : roots_[index(source.value)]) escapes[index(root)] = true;
+  };
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const HostStep& step = steps_[i];
+    const int now = static_cast<int>(i);
+    if (step.in >= 0) touch(step.in, now);
+    if (step.kind == Kind::kCall) {
+      for (const Source& arg : step.args) escape(arg, now);
+      for (int r = 0; r < step.n_out; ++r) touch(step.out + r, now);
+    } else if (step.out >= 0) {
+      touch(step.out, now);
+    }
+    if (step.kind == Kind::kKernel) {
+      for (const fuse::OperandRef& operand : kernels_[static_cast<std::size_t>(step.kernel)].graph().operands) {
+        if (operand.value >= 0) touch(operand.value, now);
+      }
+    }
+  }
+  for (const Source& output : outputs_) escape(output, kForever);
+
+  for (HostStep& step : steps_) {
+    if (step.kind != Kind::kAlloc && step.kind != Kind::kReshape) continue;
+    step.owned = escapes[index(step.out)];
+    if (step.owned) holders_.push_back(step.out);
+  }
+  for (const HostStep& step : steps_) {
+    for (int r = 0; step.kind == Kind::kCall && r < step.n_out; ++r) holders_.push_back(step.out + r);
+  }
+  // Views made for call-outs and outputs hold tensors too.
+  for (std::size_t v = 0; v < program.values.size(); ++v) {
+    const auto value = static_cast<ValueId>(v);
+    if (last_tensor[v] < 0 || roots_[v].empty() || roots_[v].front() == value) continue;
+    if (std::find(holders_.begin(), holders_.end(), value) == holders_.end()) holders_.push_back(value);
+  }
+  for (const ValueId holder : holders_) {
+    const bool is_root = std::find(roots_[index(holder)].begin(), roots_[index(holder)].end(), holder) !=
+                         roots_[index(holder)].end();
+    const int until = std::max(is_root ? last[index(holder)] : -1, last_tensor[index(holder)]);
+    if (until >= 0 && until != kForever) steps_[static_cast<std::size_t>(until)].release.push_back(holder);
+  }
+
+  std::vector<Lifetime> lives;
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    const HostStep& step = steps_[i];
+    if ((step.kind != Kind::kAlloc && step.kind != Kind::kReshape) || step.owned) continue;
+    const SizeId elements = program.sizes.product(program.type(step.out).shape.span());
+    const SizeId bytes = program.sizes.mul(elements, program.sizes.constant(step.item_bytes));
+    lives.push_back({step.out, bytes, 0, static_cast<int>(i), last[index(step.out)]});
+  }
+  lifetimes_ = std::move(lives);
+}
+
+// Sizes that anything needs, in stages; then the arena, which needs to know the stages.
+void Executable::compile_sizes(const Options& options) {
+  Program& program = plan_.program;
+  std::vector<Arrival> arrivals;
+  for (std::size_t i = 0; i < n_inputs(); ++i) {
+    if (!program.type(program.inputs[i]).weak) arrivals.push_back({program.inputs[i], names_[i]});
+  }
+  std::vector<IntSymbol> ints;
+  for (const auto& [input, symbol] : options.int_symbols) {
+    const auto i = static_cast<std::size_t>(input);
+    if (input < 0 || i >= n_inputs()) {
+      throw ShapeError("int_symbols: there is no input " + std::to_string(input));
+    }
+    const Type& type = program.type(program.inputs[i]);
+    if (!type.weak || type.dtype != DType::kInt64) {
+      throw ShapeError("int_symbols: " + names_[i] + " is not a Python int");
+    }
+    ints.push_back({program.inputs[i], program.sizes.symbol(symbol), names_[i]});
+  }
+  sizes_.add_stage(program, arrivals, ints);
+  for (HostStep& step : steps_) {
+    if (step.kind != Kind::kCall) continue;
+    arrivals.clear();
+    for (int r = 0; r < step.n_out; ++r) {
+      const Type& type = program.type(step.out + r);
+      if (type.weak || type.shape.rank == 0) continue;
+      arrivals.push_back({step.out + r, step.names[static_cast<std::size_t>(r)]});
+    }
+    if (!arrivals.empty()) step.stage = sizes_.add_stage(program, arrivals);
+  }
+
+  std::vector<SizeId> wanted;
+  const auto want = [&](SizeId size) {
+    if (size != shape::kNoSize) wanted.push_back(size);
+  };
+  const auto want_source = [&](const Source& source) {
+    if (source.kind == Source::Kind::kSize) want(source.size);
+  };
+  for (const HostStep& step : steps_) {
+    for (const SizeId size : step.view.sizes) want(size);
+    want(step.offset);
+    for (const Source& arg : step.args) want_source(arg);
+    if (step.out < 0 || step.kind == Kind::kCall) continue;
+    for (const SizeId size : program.type(step.out).shape.span()) want(size);
+  }
+  for (const Source& output : outputs_) want_source(output);
+  for (const schedule::Kernel& kernel : kernels_) {
+    for (const SizeId size : kernel.graph().axes) want(size);
+    for (const fuse::OperandRef& operand : kernel.graph().operands) {
+      want(operand.size);
+      want(operand.start);
+      want(operand.step);
+    }
+  }
+  for (const Lifetime& life : lifetimes_) want(life.bytes);
+  sizes_.compile(program, wanted);
+  for (Lifetime& life : lifetimes_) life.stage = sizes_.stage_of(life.bytes);
+  arena_ = plan_arena(program.sizes, lifetimes_, program.values.size());
+  lifetimes_.clear();
+}
+
+}  // namespace tilevm::host

@@ -1,0 +1,146 @@
+// The host program: everything one call of a compiled graph does, as one native call.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fuse/plan.h"
+#include "host/arena.h"
+#include "host/framework.h"
+#include "host/memory.h"
+#include "host/sizes.h"
+#include "host/views.h"
+#include "schedule/kernel.h"
+
+namespace tilevm::host {
+
+struct Options {
+  std::vector<std::string> input_names;  // empty: "input 0", ...
+  std::vector<std::pair<int, std::string>> int_symbols;  // input index, symbol it binds
+  // Per output the dims from outermost to innermost in memory; nullopt (or too few): row-major.
+  std::vector<std::optional<std::vector<std::int32_t>>> output_orders;
+  // What owned the memory before lowering: outputs of different groups must not share memory with
+  // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
+  std::vector<std::int32_t> input_groups, output_groups;
+};
+
+// Groups of a program as it was written. Fills the last two fields of `options`.
+void set_groups(const Program& program, Options& options);
+
+// Where an argument of a call-out, or an output, comes from.
+struct Source {
+  enum class Kind : std::uint8_t {
+    kTensor,
+    kInput,     // a Python number, passed on
+    kSize,      // a size as a Python int
+    kConstant,  // a Python number made when compiling
+    kNumber     // a number that a kernel computed
+  };
+  Kind kind = Kind::kTensor;
+  ValueId value = -1;
+  SizeId size = shape::kNoSize;
+  Object constant = nullptr;
+  bytecode::Storage storage = bytecode::Storage::kI64;  // kNumber
+};
+
+// A step of the plan with everything static resolved.
+struct HostStep {
+  fuse::Step::Kind kind;
+  ValueId in = -1, out = -1;
+  std::int32_t kernel = -1;
+  std::int32_t axis = -1;
+  SizeId offset = shape::kNoSize;
+  int item_bytes = 0;
+  bool owned = false;            // kAlloc, kReshape: the framework owns the buffer
+  std::int32_t order = -1;       // kAlloc: index of orders, -1: row-major
+  View view;                     // kView, kReshape
+  std::int64_t target = 0;       // kCall
+  std::vector<Source> args;      // kCall
+  std::int32_t n_out = 0;        // kCall
+  std::vector<std::string> names;  // kCall: of results, for errors
+  int stage = -1;                // kCall: the stage of sizes that its results complete
+  std::vector<ValueId> release;  // values whose tensors nobody needs after this step
+};
+
+class Executable {
+ public:
+  // Throws ShapeError if a size cannot be known from the inputs. Borrows `framework`.
+  Executable(fuse::Plan plan, const Options& options, Framework& framework);
+  ~Executable();
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+
+  // Runs once. Borrows `inputs`; fills `outputs` with new references, or throws and fills none.
+  // Any number of threads may be in here at the same time, and call-outs may call it again.
+  void run(std::span<const Object> inputs, std::span<Object> outputs);
+
+  std::size_t n_inputs() const { return plan_.program.inputs.size(); }
+  std::size_t n_outputs() const { return plan_.program.outputs.size(); }
+  const fuse::Plan& plan() const { return plan_; }  // kernels are in kernels()
+  const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
+  const std::vector<HostStep>& steps() const { return steps_; }
+  const ArenaPlan& arena() const { return arena_; }
+
+ private:
+  struct Frame;
+  class Running;
+
+  void compile_inputs(const Options& options);
+  void compile_steps();
+  void compile_memory();
+  void compile_orders(const Options& options);
+  void separate_outputs(const Options& options);
+  void compile_sizes(const Options& options);
+  Source source_of(ValueId value);
+  std::string input_name(const Options& options, std::size_t i) const;
+  std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
+
+  std::unique_ptr<Frame> take_frame();
+  void give_frame(std::unique_ptr<Frame> frame) noexcept;
+
+  void read_inputs(Frame& frame, std::span<const Object> inputs) const;
+  void run_stage(Frame& frame, int stage) const;
+  void allocate(Frame& frame, const HostStep& step) const;
+  void reshape(Frame& frame, const HostStep& step);
+  void run_kernel(Frame& frame, int kernel, const Record* first, const Record* second);
+  void call(Frame& frame, const HostStep& step) const;
+  Object tensor(Frame& frame, ValueId value) const;
+  Object number(const Frame& frame, const Source& source) const;
+  Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;
+  Object fresh_copy(Frame& frame, std::size_t output) const;
+  [[noreturn]] void fail(exec::Status status, int kernel) const;
+
+  fuse::Plan plan_;
+  Framework& framework_;
+  std::vector<schedule::Kernel> kernels_;
+  std::vector<HostStep> steps_;
+  SizeProgram sizes_;
+  std::vector<Lifetime> lifetimes_;               // only while compiling
+  ArenaPlan arena_;
+  std::vector<std::string> names_;                // of inputs
+  std::vector<std::vector<std::int32_t>> orders_;
+  std::vector<Source> outputs_;
+  std::vector<bool> separate_;                    // by output: hand out a copy
+  std::vector<std::int32_t> separate_order_;      // its order of dims, -1: row-major
+  std::vector<std::vector<ValueId>> roots_;       // by value: whose memory it may lie in
+  std::vector<bytecode::Storage> number_storage_; // by value: how kernels store weak values
+  std::vector<ValueId> holders_;                  // values that may hold a tensor of the frame's
+  std::vector<Object> constants_;                 // owned
+  std::size_t most_operands_ = 0;
+  std::size_t most_args_ = 0;
+
+  std::atomic<Frame*> spare_{nullptr};
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Frame>> frames_;
+};
+
+// Kernels run since the process began or the counter was reset.
+std::int64_t launches() noexcept;
+void reset_launches() noexcept;
+
+}  // namespace tilevm::host

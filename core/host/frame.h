@@ -1,0 +1,26 @@
+// Everything that one running call of an executable writes. Frames are kept for later calls, so
+// that a call allocates nothing but its outputs.
+#pragma once
+
+#include <vector>
+
+#include "host/executable.h"
+
+namespace tilevm::host {
+
+struct Executable::Frame {
+  std::vector<std::int64_t> regs;     // size program
+  std::vector<Record> records;        // by value
+  std::vector<Object> tensors;        // by value; inputs are borrowed, holders_ owned
+  std::vector<std::int64_t> numbers;  // by value: weak inputs as float64, int64 or bool
+  std::vector<schedule::OperandView> operands;
+  std::vector<Object> args;           // of a call-out, then its results
+  std::vector<std::byte*> slots;      // of the arena
+  std::vector<Block> blocks;          // by stage: memory of its slots
+
+  ~Frame() {
+    for (const Block& block : blocks) release(block);
+  }
+};
+
+}  // namespace tilevm::host

@@ -1,0 +1,53 @@
+// What the host needs of the framework whose tensors come in and go out. The bindings implement it
+// for PyTorch and NumPy.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "host/record.h"
+
+namespace tilevm::host {
+
+using Object = void*;  // a counted reference of the framework's (a PyObject)
+
+inline constexpr std::int64_t kMatmulTarget = -1;
+
+class Framework {
+ public:
+  virtual ~Framework() = default;
+
+  // Memory of a tensor of `type`, borrowed. Throws DTypeError, ShapeError (rank), DeviceError,
+  // GradError or TypeError, naming `name`. A tensor of kOpaque may have no address.
+  virtual void describe(Object tensor, const Type& type, const std::string& name,
+                        Record& out) = 0;
+  // A new tensor with the sizes and strides of `out`, which are dense in some order of the dims;
+  // sets out.data. Throws MemoryError.
+  virtual Object empty(DType dtype, std::int64_t elements, Record& out) = 0;
+  // A new tensor over memory of `owner`, whose record is `whole`.
+  virtual Object view(Object owner, const Record& whole, DType dtype, const Record& part) = 0;
+  virtual bool negative_strides() const = 0;
+
+  // Python numbers. The readers throw TypeError; `name` is for the message.
+  virtual std::int64_t integer(Object number, const std::string& name) = 0;
+  virtual double real(Object number, const std::string& name) = 0;
+  virtual bool boolean(Object number, const std::string& name) = 0;
+  virtual Object from_integer(std::int64_t value) = 0;
+  virtual Object from_real(double value) = 0;
+  virtual Object from_boolean(bool value) = 0;
+
+  // Calls call-out `target`; fills `results` with new references. Throws.
+  virtual void call(std::int64_t target, std::span<const Object> args,
+                    std::span<Object> results) = 0;
+
+  virtual Object retain(Object object) noexcept = 0;
+  virtual void drop(Object object) noexcept = 0;
+
+  // Lets other Python threads run during a long kernel.
+  virtual void unlock() noexcept = 0;
+  virtual void lock() noexcept = 0;
+  virtual int threads() noexcept = 0;
+};
+
+}  // namespace tilevm::host

@@ -1,0 +1,51 @@
+// The memory of one value while a program runs.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "program/program.h"
+
+namespace tilevm::host {
+
+struct Geometry {
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> sizes{};
+  std::array<std::int64_t, kMaxRank> strides{};  // elements; may be 0 or negative
+
+  std::int64_t size(int dim) const { return sizes[static_cast<std::size_t>(dim)]; }
+  std::int64_t stride(int dim) const { return strides[static_cast<std::size_t>(dim)]; }
+  std::int64_t& size(int dim) { return sizes[static_cast<std::size_t>(dim)]; }
+  std::int64_t& stride(int dim) { return strides[static_cast<std::size_t>(dim)]; }
+
+  bool empty() const {
+    for (int d = 0; d < rank; ++d) {
+      if (size(d) == 0) return true;
+    }
+    return false;
+  }
+  // Only for sizes whose product was proven to fit.
+  std::int64_t elements() const {
+    std::int64_t product = 1;
+    for (int d = 0; d < rank; ++d) product *= size(d);
+    return product;
+  }
+};
+
+// `root` is the value whose framework tensor owns the memory; -1: the arena or a slot of the call.
+struct Record : Geometry {
+  std::byte* data = nullptr;
+  ValueId root = -1;
+};
+
+// Row-major strides, as PyTorch's: a size of 0 counts as 1.
+inline void set_dense_strides(Geometry& g) {
+  std::int64_t next = 1;
+  for (int d = g.rank - 1; d >= 0; --d) {
+    g.stride(d) = next;
+    next *= g.size(d) > 1 ? g.size(d) : 1;
+  }
+}
+
+}  // namespace tilevm::host

@@ -1,0 +1,455 @@
+#include <bit>
+#include <cstring>
+
+#include "host/errors.h"
+#include "host/executable.h"
+#include "host/frame.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+
+// Below this many bytes read and written, a kernel runs on one thread.
+constexpr double kInlineBytes = 256 << 10;
+// Above this many, other Python threads may run meanwhile: about 50 us.
+constexpr double kUnlockBytes = 1 << 20;
+// Arenas up to this size stay with their frame between calls.
+constexpr std::size_t kKeepBytes = 64 << 10;
+
+std::atomic<std::int64_t> launch_count{0};
+
+std::size_t at(SizeId id) { return static_cast<std::size_t>(id); }
+
+bool makes_object(const Source& source) {
+  return source.kind == Source::Kind::kSize || source.kind == Source::Kind::kNumber;
+}
+
+// Elements of a buffer; throws where a size is negative or the bytes do not fit in 63 bits.
+std::int64_t checked_elements(const Geometry& g, int item_bytes) {
+  std::int64_t bytes = item_bytes;
+  for (int d = 0; d < g.rank; ++d) {
+    if (g.size(d) < 0) throw ShapeError("a size is negative: " + std::to_string(g.size(d)));
+  }
+  if (g.empty()) return 0;
+  for (int d = 0; d < g.rank; ++d) {
+    if (__builtin_mul_overflow(bytes, g.size(d), &bytes)) throw MemoryError("a tensor is too large");
+  }
+  return item_bytes > 0 ? bytes / item_bytes : 0;
+}
+
+}  // namespace
+
+std::int64_t launches() noexcept { return launch_count.load(std::memory_order_relaxed); }
+void reset_launches() noexcept { launch_count.store(0, std::memory_order_relaxed); }
+
+// Owns a frame during a call; drops the tensors that are left in it.
+class Executable::Running {
+ public:
+  explicit Running(Executable& exe) : exe_(exe), frame_(exe.take_frame()) {}
+  ~Running() {
+    for (const ValueId holder : exe_.holders_) {
+      Object& tensor = frame_->tensors[exe_.index(holder)];
+      if (tensor != nullptr) exe_.framework_.drop(std::exchange(tensor, nullptr));
+    }
+    exe_.give_frame(std::move(frame_));
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+  Frame& frame() { return *frame_; }
+
+ private:
+  Executable& exe_;
+  std::unique_ptr<Frame> frame_;
+};
+
+std::unique_ptr<Executable::Frame> Executable::take_frame() {
+  std::unique_ptr<Frame> frame(spare_.exchange(nullptr, std::memory_order_acquire));
+  if (frame) return frame;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!frames_.empty()) {
+      frame = std::move(frames_.back());
+      frames_.pop_back();
+      return frame;
+    }
+  }
+  frame = std::make_unique<Frame>();
+  const std::size_t n_values = plan_.program.values.size();
+  frame->regs.assign(sizes_.initial().begin(), sizes_.initial().end());
+  frame->records.resize(n_values);
+  frame->tensors.assign(n_values, nullptr);
+  frame->numbers.resize(n_values);
+  frame->operands.resize(most_operands_);
+  frame->args.resize(2 * most_args_);
+  frame->slots.resize(arena_.slots.size());
+  frame->blocks.resize(static_cast<std::size_t>(sizes_.stages()));
+  return frame;
+}
+
+void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
+  for (Block& block : frame->blocks) {
+    if (block.bytes > kKeepBytes) release(std::exchange(block, {}));
+  }
+  frame.reset(spare_.exchange(frame.release(), std::memory_order_acq_rel));
+  if (!frame) return;
+  const std::lock_guard lock(mutex_);
+  frames_.push_back(std::move(frame));
+}
+
+void Executable::run(std::span<const Object> inputs, std::span<Object> outputs) {
+  Running running(*this);
+  Frame& frame = running.frame();
+  read_inputs(frame, inputs);
+  run_stage(frame, 0);
+  for (const HostStep& step : steps_) {
+    switch (step.kind) {
+      case Kind::kAlloc: allocate(frame, step); break;
+      case Kind::kView:
+        apply(step.view, frame.regs, frame.records[index(step.in)], step.item_bytes,
+              frame.records[index(step.out)]);
+        break;
+      case Kind::kReshape: reshape(frame, step); break;
+      case Kind::kSlice: {
+        const Shape& shape = plan_.program.type(step.out).shape;
+        narrow(frame.records[index(step.in)], step.axis, frame.regs[at(step.offset)],
+               frame.regs[at(shape[step.axis])], step.item_bytes, frame.records[index(step.out)]);
+        break;
+      }
+      case Kind::kKernel: run_kernel(frame, step.kernel, nullptr, nullptr); break;
+      case Kind::kCall: call(frame, step); break;
+    }
+    for (const ValueId value : step.release) {
+      Object& held = frame.tensors[index(value)];
+      if (held != nullptr) framework_.drop(std::exchange(held, nullptr));
+    }
+  }
+  std::size_t done = 0;
+  try {
+    for (; done < outputs_.size(); ++done) {
+      const Source& output = outputs_[done];
+      if (output.kind == Source::Kind::kTensor) {
+        outputs[done] = separate_[done] ? fresh_copy(frame, done)
+                                        : framework_.retain(tensor(frame, output.value));
+      } else {
+        const Object object = number(frame, output);
+        outputs[done] = makes_object(output) ? object : framework_.retain(object);
+      }
+    }
+  } catch (...) {
+    while (done > 0) framework_.drop(outputs[--done]);
+    throw;
+  }
+}
+
+void Executable::read_inputs(Frame& frame, std::span<const Object> inputs) const {
+  const Program& program = plan_.program;
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    const ValueId value = program.inputs[i];
+    const Type& type = program.type(value);
+    Record& record = frame.records[index(value)];
+    frame.tensors[index(value)] = inputs[i];
+    if (!type.weak) {
+      record.root = value;
+      framework_.describe(inputs[i], type, names_[i], record);
+      continue;
+    }
+    std::int64_t& slot = frame.numbers[index(value)];
+    record.root = -1;
+    record.rank = 0;
+    record.data = reinterpret_cast<std::byte*>(&slot);
+    if (type.dtype == DType::kBool) {
+      slot = 0;
+      *record.data = std::byte{framework_.boolean(inputs[i], names_[i])};
+    } else if (type.dtype == DType::kInt64) {
+      slot = framework_.integer(inputs[i], names_[i]);
+    } else {
+      slot = std::bit_cast<std::int64_t>(framework_.real(inputs[i], names_[i]));
+    }
+  }
+}
+
+// Sizes of a stage, then memory for the buffers whose sizes it completes.
+void Executable::run_stage(Frame& frame, int stage) const {
+  sizes_.run(stage, plan_.program.sizes, frame.records, frame.numbers, frame.regs);
+  if (arena_.slots.empty()) return;
+  std::int64_t total = 0;
+  for (const Slot& slot : arena_.slots) {
+    if (slot.stage != stage) continue;
+    std::int64_t bytes = 0;
+    for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
+    const auto mask = static_cast<std::int64_t>(kAlignment) - 1;
+    if (__builtin_add_overflow(bytes, mask, &bytes) ||
+        __builtin_add_overflow(total, bytes & ~mask, &total)) {
+      throw MemoryError("intermediate buffers are too large");
+    }
+  }
+  Block& block = frame.blocks[static_cast<std::size_t>(stage)];
+  if (static_cast<std::int64_t>(block.bytes) < total) {
+    release(std::exchange(block, {}));
+    block = acquire(static_cast<std::size_t>(total));
+    if (block.data == nullptr) {
+      throw MemoryError("no memory for " + std::to_string(total) + " bytes of intermediate buffers");
+    }
+  }
+  std::byte* next = block.data;
+  for (std::size_t s = 0; s < arena_.slots.size(); ++s) {
+    const Slot& slot = arena_.slots[s];
+    if (slot.stage != stage) continue;
+    frame.slots[s] = next;
+    std::int64_t bytes = 0;
+    for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
+    next += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+  }
+}
+
+void Executable::allocate(Frame& frame, const HostStep& step) const {
+  const Type& type = plan_.program.type(step.out);
+  Record& record = frame.records[index(step.out)];
+  record.rank = type.shape.rank;
+  for (int d = 0; d < record.rank; ++d) record.size(d) = frame.regs[at(type.shape[d])];
+  const std::int64_t elements = checked_elements(record, step.item_bytes);
+  if (step.order >= 0) {
+    set_strides_in_order(record, orders_[static_cast<std::size_t>(step.order)]);
+  } else {
+    set_dense_strides(record);
+  }
+  if (step.owned) {
+    record.root = step.out;
+    Object& held = frame.tensors[index(step.out)];
+    held = framework_.empty(type.dtype, elements, record);
+    return;
+  }
+  const Slot& slot = arena_.slots[static_cast<std::size_t>(arena_.slot_of[index(step.out)])];
+  std::int64_t room = 0;
+  for (const SizeId size : slot.bytes) room = std::max(room, frame.regs[at(size)]);
+  if (elements * step.item_bytes > room) throw InternalError("a buffer is larger than planned");
+  record.root = -1;
+  record.data = frame.slots[static_cast<std::size_t>(arena_.slot_of[index(step.out)])];
+}
+
+void Executable::reshape(Frame& frame, const HostStep& step) {
+  const Record& in = frame.records[index(step.in)];
+  Record& out = frame.records[index(step.out)];
+  out.rank = static_cast<int>(step.view.sizes.size());
+  for (int d = 0; d < out.rank; ++d) {
+    out.size(d) = frame.regs[at(step.view.sizes[static_cast<std::size_t>(d)])];
+  }
+  if (reshape_strides(in, out)) {
+    out.data = in.data;
+    out.root = in.root;
+    return;
+  }
+  allocate(frame, step);
+  if (out.elements() != in.elements()) throw ShapeError("reshape: other number of elements");
+  Record dense = in;  // the new buffer, seen with the sizes of `in`
+  set_dense_strides(dense);
+  dense.data = out.data;
+  dense.root = out.root;
+  if (step.kernel < 0) {
+    copy(in, dense, step.item_bytes);
+  } else {
+    run_kernel(frame, step.kernel, &in, &dense);
+  }
+}
+
+// Runs a kernel on the records of its operands' values, or on two that are given.
+void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const Record* second) {
+  schedule::Kernel& k = kernels_[static_cast<std::size_t>(kernel)];
+  const fuse::KernelGraph& graph = k.graph();
+  const std::size_t n_axes = graph.axes.size();
+  std::array<std::int64_t, fuse::kMaxAxes> extents{};
+  for (std::size_t a = 0; a < n_axes; ++a) extents[a] = frame.regs[at(graph.axes[a])];
+  double bytes = 0;
+  for (std::size_t o = 0; o < graph.operands.size(); ++o) {
+    const fuse::OperandRef& ref = graph.operands[o];
+    schedule::OperandView& view = frame.operands[o];
+    view = {};
+    if (ref.role == bytecode::Role::kIota) {
+      if (ref.start != shape::kNoSize) view.start = frame.regs[at(ref.start)];
+      if (ref.iota_axis >= 0) {
+        const std::int64_t step = ref.step == shape::kNoSize ? 1 : frame.regs[at(ref.step)];
+        view.stride[static_cast<std::size_t>(ref.iota_axis)] = step;
+      }
+      continue;
+    }
+    if (ref.value < 0) {
+      if (ref.size == shape::kNoSize) continue;  // scratch
+      view.base = reinterpret_cast<std::byte*>(&frame.regs[at(ref.size)]);
+      continue;
+    }
+    const Record& record = first != nullptr ? (o == 0 ? *first : *second)
+                                            : frame.records[index(ref.value)];
+    const std::int64_t item = bytecode::storage_bytes(ref.storage);
+    view.base = record.data;
+    double touched = static_cast<double>(item);
+    for (std::size_t a = 0; a < n_axes; ++a) {
+      const int dim = ref.dim[a];
+      if (dim < 0) continue;
+      const std::int64_t size = record.size(dim);
+      if (size == extents[a]) {
+        view.stride[a] = record.stride(dim) * item;
+        touched *= static_cast<double>(size);
+      } else if (size != 1 || ref.role == bytecode::Role::kOutput) {
+        throw InternalError("kernel " + graph.name + ": operand " + std::to_string(o) +
+                            " has size " + std::to_string(size) + " along an axis of " +
+                            std::to_string(extents[a]));
+      }
+    }
+    if (ref.gather_dim >= 0) {
+      view.gather_stride = record.stride(ref.gather_dim) * item;
+      view.gather_size = record.size(ref.gather_dim);
+    }
+    bytes += touched;
+  }
+  const int threads = bytes < kInlineBytes ? 1 : framework_.threads();
+  const std::span<const std::int64_t> axes(extents.data(), n_axes);
+  const std::span<const schedule::OperandView> views(frame.operands.data(), graph.operands.size());
+  exec::Status status;
+  if (bytes > kUnlockBytes) {
+    framework_.unlock();
+    status = k.run(axes, views, threads);
+    framework_.lock();
+  } else {
+    status = k.run(axes, views, threads);
+  }
+  launch_count.fetch_add(1, std::memory_order_relaxed);
+  if (status != exec::Status::kOk) fail(status, kernel);
+}
+
+void Executable::fail(exec::Status status, int kernel) const {
+  const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
+  std::string where;
+  for (const fuse::KernelNode& node : graph.nodes) {
+    if (status != exec::Status::kIndexOutOfRange || node.kind != fuse::KernelNode::Kind::kGather) continue;
+    if (node.line < 0 || static_cast<std::size_t>(node.line) >= plan_.program.lines.size()) continue;
+    const std::string& line = plan_.program.lines[static_cast<std::size_t>(node.line)];
+    if (where.find(line) == std::string::npos) where += (where.empty() ? "" : " or ") + line;
+  }
+  switch (status) {
+    case exec::Status::kIndexOutOfRange:
+      throw IndexError((where.empty() ? "" : where + ": ") + "index out of range in self");
+    case exec::Status::kDivisionByZero: throw DivisionError("ZeroDivisionError");
+    case exec::Status::kNoMemory: throw MemoryError("kernel " + graph.name + ": no working memory");
+    case exec::Status::kOk: break;
+  }
+  throw InternalError("kernel " + graph.name + ": unknown status");
+}
+
+// The framework's tensor for a value: the one that owns its memory, or a view of that one.
+Object Executable::tensor(Frame& frame, ValueId value) const {
+  Object& held = frame.tensors[index(value)];
+  if (held != nullptr) return held;
+  const Record& record = frame.records[index(value)];
+  if (record.root < 0) throw InternalError("a value of the arena leaves the program");
+  const DType dtype = plan_.program.type(value).dtype;
+  bool negative = false;
+  for (int d = 0; d < record.rank; ++d) negative |= record.stride(d) < 0;
+  if (negative && !framework_.negative_strides()) {
+    held = copied(record, dtype, {});
+    return held;
+  }
+  const Object owner = frame.tensors[index(record.root)];
+  held = framework_.view(owner, frame.records[index(record.root)], dtype, record);
+  return held;
+}
+
+// A new tensor with the elements of `record`, its dims in `order` or row-major.
+Object Executable::copied(const Record& record, DType dtype,
+                          std::span<const std::int32_t> order) const {
+  const int item = dtype_bytes(dtype);
+  if (item == 0) throw DTypeError("a tensor of a dtype that kernels do not know must be copied");
+  Record fresh = record;
+  if (order.empty()) {
+    set_dense_strides(fresh);
+  } else {
+    set_strides_in_order(fresh, order);
+  }
+  const Object made = framework_.empty(dtype, checked_elements(fresh, item), fresh);
+  copy(record, fresh, item);
+  return made;
+}
+
+// An output whose memory is also another's, though in the program it was a tensor of its own.
+Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
+  const ValueId value = outputs_[output].value;
+  const std::int32_t order = separate_order_[output];
+  return copied(frame.records[index(value)], plan_.program.type(value).dtype,
+                order < 0 ? std::span<const std::int32_t>()
+                          : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]));
+}
+
+// A Python number: a new reference if makes_object(source), else borrowed.
+Object Executable::number(const Frame& frame, const Source& source) const {
+  const Record& record = frame.records[index(source.value)];
+  switch (source.kind) {
+    case Source::Kind::kInput: return frame.tensors[index(source.value)];
+    case Source::Kind::kConstant: return source.constant;
+    case Source::Kind::kSize: return framework_.from_integer(frame.regs[at(source.size)]);
+    default: break;
+  }
+  const auto read = [&]<typename T>(T x) {
+    std::memcpy(&x, record.data, sizeof(T));
+    return x;
+  };
+  switch (source.storage) {
+    case bytecode::Storage::kF32: return framework_.from_real(read(float{}));
+    case bytecode::Storage::kF64: return framework_.from_real(read(double{}));
+    case bytecode::Storage::kI32: return framework_.from_integer(read(std::int32_t{}));
+    case bytecode::Storage::kI64: return framework_.from_integer(read(std::int64_t{}));
+    case bytecode::Storage::kB8: return framework_.from_boolean(read(std::uint8_t{}) != 0);
+    case bytecode::Storage::kBF16: {
+      const auto bits = static_cast<std::uint32_t>(read(std::uint16_t{})) << 16;
+      return framework_.from_real(std::bit_cast<float>(bits));
+    }
+  }
+  throw InternalError("unknown storage of a number");
+}
+
+void Executable::call(Frame& frame, const HostStep& step) const {
+  const std::span<Object> args(frame.args.data(), step.args.size());
+  const std::span<Object> results(frame.args.data() + most_args_,
+                                  static_cast<std::size_t>(step.n_out));
+  std::size_t n = 0;
+  const auto drop_made = [&] {
+    for (std::size_t i = 0; i < n; ++i) {
+      if (makes_object(step.args[i])) framework_.drop(args[i]);
+    }
+  };
+  try {
+    for (; n < args.size(); ++n) {
+      const Source& arg = step.args[n];
+      args[n] = arg.kind == Source::Kind::kTensor ? tensor(frame, arg.value) : number(frame, arg);
+    }
+    framework_.call(step.target, args, results);
+  } catch (...) {
+    drop_made();
+    throw;
+  }
+  drop_made();
+  for (int r = 0; r < step.n_out; ++r) {
+    frame.tensors[index(step.out + r)] = results[static_cast<std::size_t>(r)];
+  }
+  for (int r = 0; r < step.n_out; ++r) {
+    const ValueId value = step.out + r;
+    const Type& type = plan_.program.type(value);
+    Record& record = frame.records[index(value)];
+    const Object object = frame.tensors[index(value)];
+    record.root = value;
+    const std::string& name = step.names[static_cast<std::size_t>(r)];
+    if (!type.weak) {
+      framework_.describe(object, type, name, record);
+      continue;
+    }
+    std::int64_t& slot = frame.numbers[index(value)];
+    record.rank = 0;
+    record.root = -1;
+    record.data = reinterpret_cast<std::byte*>(&slot);
+    slot = type.dtype == DType::kBool    ? framework_.boolean(object, name)
+           : type.dtype == DType::kInt64 ? framework_.integer(object, name)
+                                         : std::bit_cast<std::int64_t>(framework_.real(object, name));
+  }
+  if (step.stage >= 0) run_stage(frame, step.stage);
+}
+
+}  // namespace tilevm::host

@@ -1,0 +1,591 @@
+// lower(): composites become their parts, implicit conversions become casts, equal nodes one node.
+//
+// Values of the source ("high") map to values of the result, except Python numbers and sizes: those
+// stay numbers until an operator needs them in a dtype.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <initializer_list>
+
+#include "program/program.h"
+
+namespace tilevm {
+
+namespace {
+
+using NumberKind = Attr::NumberKind;
+constexpr std::size_t kFewOperands = 4;
+
+// Of weak scalars, what kernels compute in.
+DType settled(DType d, bool weak) { return weak && d == DType::kFloat64 ? DType::kFloat32 : d; }
+DType settled(const Type& t) { return settled(t.dtype, t.weak); }
+
+std::uint64_t mix(std::uint64_t h, std::uint64_t x) {
+  h = (h ^ x) * 0x9e3779b97f4a7c15ULL;
+  return h ^ (h >> 32);
+}
+
+std::uint64_t hash_of(const Attr& a) {
+  std::uint64_t h = static_cast<std::uint64_t>(a.number_kind);
+  for (std::int64_t i : a.ints) h = mix(h, static_cast<std::uint64_t>(i));
+  h = mix(h, a.ints.size());
+  for (SizeId s : a.sizes) h = mix(h, static_cast<std::uint64_t>(s));
+  return mix(mix(h, std::bit_cast<std::uint64_t>(a.number)), static_cast<std::uint64_t>(a.integer));
+}
+
+// By bits: -0.0 differs from 0.0, and NaN equals itself.
+bool same(const Attr& a, const Attr& b) {
+  return a.ints == b.ints && a.sizes == b.sizes && a.number_kind == b.number_kind &&
+         a.integer == b.integer &&
+         std::bit_cast<std::uint64_t>(a.number) == std::bit_cast<std::uint64_t>(b.number);
+}
+
+// A narrower dtype's values are all values of the wider.
+bool keeps_values(DType from, DType to) {
+  if (from == to || from == DType::kBool) return true;
+  switch (from) {
+    case DType::kBFloat16:
+    case DType::kFloat16: return to == DType::kFloat32 || to == DType::kFloat64;
+    case DType::kFloat32: return to == DType::kFloat64;
+    case DType::kInt32: return to == DType::kInt64 || to == DType::kFloat64;
+    case DType::kInt16: return to == DType::kInt32 || to == DType::kInt64;
+    case DType::kInt8:
+    case DType::kUInt8: return to == DType::kInt16 || to == DType::kInt32 || to == DType::kInt64;
+    default: return false;
+  }
+}
+
+std::int64_t truncated(double x) {
+  return x >= -9223372036854775808.0 && x < 9223372036854775808.0 ? static_cast<std::int64_t>(x)
+                                                                  : INT64_MIN;
+}
+
+// A Python number. As in Attr, `integer` is exact if it was an int or a bool.
+struct Number {
+  double number = 0;
+  std::int64_t integer = 0;
+  NumberKind kind = NumberKind::kFloat;
+};
+
+Number number_of(const Attr& a) { return {a.number, a.integer, a.number_kind}; }
+double as_double(const Number& n) {
+  return n.kind == NumberKind::kFloat ? n.number : static_cast<double>(n.integer);
+}
+
+// The number as a constant of `dtype` holds it.
+Attr in_dtype(const Number& n, DType dtype) {
+  if (is_float(dtype)) return Attr::of_number(as_double(n));
+  const bool was_float = n.kind == NumberKind::kFloat;
+  if (dtype == DType::kBool) return Attr::of_bool(was_float ? n.number != 0 : n.integer != 0);
+  const std::int64_t value = was_float ? truncated(n.number) : n.integer;
+  switch (dtype_bytes(dtype)) {
+    case 1: return Attr::of_integer(dtype == DType::kUInt8 ? static_cast<std::uint8_t>(value)
+                                                           : static_cast<std::int8_t>(value));
+    case 2: return Attr::of_integer(static_cast<std::int16_t>(value));
+    case 4: return Attr::of_integer(static_cast<std::int32_t>(value));
+    default: return Attr::of_integer(value);
+  }
+}
+
+struct High {
+  enum class Kind : std::uint8_t { kUnset, kValue, kNumber, kSize } kind = Kind::kUnset;
+  Type type;           // in the source; that of `value` may differ if weak
+  ValueId value = -1;  // kValue: of the result
+  SizeId size{};       // kSize: a size_value
+  Number number;       // kNumber
+};
+
+class Lowering {
+ public:
+  explicit Lowering(Program source) : source_(std::move(source)), table_(kFirst, -1) {
+    out_.sizes = std::move(source_.sizes);
+    out_.lines = std::move(source_.lines);
+    out_.checks = std::move(source_.checks);
+    out_.nodes.reserve(source_.nodes.size() + 8);
+    out_.values.reserve(source_.values.size() + 8);
+    hashes_.reserve(source_.nodes.size() + 8);
+    high_.reserve(source_.values.size() + 16);
+    high_.resize(source_.values.size());
+  }
+
+  Program run();
+
+  // ---- For the generated decompositions: values are indices of high_.
+
+  ValueId add(Op op, std::initializer_list<ValueId> in, std::initializer_list<Attr> attrs);
+  ValueId count(ValueId x, const Attr& axes);
+  Attr boolean(bool b) const { return Attr::of_ints({b}); }
+  Attr integer(std::int64_t i) const { return Attr::of_integer(i); }
+  Attr dtype_of(ValueId x) const { return Attr::of_dtype(settled(at(x).type)); }
+
+ private:
+  High& at(ValueId h) { return high_[static_cast<std::size_t>(h)]; }
+  const High& at(ValueId h) const { return high_[static_cast<std::size_t>(h)]; }
+  ValueId push(High h) {
+    high_.push_back(std::move(h));
+    return static_cast<ValueId>(high_.size()) - 1;
+  }
+  High value(ValueId v, const Type& type) const {
+    High h;
+    h.kind = High::Kind::kValue;
+    h.type = type;
+    h.value = v;
+    return h;
+  }
+  High number(const Number& n, const Type& type) const {
+    High h;
+    h.kind = High::Kind::kNumber;
+    h.type = type;
+    h.number = n;
+    return h;
+  }
+  High size(SizeId s) const {
+    if (const auto c = out_.sizes.value(s)) {
+      return number({0, *c, NumberKind::kInt}, {DType::kInt64, true, {}});
+    }
+    High h;
+    h.kind = High::Kind::kSize;
+    h.type = {DType::kInt64, true, {}};
+    h.size = s;
+    return h;
+  }
+
+  // ---- Nodes of the result
+
+  ValueId emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type);
+  ValueId full(const Shape& shape, const Number& n, DType dtype) {
+    std::vector<SizeId> dims(shape.span().begin(), shape.span().end());
+    std::vector<Attr> attrs(3);
+    attrs[0].sizes = std::move(dims);
+    attrs[1] = in_dtype(n, dtype);
+    attrs[2].ints = {static_cast<std::int64_t>(dtype)};
+    return emit(Op::full, {}, std::move(attrs), {dtype, false, shape});
+  }
+  ValueId cast(ValueId v, DType to);
+  ValueId materialise(const High& h, DType dtype);
+  ValueId materialise(const High& h) { return materialise(h, settled(h.type)); }
+
+  // ---- Operators
+
+  High lower(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs, const Type& type);
+  High elementwise(Op op, std::span<const ValueId> in, const Type& type);
+  High of_bools(Op op, ValueId x, ValueId y, const Type& type);
+  bool fold(Op op, std::span<const ValueId> in, High& result);
+  bool power(const High& base, const High& exponent, const Type& type, High& result);
+  bool changes_nothing(Op op, const Type& in, const std::vector<Attr>& attrs, const Type& out) const;
+  ValueId decompose(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs);
+
+  std::vector<bool> live(const Program& p) const;
+  void sweep();
+
+  static constexpr std::size_t kFirst = 128;
+  Program source_, out_;
+  std::vector<High> high_;
+  int line_ = -1;
+  // Value numbering: slots hold nodes of out_, by hash.
+  std::vector<std::int32_t> table_;
+  std::vector<std::uint64_t> hashes_;
+};
+
+// ---- Nodes of the result
+
+ValueId Lowering::emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type) {
+  std::uint64_t hash = mix(static_cast<std::uint64_t>(op), static_cast<std::uint64_t>(type.dtype));
+  for (ValueId v : in) hash = mix(hash, static_cast<std::uint64_t>(v));
+  for (const Attr& a : attrs) hash = mix(hash, hash_of(a));
+  std::size_t mask = table_.size() - 1, slot = hash & mask;
+  for (; table_[slot] >= 0; slot = (slot + 1) & mask) {
+    const auto i = static_cast<std::size_t>(table_[slot]);
+    const Node& node = out_.nodes[i];
+    if (hashes_[i] == hash && node.op == op && node.inputs == in &&
+        std::ranges::equal(node.attrs, attrs, same) && out_.type(node.out).dtype == type.dtype) {
+      return node.out;
+    }
+  }
+  if (2 * out_.nodes.size() >= mask) {
+    table_.assign(2 * table_.size(), -1);
+    mask = table_.size() - 1;
+    for (std::size_t i = 0; i < out_.nodes.size(); ++i) {
+      if (out_.nodes[i].op == Op::call) continue;
+      std::size_t s = hashes_[i] & mask;
+      while (table_[s] >= 0) s = (s + 1) & mask;
+      table_[s] = static_cast<std::int32_t>(i);
+    }
+    slot = hash & mask;
+    while (table_[slot] >= 0) slot = (slot + 1) & mask;
+  }
+  const auto id = static_cast<ValueId>(out_.values.size());
+  const auto index = static_cast<std::int32_t>(out_.nodes.size());
+  table_[slot] = index;
+  hashes_.push_back(hash);
+  out_.values.push_back({type, index});
+  out_.nodes.push_back({op, std::move(in), std::move(attrs), id, 1, line_});
+  return id;
+}
+
+ValueId Lowering::cast(ValueId v, DType to) {
+  const Type type = out_.type(v);
+  if (type.dtype == to) return v;
+  const std::int32_t def = out_.values[static_cast<std::size_t>(v)].node;
+  if (def >= 0) {
+    const Node& node = out_.nodes[static_cast<std::size_t>(def)];
+    if (node.op == Op::cast) {
+      const Type from = out_.type(node.inputs[0]);
+      if (!from.weak && keeps_values(from.dtype, type.dtype)) return cast(node.inputs[0], to);
+    }
+  }
+  return emit(Op::cast, {v}, {Attr::of_dtype(to)}, {to, false, type.shape});
+}
+
+ValueId Lowering::materialise(const High& h, DType dtype) {
+  switch (h.kind) {
+    case High::Kind::kNumber: return full(h.type.shape, h.number, dtype);
+    case High::Kind::kSize:
+      return cast(emit(Op::size_value, {}, {Attr::of_sizes({h.size})}, h.type), dtype);
+    default: return cast(h.value, dtype);
+  }
+}
+
+// ---- Operators
+
+ValueId Lowering::add(Op op, std::initializer_list<ValueId> in, std::initializer_list<Attr> list) {
+  std::vector<Attr> attrs(list);
+  std::array<Type, kFewOperands> types;
+  std::size_t n = 0;
+  for (ValueId h : in) types[n++] = at(h).type;
+  std::vector<Check> found;
+  const Type type = infer(out_.sizes, op, std::span<const Type>(types.data(), n), attrs, found);
+  for (Check& c : found) out_.check(c.a, c.b, std::move(c.message));
+  return push(lower(op, {in.begin(), in.size()}, attrs, type));
+}
+
+ValueId Lowering::count(ValueId x, const Attr& axes) {
+  const Shape& shape = at(x).type.shape;
+  SizeId n = out_.sizes.constant(1);
+  for (std::int64_t a : axes.ints) {
+    if (shape.rank > 0) n = out_.sizes.mul(n, shape[static_cast<int>(a)]);
+  }
+  return push(size(n));
+}
+
+ValueId Lowering::decompose(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs) {
+  Lowering& b = *this;
+  switch (op) {
+#include "decompose.gen.inc"
+    default: throw std::logic_error(std::string(info(op).name) + " has no decomposition");
+  }
+}
+
+// Arithmetic of Python numbers and of sizes, where it needs no node.
+bool Lowering::fold(Op op, std::span<const ValueId> in, High& result) {
+  bool sizes = false, floats = false;
+  for (ValueId i : in) {
+    const High& h = at(i);
+    if (h.kind == High::Kind::kSize) {
+      sizes = true;
+    } else if (h.kind != High::Kind::kNumber || !h.type.weak) {
+      return false;
+    } else {
+      floats = floats || h.number.kind == NumberKind::kFloat;
+    }
+  }
+  if (in.size() > 2 || (sizes && floats)) return false;
+  shape::SizeTable& t = out_.sizes;
+  if (op == Op::div) floats = !sizes;
+  if (floats) {
+    const double x = as_double(at(in[0]).number);
+    const double y = in.size() > 1 ? as_double(at(in[1]).number) : 0.0;
+    double r = 0;
+    switch (op) {
+      case Op::neg: r = -x; break;
+      case Op::add: r = x + y; break;
+      case Op::sub: r = x - y; break;
+      case Op::mul: r = x * y; break;
+      case Op::div: r = x / y; break;
+      case Op::sqrt: r = std::sqrt(x); break;
+      case Op::maximum: r = x != x || x > y ? x : y; break;
+      case Op::minimum: r = x != x || x < y ? x : y; break;
+      default: return false;
+    }
+    result = number({r, 0, NumberKind::kFloat}, {DType::kFloat64, true, {}});
+    return true;
+  }
+  // Integers are constant sizes: one arithmetic, which wraps.
+  const auto as_size = [&](std::size_t i) {
+    const High& h = at(in[i]);
+    return h.kind == High::Kind::kSize ? h.size : t.constant(h.number.integer);
+  };
+  for (ValueId i : in) {
+    if (at(i).kind == High::Kind::kNumber && at(i).number.kind == NumberKind::kBool) {
+      return false;
+    }
+  }
+  if (in.empty()) return false;
+  const SizeId x = as_size(0), y = in.size() > 1 ? as_size(1) : x;
+  switch (op) {
+    case Op::neg: result = size(t.sub(t.constant(0), x)); return true;
+    case Op::add: result = size(t.add(x, y)); return true;
+    case Op::sub: result = size(t.sub(x, y)); return true;
+    case Op::mul: result = size(t.mul(x, y)); return true;
+    case Op::floor_div: result = size(t.floordiv(x, y)); return true;
+    case Op::remainder: result = size(t.mod(x, y)); return true;
+    case Op::maximum: result = size(t.max(x, y)); return true;
+    case Op::minimum: result = size(t.min(x, y)); return true;
+    default: return false;
+  }
+}
+
+// PyTorch's special cases of a constant exponent (aten/src/ATen/native/cpu/PowKernel.cpp).
+bool Lowering::power(const High& base, const High& exponent, const Type& type, High& result) {
+  if (exponent.kind != High::Kind::kNumber) return false;
+  const double e = as_double(exponent.number);
+  const DType d = settled(type);
+  const bool whole = e == 0 || e == 1 || e == 2 || e == 3;
+  if (!whole && !(is_float(d) && (e == 0.5 || e == -0.5 || e == -1 || e == -2))) return false;
+  const Type to{d, type.weak, type.shape};
+  const auto unary = [&](Op op, ValueId v) { return emit(op, {v}, {}, to); };
+  ValueId v = -1;
+  if (e == 0) {
+    v = full(type.shape, {0, 1, NumberKind::kInt}, d);
+  } else {
+    const ValueId x = materialise(base, d);
+    if (e == 1) v = x;
+    if (e == 0.5) v = unary(Op::sqrt, x);
+    if (e == -0.5) v = unary(Op::rsqrt, x);
+    if (e == -1) v = unary(Op::reciprocal, x);
+    if (v < 0) {
+      v = emit(Op::mul, {x, x}, {}, to);
+      if (e == 3) v = emit(Op::mul, {v, x}, {}, to);
+      if (e == -2) v = unary(Op::reciprocal, v);
+    }
+  }
+  result = value(v, type);
+  return true;
+}
+
+// Arithmetic and comparisons of bools are logic. `x`, `y` are bools of the result.
+High Lowering::of_bools(Op op, ValueId x, ValueId y, const Type& type) {
+  const Type to{DType::kBool, type.weak, type.shape};
+  const auto logic = [&](Op logical, ValueId a, ValueId b) {
+    return value(emit(logical, {a, b}, {}, to), type);
+  };
+  const auto inverse = [&](ValueId a) {
+    return emit(Op::logical_not, {a}, {}, {DType::kBool, type.weak, out_.type(a).shape});
+  };
+  switch (op) {
+    case Op::add:
+    case Op::maximum:
+    case Op::bitwise_or:
+    case Op::logical_or: return logic(Op::logical_or, x, y);
+    case Op::mul:
+    case Op::minimum:
+    case Op::bitwise_and:
+    case Op::logical_and: return logic(Op::logical_and, x, y);
+    case Op::ne:
+    case Op::bitwise_xor:
+    case Op::logical_xor: return logic(Op::logical_xor, x, y);
+    case Op::eq: return logic(Op::logical_xor, x, inverse(y));
+    case Op::lt: return logic(Op::logical_and, inverse(x), y);
+    case Op::le: return logic(Op::logical_or, inverse(x), y);
+    case Op::gt: return logic(Op::logical_and, x, inverse(y));
+    case Op::ge: return logic(Op::logical_or, x, inverse(y));
+    default: throw std::logic_error(std::string(info(op).name) + " of bools");
+  }
+}
+
+High Lowering::elementwise(Op op, std::span<const ValueId> in, const Type& type) {
+  High folded;
+  if (type.weak && fold(op, in, folded)) return folded;
+  const Type to{settled(type), type.weak, type.shape};
+  const auto in_types = [&](std::size_t from) {
+    std::array<Type, kFewOperands> types;
+    for (std::size_t i = from; i < in.size(); ++i) types[i - from] = at(in[i]).type;
+    return promote(std::span<const Type>(types.data(), in.size() - from));
+  };
+  DType d = to.dtype;  // of the operands
+  switch (info(op).rule) {
+    case Rule::kCast: return value(materialise(at(in[0]), d), type);
+    case Rule::kWhere: {
+      const ValueId x = materialise(at(in[0]), DType::kBool);
+      const ValueId y = materialise(at(in[1]), d), z = materialise(at(in[2]), d);
+      return value(emit(op, {x, y, z}, {}, to), type);
+    }
+    case Rule::kPredicate:
+      d = settled(at(in[0]).type);
+      if (op == Op::logical_not) {
+        d = DType::kBool;
+      } else if (!is_float(d)) {
+        return value(full(type.shape, {0, op == Op::isfinite, NumberKind::kBool}, DType::kBool), type);
+      }
+      break;
+    case Rule::kLogical: d = DType::kBool; break;
+    case Rule::kCompare: d = settled(in_types(0), type.weak); break;
+    case Rule::kRoundUnary:
+      if (!is_float(d)) return at(in[0]);
+      break;
+    default:
+      if (d == DType::kBool) {
+        if (op == Op::abs || op == Op::sign) return at(in[0]);
+        if (op == Op::bitwise_not) op = Op::logical_not;
+      }
+      break;
+  }
+  High special;
+  if (op == Op::pow && power(at(in[0]), at(in[1]), type, special)) return special;
+  const ValueId x = materialise(at(in[0]), d);
+  if (in.size() == 1) return value(emit(op, {x}, {}, to), type);
+  const ValueId y = materialise(at(in[1]), d);
+  if (d == DType::kBool) return of_bools(op, x, y, type);
+  return value(emit(op, {x, y}, {}, to), type);
+}
+
+bool Lowering::changes_nothing(Op op, const Type& in, const std::vector<Attr>& attrs,
+                               const Type& out) const {
+  if (in.weak || in.dtype != out.dtype || in.shape != out.shape) return false;
+  switch (op) {
+    case Op::reshape:
+    case Op::expand:
+    case Op::pad:
+    case Op::squeeze: return true;
+    case Op::flip: return attrs[0].ints.empty();
+    case Op::permute: return std::ranges::is_sorted(attrs[0].ints);
+    case Op::slice: return attrs[3].ints[0] == 1 && out_.sizes.is(attrs[1].sizes[0], 0);
+    default: return false;
+  }
+}
+
+High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs,
+                     const Type& type) {
+  const OpInfo& row = info(op);
+  if (row.composite) {
+    std::array<ValueId, kFewOperands> operands;
+    std::ranges::copy(in, operands.begin());
+    if ((row.rule == Rule::kFloatAxis || row.rule == Rule::kFloatAxes) &&
+        at(in[0]).type != type) {
+      operands[0] = push(value(materialise(at(in[0]), type.dtype), type));
+    }
+    High result = at(decompose(op, {operands.data(), in.size()}, attrs));
+    result.type = type;
+    return result;
+  }
+  if (row.cls == OpClass::kElementwise) return elementwise(op, in, type);
+  if (op == Op::scalar) return number(number_of(attrs[0]), type);
+  if (op == Op::size_value) return size(attrs[0].sizes[0]);
+  if (op == Op::full) return value(full(type.shape, number_of(attrs[1]), type.dtype), type);
+
+  // The operands' dtype, where the operator has a say.
+  std::optional<DType> d;
+  switch (row.rule) {
+    case Rule::kReduceSum:
+    case Rule::kConcat: d = type.dtype; break;
+    case Rule::kReduceBool: d = DType::kBool; break;
+    case Rule::kReduceIndex:
+      if (at(in[0]).type.dtype == DType::kBool) d = DType::kInt32;
+      break;
+    default: break;
+  }
+  std::vector<ValueId> operands;
+  operands.reserve(in.size());
+  for (ValueId i : in) {
+    const High& h = at(i);
+    operands.push_back(materialise(h, d ? *d : settled(h.type)));
+  }
+  if (!in.empty() && changes_nothing(op, out_.type(operands[0]), attrs, type)) {
+    return value(operands[0], type);
+  }
+  if (op == Op::concat && operands.size() == 1) return value(operands[0], type);
+  if (type.dtype == DType::kBool) {
+    if (op == Op::amax) op = Op::any;
+    if (op == Op::amin) op = Op::all;
+  }
+  std::vector<Attr> parameters(attrs);
+  if (op == Op::pad) parameters[2] = in_dtype(number_of(parameters[2]), type.dtype);
+  return value(emit(op, std::move(operands), std::move(parameters), type), type);
+}
+
+// ---- Whole programs
+
+// Nodes that an output or a call needs.
+std::vector<bool> Lowering::live(const Program& p) const {
+  std::vector<bool> needed(p.nodes.size());
+  const auto need = [&](ValueId v) {
+    const std::int32_t node = p.values[static_cast<std::size_t>(v)].node;
+    if (node >= 0) needed[static_cast<std::size_t>(node)] = true;
+  };
+  for (ValueId v : p.outputs) need(v);
+  for (std::size_t i = p.nodes.size(); i-- > 0;) {
+    if (p.nodes[i].op == Op::call) needed[i] = true;
+    if (!needed[i]) continue;
+    for (ValueId v : p.nodes[i].inputs) need(v);
+  }
+  return needed;
+}
+
+// Drops what lowering left without users.
+void Lowering::sweep() {
+  const std::vector<bool> needed = live(out_);
+  if (std::ranges::find(needed, false) == needed.end()) return;
+  std::vector<ValueId> moved(out_.values.size(), -1);
+  std::vector<Value> values;
+  std::vector<Node> nodes;
+  values.reserve(out_.values.size());
+  nodes.reserve(out_.nodes.size());
+  for (ValueId v : out_.inputs) {
+    moved[static_cast<std::size_t>(v)] = static_cast<ValueId>(values.size());
+    values.push_back(out_.values[static_cast<std::size_t>(v)]);
+  }
+  for (std::size_t i = 0; i < out_.nodes.size(); ++i) {
+    if (!needed[i]) continue;
+    Node& node = out_.nodes[i];
+    for (ValueId& v : node.inputs) v = moved[static_cast<std::size_t>(v)];
+    const auto first = static_cast<ValueId>(values.size());
+    for (int k = 0; k < node.n_out; ++k) {
+      moved[static_cast<std::size_t>(node.out + k)] = first + k;
+      values.push_back({out_.type(node.out + k), static_cast<std::int32_t>(nodes.size())});
+    }
+    node.out = first;
+    nodes.push_back(std::move(node));
+  }
+  for (ValueId& v : out_.inputs) v = moved[static_cast<std::size_t>(v)];
+  for (ValueId& v : out_.outputs) v = moved[static_cast<std::size_t>(v)];
+  out_.values = std::move(values);
+  out_.nodes = std::move(nodes);
+}
+
+Program Lowering::run() {
+  const std::vector<bool> needed = live(source_);
+  for (ValueId v : source_.inputs) at(v) = value(out_.input(source_.type(v)), source_.type(v));
+  for (std::size_t i = 0; i < source_.nodes.size(); ++i) {
+    if (!needed[i]) continue;
+    const Node& node = source_.nodes[i];
+    line_ = node.line;
+    if (node.op == Op::call) {
+      std::vector<ValueId> operands;
+      for (ValueId v : node.inputs) {
+        const High& h = at(v);
+        operands.push_back(h.kind == High::Kind::kValue ? h.value : materialise(h));
+      }
+      std::vector<Type> types;
+      for (int k = 0; k < node.n_out; ++k) types.push_back(source_.type(node.out + k));
+      const ValueId first = out_.call(node.attrs[0].ints[0], operands, types, line_);
+      hashes_.push_back(0);
+      for (int k = 0; k < node.n_out; ++k) {
+        at(node.out + k) = value(first + k, types[static_cast<std::size_t>(k)]);
+      }
+      continue;
+    }
+    // `lower` may grow high_, so the result is stored after it returns.
+    High result = lower(node.op, node.inputs, node.attrs, source_.type(node.out));
+    at(node.out) = std::move(result);
+  }
+  line_ = -1;
+  for (ValueId v : source_.outputs) out_.outputs.push_back(materialise(at(v)));
+  sweep();
+  return std::move(out_);
+}
+
+}  // namespace
+
+Program lower(Program program) { return Lowering(std::move(program)).run(); }
+
+}  // namespace tilevm

@@ -1,0 +1,246 @@
+#include "schedule/encode.h"
+
+#include <algorithm>
+
+#include "bytecode/builder.h"
+
+namespace tilevm::schedule {
+namespace {
+
+using bytecode::Cls;
+using bytecode::Fold;
+using bytecode::Op;
+using bytecode::Reg;
+using bytecode::Role;
+using fuse::KernelNode;
+using Kind = KernelNode::Kind;
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// Operations an element that are worth less than a round trip through scratch memory.
+constexpr int kCheapAgain = 3;
+constexpr int kNever = 1 << 20;
+
+int cost_of(Op op) {
+  switch (op) {
+    case Op::exp_f32: case Op::exp2_f32: case Op::expm1_f32: case Op::log_f32: case Op::log2_f32:
+    case Op::log1p_f32: case Op::sin_f32: case Op::cos_f32: case Op::tan_f32: case Op::tanh_f32:
+    case Op::sigmoid_f32: case Op::erf_f32: case Op::silu_f32: case Op::gelu_f32:
+    case Op::gelu_tanh_f32: case Op::pow_f32: case Op::atan2_f32: case Op::fmod_f32:
+    case Op::remainder_f32: case Op::floor_div_f32:
+      return 8;
+    default:
+      return 1;
+  }
+}
+
+class Encoder {
+ public:
+  Encoder(const fuse::KernelGraph& graph, const LayoutClass& cls)
+      : graph_(graph), cls_(cls), n_(static_cast<int>(graph.nodes.size())), builder_(cls.fold) {
+    regs_.resize(at(n_));
+    state_.resize(at(n_));
+  }
+
+  Encoded run() {
+    for (std::size_t i = 0; i < graph_.operands.size(); ++i) {
+      const auto& ref = graph_.operands[i];
+      builder_.operand(ref.role, ref.storage, static_cast<Cls>(cls_.operand[i] & 3), (cls_.operand[i] & 4) != 0);
+    }
+    if (graph_.reduced == 0) {
+      for (int i = 0; i < n_; ++i) emit(i);
+    } else {
+      place();
+      int passes = 0;
+      for (int i = 0; i < n_; ++i) {
+        if (roots(i)) passes = std::max(passes, state_[at(i)].time + 1);
+      }
+      for (int pass = 0; pass < passes; ++pass) {
+        section(pass);
+        sweep(pass);
+      }
+      section(passes);
+    }
+    return {builder_.finish(), std::move(lines_)};
+  }
+
+ private:
+  struct State {
+    int time = 0;            // of the body: pass; of a section: it stands before this pass
+    int home = -1;           // pass in which a body value was computed first
+    int emitted = -1;        // pass in which regs_ holds it
+    int scratch = -1;        // operand that keeps it
+    int needed = -1;         // pass that is being gathered
+  };
+
+  bool body(int i) const {
+    const auto& node = graph_.nodes[at(i)];
+    return node.kind == Kind::kFold || (node.axes & graph_.reduced) != 0;
+  }
+  // What makes a pass run: folds and stores.
+  bool roots(int i) const {
+    const Kind kind = graph_.nodes[at(i)].kind;
+    return kind == Kind::kFold || (kind == Kind::kStore && body(i));
+  }
+
+  // Earliest time of every node. A fold's result stands in the section after its pass.
+  void place() {
+    for (int i = 0; i < n_; ++i) {
+      int time = 0;
+      for (const int in : graph_.nodes[at(i)].in) {
+        if (in < 0) continue;
+        const bool fold = graph_.nodes[at(in)].kind == Kind::kFold;
+        time = std::max(time, state_[at(in)].time + (fold ? 1 : 0));
+      }
+      state_[at(i)].time = time;
+    }
+  }
+
+  // Cost of computing body value i once more in `pass`.
+  int again(int i) const {
+    const auto& node = graph_.nodes[at(i)];
+    if (!body(i) || node.kind == Kind::kFold) return 0;
+    if (state_[at(i)].scratch >= 0) return 1;
+    if (node.kind == Kind::kLoad || node.kind == Kind::kIota || node.kind == Kind::kConst) return 1;
+    if (node.kind == Kind::kGather) return kNever / 2;
+    int cost = cost_of(static_cast<Op>(node.instr));
+    for (const int in : node.in) {
+      if (in >= 0) cost += again(in);
+      if (cost > kNever) return kNever;
+    }
+    return cost;
+  }
+
+  void need(int i, int pass, std::vector<int>& order) {
+    auto& s = state_[at(i)];
+    if (s.needed == pass || !body(i)) return;
+    const auto& node = graph_.nodes[at(i)];
+    if (node.kind == Kind::kFold && s.time != pass) return;  // its result is at hand
+    s.needed = pass;
+    if (s.scratch < 0 || s.home == pass) {
+      for (const int in : node.in) {
+        if (in >= 0) need(in, pass, order);
+      }
+    }
+    order.push_back(i);
+  }
+
+  // Passes after `pass` in which value i is needed, for the decision to keep it.
+  bool needed_later(int i, int pass) const {
+    return std::ranges::any_of(later_, [&](const auto& l) { return l.first > pass && std::ranges::binary_search(l.second, i); });
+  }
+
+  void section(int time) {
+    for (int i = 0; i < n_; ++i) {
+      if (!body(i) && state_[at(i)].time == time) emit(i);
+    }
+  }
+
+  void sweep(int pass) {
+    if (later_.empty()) gather_all();
+    builder_.begin_pass();
+    line(-1);
+    std::vector<int> order;
+    for (int i = 0; i < n_; ++i) {
+      if (roots(i) && state_[at(i)].time == pass) need(i, pass, order);
+    }
+    std::ranges::sort(order);
+    for (const int i : order) {
+      auto& s = state_[at(i)];
+      const auto& node = graph_.nodes[at(i)];
+      if (s.scratch >= 0 && s.home < pass) {
+        regs_[at(i)] = builder_.load(load_of(node.type), static_cast<std::uint16_t>(s.scratch));
+        line(node.line);
+        continue;
+      }
+      emit(i);
+      const bool first = s.home < 0;
+      if (first) s.home = pass;
+      // Scratch is laid out for one block of rows at a time; other sweeps compute again.
+      const bool can_keep = cls_.fold == Fold::kColumns && node.kind != Kind::kStore && node.kind != Kind::kFold;
+      if (first && can_keep && needed_later(i, pass) && again(i) > kCheapAgain) keep(i);
+    }
+    builder_.end_pass();
+    line(-1);
+  }
+
+  // Which body values each pass asks for if everything is computed again.
+  void gather_all() {
+    int passes = 0;
+    for (int i = 0; i < n_; ++i) {
+      if (roots(i)) passes = std::max(passes, state_[at(i)].time + 1);
+    }
+    for (int pass = 0; pass < passes; ++pass) {
+      std::vector<int> order;
+      for (int i = 0; i < n_; ++i) {
+        if (roots(i) && state_[at(i)].time == pass) need(i, pass, order);
+      }
+      std::ranges::sort(order);
+      later_.emplace_back(pass, std::move(order));
+    }
+    for (auto& s : state_) s.needed = -1;
+  }
+
+  void keep(int i) {
+    const auto& node = graph_.nodes[at(i)];
+    constexpr bytecode::Storage storage[] = {bytecode::Storage::kF32, bytecode::Storage::kI32, bytecode::Storage::kI64, bytecode::Storage::kB8};
+    const auto mem = builder_.operand(Role::kScratch, storage[static_cast<int>(node.type)], Cls::kFull, true);
+    state_[at(i)].scratch = mem;
+    builder_.store(store_of(node.type), mem, regs_[at(i)]);
+    line(node.line);
+  }
+
+  static Op load_of(bytecode::RegType type) {
+    constexpr Op ops[] = {Op::load_f32, Op::load_i32, Op::load_i64, Op::load_b8};
+    return ops[static_cast<int>(type)];
+  }
+  static Op store_of(bytecode::RegType type) {
+    constexpr Op ops[] = {Op::store_f32, Op::store_i32, Op::store_i64, Op::store_b8};
+    return ops[static_cast<int>(type)];
+  }
+
+  void line(std::int32_t l) { lines_.push_back(l); }
+
+  void emit(int i) {
+    const auto& node = graph_.nodes[at(i)];
+    const auto op = static_cast<Op>(node.instr);
+    const auto mem = static_cast<std::uint16_t>(node.operand);
+    const auto in = [&](int k) { return regs_[at(node.in[at(k)])]; };
+    Reg result;
+    switch (node.kind) {
+      case Kind::kLoad: result = builder_.load(op, mem); break;
+      case Kind::kGather: result = builder_.gather(op, mem, in(0)); break;
+      case Kind::kIota: result = builder_.iota(mem); break;
+      case Kind::kConst: result = builder_.constant(op, node.imm); break;
+      case Kind::kStore: builder_.store(op, mem, in(0)); break;
+      case Kind::kFold: result = node.in[1] < 0 ? builder_.fold(op, in(0)) : builder_.fold(op, in(0), in(1)); break;
+      case Kind::kMap: {
+        Reg sources[3];
+        std::size_t n = 0;
+        while (n < 3 && node.in[n] >= 0) {
+          sources[n] = in(static_cast<int>(n));
+          ++n;
+        }
+        result = builder_.map(op, std::span<const Reg>(sources, n));
+        break;
+      }
+    }
+    regs_[at(i)] = result;
+    line(node.line);
+  }
+
+  const fuse::KernelGraph& graph_;
+  const LayoutClass& cls_;
+  int n_;
+  bytecode::Builder builder_;
+  std::vector<Reg> regs_;
+  std::vector<State> state_;
+  std::vector<std::int32_t> lines_;
+  std::vector<std::pair<int, std::vector<int>>> later_;
+};
+
+}  // namespace
+
+Encoded encode(const fuse::KernelGraph& graph, const LayoutClass& cls) { return Encoder(graph, cls).run(); }
+
+}  // namespace tilevm::schedule

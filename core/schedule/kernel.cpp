@@ -1,0 +1,135 @@
+#include "schedule/kernel.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <mutex>
+#include <stdexcept>
+
+#include "exec/interp/interp.h"
+#include "exec/native/native.h"
+#include "schedule/encode.h"
+#include "schedule/layout.h"
+
+namespace tilevm::schedule {
+namespace {
+
+struct Counters {
+  std::atomic<std::int64_t> compiles{0};
+  std::atomic<std::int64_t> hits{0};
+  std::atomic<std::int64_t> total_ns{0};
+  std::atomic<std::int64_t> max_ns{0};
+};
+Counters counters;
+std::atomic<Tier> chosen_tier{Tier::kAuto};
+
+constexpr std::size_t kMaxBindings = 256;
+
+}  // namespace
+
+// One class of layouts, encoded and made ready. Immutable; the list only grows at its head.
+struct Variant {
+  LayoutClass cls;
+  Encoded encoded;
+  exec::interp::Kernel kernel;
+  std::unique_ptr<exec::native::Code> native;  // null: `refusal` says why
+  std::string refusal;
+  std::size_t n_operands;  // of the program: the graph's, then scratch
+  const Variant* next;
+};
+
+struct Kernel::Impl {
+  fuse::KernelGraph graph;
+  std::atomic<const Variant*> variants{nullptr};
+  std::mutex encoding;
+
+  ~Impl() {
+    const Variant* v = variants.load();
+    while (v != nullptr) {
+      const Variant* next = v->next;
+      delete v;
+      v = next;
+    }
+  }
+
+  const Variant* find(const LayoutClass& cls) const {
+    for (const Variant* v = variants.load(std::memory_order_acquire); v != nullptr; v = v->next) {
+      if (v->cls == cls) return v;
+    }
+    return nullptr;
+  }
+
+  const Variant* compile(const LayoutClass& cls) {
+    const std::lock_guard lock(encoding);
+    if (const Variant* v = find(cls)) return v;
+    const auto start = std::chrono::steady_clock::now();
+    Encoded encoded = encode(graph, cls);
+    if (encoded.bytes.empty()) return nullptr;
+    const auto n_operands = bytecode::view(encoded.bytes).operands.size();
+    exec::interp::Kernel kernel(encoded.bytes);
+    std::string refusal = "the processor or the system does not allow it";
+    auto native = exec::native::available() ? exec::native::Code::emit(encoded.bytes, &refusal) : nullptr;
+    const auto* variant = new Variant{cls, std::move(encoded), std::move(kernel), std::move(native), std::move(refusal), n_operands, variants.load()};
+    variants.store(variant, std::memory_order_release);
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    counters.compiles += 1;
+    counters.total_ns += ns;
+    std::int64_t max = counters.max_ns;
+    while (ns > max && !counters.max_ns.compare_exchange_weak(max, ns)) {
+    }
+    return variant;
+  }
+};
+
+Kernel::Kernel(fuse::KernelGraph graph) : impl_(std::make_unique<Impl>()) {
+  impl_->graph = std::move(graph);
+  if (impl_->graph.operands.size() > kMaxBindings) throw std::length_error("kernel has too many operands");
+}
+Kernel::~Kernel() = default;
+Kernel::Kernel(Kernel&&) noexcept = default;
+
+const fuse::KernelGraph& Kernel::graph() const { return impl_->graph; }
+
+exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
+                         int /*threads*/) noexcept {
+  thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
+  const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
+  if (layout.empty) return exec::Status::kOk;
+  const Variant* variant = impl_->find(layout.cls);
+  if (variant == nullptr) {
+    variant = impl_->compile(layout.cls);
+    if (variant == nullptr) return exec::Status::kNoMemory;
+  } else {
+    counters.hits.fetch_add(1, std::memory_order_relaxed);
+  }
+  thread_local exec::interp::Scratch scratch;
+  const exec::Launch launch{layout.space, std::span(bindings).first(variant->n_operands)};
+  if (variant->native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto && variant->native->can_run(launch)) {
+    return variant->native->run(launch, scratch);
+  }
+  return variant->kernel.run(launch, scratch);
+}
+
+std::vector<Kernel::VariantInfo> Kernel::variants() const {
+  std::vector<VariantInfo> result;
+  for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
+    constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows", "all: folds both"};
+    VariantInfo info{folds[static_cast<int>(v->cls.fold)], v->encoded.bytes, {}, v->native ? "avx512" : "interp", v->native ? "" : v->refusal};
+    for (const auto line : v->encoded.lines) info.lines.push_back(line < 0 ? "" : std::to_string(line));
+    result.push_back(std::move(info));
+  }
+  std::ranges::reverse(result);
+  return result;
+}
+
+void set_tier(Tier tier) { chosen_tier = tier; }
+
+CompileStats compile_stats() {
+  return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3, static_cast<double>(counters.max_ns) / 1e3};
+}
+
+void reset_compile_stats() {
+  counters.compiles = counters.hits = counters.total_ns = counters.max_ns = 0;
+}
+
+}  // namespace tilevm::schedule

@@ -1,0 +1,67 @@
+// One fused kernel with all its encoded variants. The layout (which axes are outer, rows, columns)
+// is chosen at launch from the run-time sizes and strides; each class of layouts is encoded once.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exec/launch.h"
+#include "fuse/plan.h"
+
+namespace tilevm::schedule {
+
+// Run-time memory of one operand: byte strides along the kernel's axes (0 where it does not move;
+// what is given for axes of size 1 does not matter). Order as KernelGraph::operands.
+struct OperandView {
+  std::byte* base = nullptr;
+  std::array<std::int64_t, fuse::kMaxAxes> stride{};
+  std::int64_t gather_stride = 0;
+  std::int64_t gather_size = 0;
+  std::int64_t start = 0;
+};
+
+struct CompileStats {
+  std::int64_t compiles = 0;
+  std::int64_t hits = 0;
+  double total_us = 0, max_us = 0;
+};
+
+class Kernel {
+ public:
+  explicit Kernel(fuse::KernelGraph graph);
+  ~Kernel();
+  Kernel(Kernel&&) noexcept;
+  const fuse::KernelGraph& graph() const;
+
+  // Runs on `threads` threads (1: inline). Thread-safe. Steady state allocates nothing.
+  // The ranges of all operands have been proven by the caller or by check_launch in debug mode.
+  exec::Status run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
+                   int threads) noexcept;
+
+  // For explain: the encoded variants so far (bytes and a description of the layout class).
+  struct VariantInfo {
+    std::string layout;
+    std::vector<std::byte> bytes;
+    std::vector<std::string> lines;
+    std::string tier;          // what it is compiled for: "avx512" or "interp"
+    std::string why_interp;    // why no machine code was emitted
+  };
+  std::vector<VariantInfo> variants() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// Which tier runs: kAuto, machine code where it is emitted; kInterp, always the interpreter.
+enum class Tier : std::uint8_t { kAuto, kInterp };
+void set_tier(Tier tier);
+
+CompileStats compile_stats();   // process-wide
+void reset_compile_stats();
+
+}  // namespace tilevm::schedule

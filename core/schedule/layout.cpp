@@ -1,0 +1,157 @@
+#include "schedule/layout.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "schedule/kernel.h"
+
+namespace tilevm::schedule {
+namespace {
+
+using bytecode::Fold;
+using bytecode::Role;
+using fuse::kMaxAxes;
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// One axis after merging: its extent, and the axis of the graph whose strides it has.
+struct Run {
+  std::int64_t size;
+  int axis;
+};
+struct Runs {
+  std::array<Run, kMaxAxes> run;
+  int count = 0;
+  Run& operator[](int i) { return run[at(i)]; }
+};
+
+// Should axis a be outside axis b? Outputs decide first: writes that jump cost most.
+bool outside(int a, int b, const fuse::KernelGraph& graph, std::span<const OperandView> operands) {
+  for (const bool outputs : {true, false}) {
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      if ((graph.operands[i].role == Role::kOutput) != outputs) continue;
+      const auto sa = std::abs(operands[i].stride[at(a)]);
+      const auto sb = std::abs(operands[i].stride[at(b)]);
+      if (sa != 0 && sb != 0 && sa != sb) return sa > sb;
+    }
+  }
+  return a < b;
+}
+
+void sort(Runs& runs, const fuse::KernelGraph& graph, std::span<const OperandView> operands) {
+  for (int i = 1; i < runs.count; ++i) {
+    for (int j = i; j > 0 && outside(runs[j].axis, runs[j - 1].axis, graph, operands); --j) {
+      std::swap(runs[j], runs[j - 1]);
+    }
+  }
+}
+
+void merge(Runs& runs, std::span<const OperandView> operands) {
+  int n = 0;
+  for (int i = 0; i < runs.count; ++i) {
+    const bool one_run =
+        n > 0 && std::ranges::all_of(operands, [&](const OperandView& v) {
+          return v.stride[at(runs[n - 1].axis)] == v.stride[at(runs[i].axis)] * runs[i].size;
+        });
+    if (one_run) {
+      runs[n - 1] = {runs[n - 1].size * runs[i].size, runs[i].axis};
+    } else {
+      runs[n++] = runs[i];
+    }
+  }
+  runs.count = n;
+}
+
+}  // namespace
+
+Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes,
+               std::span<const OperandView> operands, std::span<exec::Binding> bindings) {
+  Layout layout;
+  Runs kept;
+  Runs reduced;
+  bool nothing_to_reduce = false;
+  for (int a = 0; a < static_cast<int>(axis_sizes.size()); ++a) {
+    const std::int64_t size = axis_sizes[at(a)];
+    const bool folds = ((graph.reduced >> a) & 1) != 0;
+    if (size == 0 && !folds) layout.empty = true;
+    if (size == 0 && folds) nothing_to_reduce = true;
+    if (size == 1) continue;
+    auto& runs = folds ? reduced : kept;
+    runs[runs.count++] = {size, a};
+  }
+  if (layout.empty) return layout;
+  if (nothing_to_reduce) {
+    const auto* zero = std::find_if(reduced.run.begin(), reduced.run.begin() + reduced.count,
+                                    [](const Run& r) { return r.size == 0; });
+    reduced[0] = *zero;
+    reduced.count = 1;
+  }
+  sort(kept, graph, operands);
+  sort(reduced, graph, operands);
+  merge(kept, operands);
+  merge(reduced, operands);
+
+  const auto contiguous = [&](int axis) {
+    int n = 0;
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      const auto& ref = graph.operands[i];
+      n += ref.role != Role::kIota &&
+           operands[i].stride[at(axis)] == bytecode::storage_bytes(ref.storage);
+    }
+    return n;
+  };
+
+  // Columns and rows come off the inner ends of the two lists.
+  Run columns{1, -1};
+  Run rows{1, -1};
+  Fold fold = Fold::kNone;
+  if (graph.reduced == 0) {
+    if (kept.count > 0) columns = kept[--kept.count];
+    if (kept.count > 0) rows = kept[--kept.count];
+  } else if (reduced.count > 0 &&
+             (kept.count == 0 || contiguous(reduced[reduced.count - 1].axis) >=
+                                     contiguous(kept[kept.count - 1].axis))) {
+    columns = reduced[--reduced.count];
+    fold = Fold::kColumns;
+    if (kept.count > 0) {
+      rows = kept[--kept.count];
+    } else if (reduced.count > 0) {
+      rows = reduced[--reduced.count];
+      fold = Fold::kBoth;
+    }
+  } else {
+    if (kept.count > 0) columns = kept[--kept.count];
+    if (reduced.count > 0) rows = reduced[--reduced.count];
+    fold = Fold::kRows;
+  }
+
+  auto& space = layout.space;
+  space.rows = rows.size;
+  space.cols = columns.size;
+  space.n_outer = kept.count;
+  space.n_reduced = reduced.count;
+  for (int i = 0; i < kept.count; ++i) space.outer[i] = kept[i].size;
+  for (int i = 0; i < reduced.count; ++i) space.reduced[i] = reduced[i].size;
+
+  layout.cls.fold = fold;
+  layout.cls.n_operands = static_cast<int>(operands.size());
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    const auto& view = operands[i];
+    const auto& ref = graph.operands[i];
+    auto& b = bindings[i];
+    b.base = view.base;
+    b.gather_stride = view.gather_stride;
+    b.gather_size = view.gather_size;
+    b.start = view.start;
+    b.x_stride = columns.axis < 0 ? 0 : view.stride[at(columns.axis)];
+    b.y_stride = rows.axis < 0 ? 0 : view.stride[at(rows.axis)];
+    for (int k = 0; k < kept.count; ++k) b.outer[k] = view.stride[at(kept[k].axis)];
+    for (int k = 0; k < reduced.count; ++k) b.reduced[k] = view.stride[at(reduced[k].axis)];
+    const bool unit = ref.role != Role::kIota && b.x_stride == bytecode::storage_bytes(ref.storage);
+    layout.cls.operand[i] = static_cast<std::uint8_t>((b.x_stride != 0 ? 1 : 0) |
+                                                      (b.y_stride != 0 ? 2 : 0) | (unit ? 4 : 0));
+  }
+  return layout;
+}
+
+}  // namespace tilevm::schedule

@@ -1,0 +1,213 @@
+// What ends up in one kernel, and that every kernel's graph encodes to bytecode that verify accepts.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "fuse/plan.h"
+#include "program/program.h"
+#include "schedule/encode.h"
+#include "schedule/kernel.h"
+
+using namespace tilevm;
+
+namespace {
+
+struct Case {
+  Program p;
+  SizeId b = p.sizes.symbol("B"), s = p.sizes.symbol("S"), d = p.sizes.symbol("D");
+
+  ValueId in(std::vector<SizeId> dims, DType dtype = DType::kFloat32) {
+    Type t;
+    t.dtype = dtype;
+    for (const SizeId x : dims) t.shape.push(x);
+    return p.input(t);
+  }
+  ValueId add(Op op, std::vector<ValueId> in, std::vector<Attr> attrs = {}) {
+    return p.add(op, in, std::move(attrs));
+  }
+  Attr axes(std::vector<std::int64_t> a) { return Attr::of_ints(std::move(a)); }
+  Attr keep(bool k) { return Attr::of_ints({k}); }
+  fuse::Plan plan(std::vector<ValueId> outputs) {
+    p.outputs = std::move(outputs);
+    return fuse::fuse(lower(std::move(p)));
+  }
+};
+
+int count(const fuse::Plan& plan, fuse::Step::Kind kind) {
+  int n = 0;
+  for (const auto& s : plan.steps) n += s.kind == kind;
+  return n;
+}
+
+int kernels(const fuse::Plan& plan) { return count(plan, fuse::Step::Kind::kKernel); }
+
+// Every layout class of row-major operands must verify.
+int encodes(const fuse::Plan& plan) {
+  for (const auto& k : plan.kernels) {
+    for (const std::int64_t extent : {1, 2, 5}) {
+      std::vector<std::int64_t> sizes(k.axes.size(), extent);
+      std::vector<schedule::OperandView> views(k.operands.size());
+      for (std::size_t i = 0; i < views.size(); ++i) {
+        std::int64_t stride = bytecode::storage_bytes(k.operands[i].storage);
+        int dims = 0;
+        for (const auto x : k.operands[i].dim) dims = std::max(dims, x + 1);
+        for (int x = dims - 1; x >= 0; --x) {
+          for (std::size_t a = 0; a < sizes.size(); ++a) {
+            if (k.operands[i].dim[a] == x) {
+              views[i].stride[a] = stride;
+              stride *= extent;
+            }
+          }
+        }
+        if (k.operands[i].iota_axis >= 0) views[i].stride[static_cast<std::size_t>(k.operands[i].iota_axis)] = 1;
+      }
+      std::vector<exec::Binding> bindings(256);
+      const auto layout = schedule::lay_out(k, sizes, views, bindings);
+      const auto encoded = schedule::encode(k, layout.cls);
+      const auto error = bytecode::verify(encoded.bytes);
+      if (!error.empty()) std::fprintf(stderr, "%s: %s\n%s\n", k.name.c_str(), error.c_str(), bytecode::disassemble(encoded.bytes).c_str());
+      CHECK(error.empty());
+    }
+  }
+  return 0;
+}
+
+int composites() {
+  for (const Op op : {Op::softmax, Op::log_softmax}) {
+    for (const int axis : {0, 1, 2}) {
+      Case c;
+      const auto x = c.in({c.b, c.s, c.d});
+      const auto plan = c.plan({c.add(op, {x}, {c.axes({axis})})});
+      CHECK(kernels(plan) == 1);
+      CHECK(encodes(plan) == 0);
+    }
+  }
+  Case c;
+  const auto x = c.in({c.b, c.s, c.d});
+  const auto y = c.in({c.b, c.s, c.d});
+  const auto w = c.in({c.d});
+  const auto sum = c.add(Op::add, {x, y});
+  const auto norm = c.add(Op::layer_norm, {sum}, {c.axes({2}), Attr::of_number(1e-5)});
+  const auto plan = c.plan({c.add(Op::mul, {norm, w}), sum});
+  CHECK(kernels(plan) == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+int chains_and_diamonds() {
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto y = c.in({c.b, c.d});
+  auto a = c.add(Op::exp, {x});
+  auto b = c.add(Op::tanh, {y});
+  auto d = c.add(Op::mul, {a, b});
+  auto e = c.add(Op::where, {c.add(Op::lt, {a, b}), d, c.add(Op::neg, {y})});
+  const auto plan = c.plan({e, d});
+  CHECK(kernels(plan) == 1);
+  CHECK(plan.kernels[0].operands.size() == 4);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+// A reduction that must finish first, read by code that also feeds it: never a circle.
+int no_circles() {
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto e = c.add(Op::exp, {x});
+  const auto rows = c.add(Op::sum, {e}, {c.axes({1}), c.keep(true)});
+  const auto cols = c.add(Op::sum, {e}, {c.axes({0}), c.keep(true)});
+  const auto plan = c.plan({c.add(Op::add, {c.add(Op::mul, {e, rows}), cols})});
+  CHECK(kernels(plan) >= 2);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+int siblings() {
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto plan = c.plan({c.add(Op::sum, {x}, {c.axes({1})}), c.add(Op::amax, {x}, {c.axes({1})}), c.add(Op::var, {x}, {c.axes({1})}), c.add(Op::argmax, {x}, {c.axes({1})})});
+  CHECK(kernels(plan) == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+int views() {
+  {  // renaming dims stays inside
+    Case c;
+    const auto x = c.in({c.b, c.d});
+    const auto t = c.add(Op::permute, {c.add(Op::exp, {x})}, {c.axes({1, 0})});
+    const auto u = c.add(Op::unsqueeze, {t}, {c.axes({0})});
+    const auto plan = c.plan({c.add(Op::add, {u, c.in({c.d, c.b})})});
+    CHECK(kernels(plan) == 1);
+    CHECK(encodes(plan) == 0);
+  }
+  {  // a slice of something computed needs memory, a slice of an input does not
+    Case c;
+    const auto x = c.in({c.b, c.d});
+    const auto half = c.p.sizes.floordiv(c.d, c.p.sizes.constant(2));
+    const auto zero = c.p.sizes.constant(0);
+    const auto a = c.add(Op::slice, {x}, {c.axes({1}), Attr::of_sizes({zero}), Attr::of_sizes({half}), Attr::of_ints({1})});
+    const auto plan = c.plan({c.add(Op::exp, {a})});
+    CHECK(kernels(plan) == 1 && count(plan, fuse::Step::Kind::kView) == 1);
+    CHECK(encodes(plan) == 0);
+  }
+  return 0;
+}
+
+int layouts() {
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto y = c.in({c.b, c.s});
+  const auto plan = c.plan({c.add(Op::concat, {c.add(Op::neg, {x}), y}, {c.axes({1})})});
+  CHECK(kernels(plan) == 2);
+  CHECK(count(plan, fuse::Step::Kind::kSlice) == 2);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+int broadcasts() {  // a small mask is computed inside the kernel that uses it
+  Case c;
+  const auto one = c.p.sizes.constant(1);
+  const auto scores = c.in({c.b, c.s, c.s, c.d});
+  const auto mask = c.in({c.b, one, one, c.d});
+  const auto low = c.add(Op::scalar, {}, {Attr::of_number(-1e4)});
+  const auto bias = c.add(Op::mul, {c.add(Op::sub, {c.add(Op::scalar, {}, {Attr::of_number(1)}), mask}), low});
+  const auto plan = c.plan({c.add(Op::softmax, {c.add(Op::add, {scores, bias})}, {c.axes({3})})});
+  CHECK(kernels(plan) == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+int gathers() {
+  Case c;
+  const auto w = c.in({c.p.sizes.symbol("V"), c.d});
+  const auto ids = c.in({c.b, c.s}, DType::kInt64);
+  const auto e = c.add(Op::take, {w, ids}, {c.axes({0})});
+  const auto norm = c.add(Op::layer_norm, {e}, {c.axes({2}), Attr::of_number(1e-5)});
+  const auto plan = c.plan({norm});
+  CHECK(kernels(plan) == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  const std::pair<const char*, std::function<int()>> tests[] = {
+      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds}, {"no_circles", no_circles},
+      {"siblings", siblings},     {"views", views},                             {"layouts", layouts},
+      {"broadcasts", broadcasts}, {"gathers", gathers}};
+  int failed = 0;
+  for (const auto& [name, test] : tests) {
+    try {
+      if (test() == 0) continue;
+      std::fprintf(stderr, "FAILED %s\n", name);
+    } catch (const std::exception& e) {
+      std::fprintf(stderr, "FAILED %s: %s\n", name, e.what());
+    }
+    ++failed;
+  }
+  std::printf("%zu passed, %d failed\n", std::size(tests) - static_cast<std::size_t>(failed), failed);
+  return failed != 0;
+}

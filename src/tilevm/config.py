@@ -1,0 +1,187 @@
+"""Every knob: one row each. `tilevm.config.threads = 2`, or TILEVM_THREADS=2 in the environment.
+
+`python -m tilevm.config` prints docs/config.md; a path as argument writes it there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One row. `choices` empty: any value of the type, from `low` to `high` if these are set."""
+
+    name: str
+    type: type
+    default: Any
+    meaning: str
+    choices: tuple[str, ...] = ()
+    low: int | None = None
+    high: int | None = None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return f"TILEVM_{self.name.upper()}"
+
+    @property
+    def allowed(self) -> str:
+        """The values it takes, for people."""
+        if self.choices:
+            return ", ".join(self.choices)
+        if self.type is int and self.low is not None:
+            return f"{self.low}.." if self.high is None else f"{self.low}..{self.high}"
+        return {bool: "False, True", str: "text"}.get(self.type, self.type.__name__)
+
+    def check(self, value: Any, source: str) -> Any:
+        """`value`, if the knob takes it. Raises: ValueError."""
+        ok = type(value) is self.type
+        ok = ok and (not self.choices or value in self.choices)
+        ok = ok and (self.low is None or value >= self.low)
+        ok = ok and (self.high is None or value <= self.high)
+        if not ok:
+            raise ValueError(f"{source} is {value!r}, which is not one of: {self.allowed}")
+        return value
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` in the environment stands for. Raises: ValueError."""
+        words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+        value: Any = text
+        if self.type is bool:
+            value = words.get(text.lower(), text)
+        elif self.type is int and text.lstrip("-").isdigit():
+            value = int(text)
+        return self.check(value, self.variable)
+
+
+KNOBS: tuple[Knob, ...] = (
+    Knob(
+        "tier",
+        str,
+        "auto",
+        "What runs the bytecode; auto is the fastest that this processor has. reference is the "
+        "graph's meaning in NumPy.",
+        ("auto", "avx512", "avx2", "neon", "interp", "reference"),
+    ),
+    Knob("threads", int, 0, "Threads a call may use; 0: as many as torch, or all cores.", low=0),
+    Knob("verify", bool, False, "Verify the bytecode that our own encoder wrote before it runs."),
+    Knob(
+        "check",
+        bool,
+        False,
+        "Run every call on the reference too, and raise InternalError where results differ.",
+    ),
+    Knob(
+        "debug",
+        int,
+        0,
+        "Print to standard error: 1 times, 2 the graph after each pass, 3 bytecode, 4 values.",
+        low=0,
+        high=4,
+    ),
+    Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
+    Knob("cache_programs", int, 4096, "Compiled programs kept in memory.", low=1),
+    Knob("trace", str, "", "Directory for traces of compiles and calls; empty: none."),
+)
+
+_ROWS = {knob.name: knob for knob in KNOBS}
+
+
+def _row(name: str) -> Knob:
+    if name not in _ROWS:
+        close = difflib.get_close_matches(name, _ROWS, 1)
+        hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(_ROWS)}."
+        raise AttributeError(f"tilevm.config has no knob {name!r}. {hint}")
+    return _ROWS[name]
+
+
+def _environment(knob: Knob) -> Any:
+    text = os.environ.get(knob.variable)
+    return knob.default if text is None else knob.parse(text)
+
+
+class Config(ModuleType):
+    """`tilevm.config`: the module itself, so that its knobs are attributes that check."""
+
+    _values: dict[str, Any]
+    _watchers: list[Callable[[dict[str, Any]], None]]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._values[_row(name).name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("__"):
+            super().__setattr__(name, value)
+            return
+        self._values[name] = _row(name).check(value, f"tilevm.config.{name}")
+        for watcher in self._watchers:
+            watcher(self.values())
+
+    def __dir__(self) -> list[str]:
+        return [*_ROWS, "patch", "values"]
+
+    def values(self) -> dict[str, Any]:
+        """All knobs, as they are now."""
+        return dict(self._values)
+
+    @contextmanager
+    def patch(self, **knobs: Any) -> Iterator[None]:
+        """`with tilevm.config.patch(threads=1):` sets knobs and puts them back; for all threads."""
+        for name, value in knobs.items():
+            _row(name).check(value, f"tilevm.config.{name}")
+        before = {name: self._values[name] for name in knobs}
+        try:
+            for name, value in knobs.items():
+                setattr(self, name, value)
+            yield
+        finally:
+            for name, value in before.items():
+                setattr(self, name, value)
+
+    def watch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
+        """Call `watcher` with all knobs now and after each change."""
+        self._watchers.append(watcher)
+        watcher(self.values())
+
+
+def markdown() -> str:
+    """The text of docs/config.md."""
+    rows = [
+        f"| `{k.name}` | `{k.variable}` | `{k.default!r}` | {k.allowed} | {k.meaning} |\n"
+        for k in KNOBS
+    ]
+    return (
+        "<!-- Generated from src/tilevm/config.py by `make docs`. Do not edit. -->\n"
+        "# Configuration\n\n"
+        "`tilevm.config.threads = 2` sets a knob, `with tilevm.config.patch(threads=2):` for a\n"
+        "block, and the environment variable before the program starts.\n\n"
+        "| knob | variable | default | values | meaning |\n|---|---|---|---|---|\n" + "".join(rows)
+    )
+
+
+def main(arguments: list[str]) -> None:
+    """Print the page, or write it to the path given."""
+    if arguments:
+        Path(arguments[0]).write_text(markdown(), encoding="utf-8")
+    else:
+        sys.stdout.write(markdown())
+
+
+_values = {knob.name: _environment(knob) for knob in KNOBS}
+_watchers: list[Callable[[dict[str, Any]], None]] = []
+sys.modules[__name__].__class__ = Config
+config = cast(Config, sys.modules[__name__])
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,593 @@
+"""`@tilevm.kernel`: a Python function over arrays, traced once per signature.
+
+A signature is: for each argument its kind, dtype and rank; values of arguments that are neither
+arrays nor numbers; and the broadcast pattern. Sizes are not part of it: a new size runs what is
+compiled. Which dimensions of size 1 broadcast is decided per call: sizes that an operator needs to
+be equal are assumed to be, and a size of 1 that differs from its partner at a call makes a variant
+in which it is the constant 1.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Annotated, Any, NoReturn, Protocol, get_args, get_origin, overload
+
+import numpy as np
+
+from tilevm.config import config
+from tilevm.errors import CaptureError, DTypeError, ShapeError, TilevmError, describe
+from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
+from tilevm.ir import reference
+from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
+from tilevm.ir.text import to_text
+from tilevm.ir.types import KERNEL_DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
+from tilevm.lang import strong
+from tilevm.runtime import program as runtime
+from tilevm.stats import stats
+
+_WEAK = {bool: "bool", int: "int64", float: "float64"}
+_epoch = 0  # counts changes of the configuration: variants of another epoch are not used
+
+
+def _new_epoch(_: Mapping[str, Any]) -> None:
+    global _epoch  # noqa: PLW0603
+    _epoch += 1
+
+
+config.watch(_new_epoch)
+
+
+class Arrays(Protocol):
+    """What is known of a framework's arrays."""
+
+    name: str
+
+    def dtype(self, x: Any) -> str:
+        """Name of the element type."""
+
+    def check(self, x: Any, label: str, line: str) -> None:
+        """Raise DeviceError, DTypeError or TilevmError, if a kernel cannot take `x`."""
+
+    def to_numpy(self, x: Any) -> Any:
+        """The same elements as a NumPy array."""
+
+    def from_numpy(self, x: Any) -> Any:
+        """An array of this framework."""
+
+
+class NumpyArrays:
+    """`Arrays` of NumPy."""
+
+    name = "numpy"
+
+    def dtype(self, x: Any) -> str:
+        """Name of the element type."""
+        return str(x.dtype.name)
+
+    def check(self, x: Any, label: str, line: str) -> None:
+        """Raise DTypeError, if the bytes are not in this machine's order."""
+        if not x.dtype.isnative:
+            remedy = f"Use {label}.astype({label}.dtype.newbyteorder('='))."
+            what = f"{label} has bytes in the other order ({x.dtype.str})"
+            raise DTypeError(describe(what, line=line, remedy=remedy))
+
+    def to_numpy(self, x: Any) -> Any:
+        """The same array."""
+        return x
+
+    def from_numpy(self, x: Any) -> Any:
+        """The same array."""
+        return x
+
+
+_NUMPY: Arrays = NumpyArrays()
+
+
+def _framework(x: Any) -> Arrays | None:
+    """Whose array `x` is; None: it is no array."""
+    if isinstance(x, np.ndarray):
+        return _NUMPY
+    torch = sys.modules.get("torch")  # a tensor exists only once it has been imported
+    if torch is not None and isinstance(x, torch.Tensor):
+        from tilevm.frontends import torch_arrays
+
+        return torch_arrays
+    return None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument as far as it is part of the signature. kind: array, number or static."""
+
+    name: str
+    kind: str
+    dtype: str = ""
+    rank: int = 0
+    value: Any = None  # static
+    value_type: type | None = None  # tells 1 from True
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a call is traced for."""
+
+    arrays: Arrays
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A signature traced and compiled for one broadcast pattern and set of branches on sizes."""
+
+    graph: Graph
+    ones: frozenset[str]  # symbols that are the constant 1
+    guards: tuple[Guard, ...]
+    run: Callable[..., Any]  # what the function returns, for the program's inputs
+    epoch: int
+    # The arguments that must be numbers, and their types; None: `run` takes only what was checked.
+    # Otherwise it checks all else itself, and refuses what it is not for.
+    numbers: tuple[tuple[int, type], ...] | None
+
+    def fits(self, env: Mapping[str, int]) -> bool:
+        """Whether this variant is for these sizes."""
+        return all(env[name] == 1 for name in self.ones) and all(g.holds(env) for g in self.guards)
+
+
+class Kernel:
+    """A function decorated with `@tilevm.kernel`: call it with arrays, numbers, static values."""
+
+    def __init__(
+        self, function: Callable[..., Any], dims: Mapping[str, Any], static: Sequence[str]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._signature = inspect.signature(function)
+        code = function.__code__
+        self._line = place(code.co_filename, code.co_firstlineno)
+        self._static = frozenset(static)
+        self._variants: dict[Signature, list[Variant]] = {}
+        self._latest: Variant | None = None
+        self._lock = threading.RLock()
+        names = self._signature.parameters
+        for name, parameter in names.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                self._refuse(f"parameter *{name} takes any number", "Name each parameter.")
+        if unknown := [name for name in static if name not in names]:
+            self._refuse(f"static names {unknown}", f"The parameters are {list(names)}.")
+        self._specs, self._facts = _dimensions(self, dims)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """What the function returns for these arguments."""
+        variant = self._latest
+        if variant is not None and not kwargs and variant.epoch == _epoch:
+            for i, number in variant.numbers or ():
+                if i >= len(args) or type(args[i]) is not number:
+                    break
+            else:
+                with suppress(TilevmError):  # of arguments for another variant, or wrong ones
+                    return variant.run(*args)
+        variant, operands = self._find(args, kwargs)
+        self._latest = variant if variant.numbers is not None else None
+        return variant.run(*operands)
+
+    def graph(self, *args: Any, **kwargs: Any) -> Graph:
+        """The graph that a call with these arguments runs."""
+        return self._find(args, kwargs)[0].graph
+
+    def variants(self) -> list[Graph]:
+        """The graphs traced so far."""
+        return [variant.graph for found in self._variants.values() for variant in found]
+
+    def _find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
+        """The variant for a call, traced if it is the first, and the program's inputs."""
+        values = self._signature.bind(*args, **kwargs).arguments
+        signature = self._classify(values)
+        env = self._bind(signature, values)
+        operands = [
+            v.item() if isinstance(v := values[a.name], np.generic) else v
+            for a in signature.arguments
+            if a.kind != "static"
+        ]
+        with self._lock:
+            known = self._variants.setdefault(signature, [])
+            for variant in known:
+                if variant.epoch == _epoch and variant.fits(env):
+                    return variant, operands
+            variant = self._capture(signature, env)
+            if config.debug >= 2:
+                sys.stderr.write(to_text(variant.graph))
+            known.append(variant)
+            return variant, operands
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        name = self._function.__name__
+        raise CaptureError(describe(what, line=self._line, operator=name, remedy=remedy))
+
+    def _shape_error(self, what: str, remedy: str) -> ShapeError:
+        name = self._function.__name__
+        return ShapeError(describe(what, line=self._line, operator=name, remedy=remedy))
+
+    # Signature ----------------------------------------------------------------------------------
+
+    def _classify(self, values: Mapping[str, Any]) -> Signature:
+        found: dict[str, str] = {}  # framework -> a parameter of it
+        arrays = _NUMPY
+        arguments = []
+        for name, value in values.items():
+            framework = None if name in self._static else _framework(value)
+            if framework is not None:
+                arrays = framework
+                found[framework.name] = name
+                arguments.append(self._array(name, value, framework))
+            elif name not in self._static and type(_python(value)) in (int, float):
+                arguments.append(Argument(name, "number", _WEAK[type(_python(value))]))
+            else:
+                arguments.append(self._static_argument(name, value))
+        if len(found) > 1:
+            told = " and ".join(f"{name} is of {framework}" for framework, name in found.items())
+            self._refuse(told, "Pass arrays of one kind: torch.from_numpy(a), or t.numpy().")
+        return Signature(arrays, tuple(arguments))
+
+    def _array(self, name: str, value: Any, arrays: Arrays) -> Argument:
+        arrays.check(value, name, self._line)
+        dtype = arrays.dtype(value)
+        if dtype not in KERNEL_DTYPES:
+            remedy = f"Kernels take {', '.join(KERNEL_DTYPES)}: convert {name} before the call."
+            raise DTypeError(
+                describe(
+                    f"parameter {name} is {dtype}{list(value.shape)}",
+                    line=self._line,
+                    operator=self._function.__name__,
+                    remedy=remedy,
+                )
+            )
+        return Argument(name, "array", dtype, value.ndim)
+
+    def _static_argument(self, name: str, value: Any) -> Argument:
+        chosen = name in self._static
+        if not chosen and not _is_static(value):
+            self._refuse(
+                f"argument {name} is a {type(value).__module__}.{type(value).__qualname__}",
+                "Kernels take torch tensors on the CPU, NumPy arrays, numbers, and static values: "
+                f'None, bool, str, dtypes, tuples of ints; others with static=("{name}",).',
+            )
+        try:
+            hash(value)
+        except TypeError:
+            remedy = "Static values are part of the key: use a tuple in place of a list."
+            self._refuse(f"static argument {name} is not hashable", remedy)
+        return Argument(name, "static", value=value, value_type=type(value))
+
+    def _dims_of(self, argument: Argument) -> tuple[str | int, ...]:
+        """Name or fixed size of each dimension."""
+        rank = argument.rank
+        automatic = [self._automatic(argument.name, axis) for axis in range(rank)]
+        spec = self._specs.get(argument.name)
+        if spec is None:
+            return tuple(self._fixed(dim) for dim in automatic)
+        dims = list(spec.dims)
+        if Ellipsis in dims:
+            at = dims.index(Ellipsis)
+            dims[at : at + 1] = [None] * max(0, rank - len(dims) + 1)
+        if len(dims) != rank:
+            expected = ", ".join("..." if d is Ellipsis else str(d) for d in spec.dims)
+            raise self._shape_error(
+                f"parameter {argument.name} has rank {rank}, its annotation says [{expected}]",
+                f"Pass an array of rank {len(spec.dims)}, or change the annotation.",
+            )
+        return tuple(
+            dim if isinstance(dim, int) else self._fixed(automatic[axis] if dim is None else dim)
+            for axis, dim in enumerate(dims)
+        )
+
+    def _fixed(self, dim: str) -> str | int:
+        fact = self._facts.get(dim)
+        return fact if isinstance(fact, int) else dim
+
+    def _automatic(self, name: str, axis: int) -> str:
+        dim = f"{name}{axis}"
+        named = {d for spec in self._specs.values() for d in spec.dims}
+        while dim in named:
+            dim += "_"
+        return dim
+
+    def _bind(self, signature: Signature, values: Mapping[str, Any]) -> dict[str, int]:
+        """The sizes by name. Raises: ShapeError, if they contradict what is declared."""
+        env: dict[str, int] = {}
+        first: dict[str, str] = {}
+        for argument in signature.arguments:
+            if argument.kind != "array":
+                continue
+            shape = tuple(values[argument.name].shape)
+            for axis, (dim, size) in enumerate(zip(self._dims_of(argument), shape, strict=True)):
+                label = f"{argument.name}.shape[{axis}]"
+                told = f"{label} is {size} (of {list(shape)})"
+                if isinstance(dim, int):
+                    if size != dim:
+                        raise self._shape_error(f"{told}, and must be {dim}", "Pass such an array.")
+                    continue
+                if env.setdefault(dim, size) != size:
+                    raise self._shape_error(
+                        f"{told}, {first[dim]} is {env[dim]}: both are {dim}",
+                        "Pass arrays of equal sizes there, or give the dimensions two names.",
+                    )
+                first.setdefault(dim, label)
+                fact = self._facts.get(dim)
+                if isinstance(fact, Dim) and not fact.holds(size):
+                    known = Symbol(dim, fact.min, fact.max, fact.multiple_of)
+                    raise self._shape_error(
+                        f"{told}, which contradicts {known}",
+                        "Pass another size (pad, or call twice), or change the Dim.",
+                    )
+        return env
+
+    # Tracing ------------------------------------------------------------------------------------
+
+    def _capture(self, signature: Signature, env: Mapping[str, int]) -> Variant:
+        """Trace for these sizes, and again as long as a size of 1 turns out to broadcast."""
+        ones: frozenset[str] = frozenset()
+        while True:
+            trace, returned = self._trace(signature, env, ones)
+            checks = [_equality(check) for check in trace.builder.program.checks()]
+            broken = [check for check in checks if not check.holds(env)]
+            if not broken:
+                break
+            sides = {str(size) for check in broken for size in (check.a, check.b)}
+            more = {name for name in sides & set(env) if env[name] == 1} - ones
+            if not more:
+                names = symbols_of((broken[0].a, broken[0].b))
+                sizes = ", ".join(f"{name} is {env[name]}" for name in dict.fromkeys(names))
+                call = f"in this call of {self._function.__name__} ({self._line})"
+                raise ShapeError(f"{broken[0].because}\n  {sizes} {call}.")
+            ones |= more
+        stats.add("captures")
+        guards = (*checks, *trace.guards.values())
+        return self._compile(signature, trace.builder, returned, ones, guards)
+
+    def _trace(
+        self, signature: Signature, env: Mapping[str, int], ones: frozenset[str]
+    ) -> tuple[Trace, Any]:
+        trace = Trace(env)
+        builder = trace.builder
+        for dim in env:
+            if dim not in ones:
+                fact = self._facts.get(dim)
+                known = fact if isinstance(fact, Dim) else Dim()
+                builder.symbol(Symbol(dim, known.min, known.max, known.multiple_of, known.likely))
+        arguments: dict[str, Any] = {}
+        for argument in signature.arguments:
+            name = argument.name
+            if argument.kind == "static":
+                arguments[name] = argument.value
+                continue
+            shape: tuple[AnySize, ...] = ()
+            if argument.kind == "array":
+                dims = self._dims_of(argument)
+                shape = tuple(
+                    dim if isinstance(dim, int) else 1 if dim in ones else Size(dim) for dim in dims
+                )
+            type_ = Type(argument.dtype, shape, argument.kind == "number")
+            arguments[name] = Array(trace, builder.param(name, type_))
+        with trace:
+            returned = self._function(**arguments)
+            return trace, self._results(trace, returned)
+
+    def _results(self, trace: Trace, returned: Any) -> Callable[[tuple[Any, ...]], Any]:
+        """Make what the function returned the graph's results; the inverse for a call's outputs."""
+        if isinstance(returned, Array | SymbolicSize | int | float | np.generic):
+            value = Array(trace, trace.lift(returned))
+            if value.type.weak:
+                value = trace.add("cast", value, dtype=strong(value.dtype))
+            trace.builder.result(value.value)
+            return _first
+        if isinstance(returned, dict):
+            keys = list(returned)
+            for item in returned.values():
+                self._one_result(trace, item)
+            return lambda outputs: dict(zip(keys, outputs, strict=True))
+        if type(returned) in (tuple, list):
+            for item in returned:
+                self._one_result(trace, item)
+            return type(returned)
+        self._refuse(
+            f"the kernel returns a {type(returned).__qualname__}",
+            "Return an array, or a tuple, list or dict of arrays.",
+        )
+
+    def _one_result(self, trace: Trace, item: Any) -> None:
+        if self._results(trace, item) is not _first:
+            self._refuse("the kernel returns containers in containers", "Return them flat.")
+
+    def _compile(
+        self,
+        signature: Signature,
+        builder: GraphBuilder,
+        rebuild: Callable[[tuple[Any, ...]], Any],
+        ones: frozenset[str],
+        guards: tuple[Guard, ...],
+    ) -> Variant:
+        graph = builder.build()
+        arrays = signature.arrays
+        names = [name for name, _ in graph.params]
+        single = rebuild is _first
+        if config.tier == "reference":
+            run = _reference(graph, arrays)
+        else:
+            run = runtime.compile_program(
+                builder.program, [], framework=arrays.name, input_names=names, single=single
+            )
+            rebuild = _same if single or rebuild is tuple else rebuild
+        numbers = None
+        branches = any(guard.branch for guard in guards)
+        if (
+            config.tier != "reference"
+            and not branches
+            and names == list(self._signature.parameters)
+        ):
+            numbers = tuple(_number_types(signature))
+        whole = run if rebuild is _same else lambda *inputs: rebuild(run(*inputs))
+        return Variant(graph, ones, guards, whole, _epoch, numbers)
+
+
+def _python(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _same(outputs: Any) -> Any:
+    return outputs
+
+
+def _first(outputs: tuple[Any, ...]) -> Any:
+    return outputs[0]
+
+
+def _is_static(value: Any) -> bool:
+    """Whether a value may be part of the key without being asked for."""
+    if isinstance(value, tuple):
+        return all(isinstance(item, int | float) or _is_static(item) for item in value)
+    if value is None or isinstance(value, bool | np.bool | str):
+        return True
+    try:
+        return bool(dtype_name(value))
+    except DTypeError:
+        return False
+
+
+def _equality(check: runtime.Check) -> Guard:
+    """A check of the core, as a guard."""
+    a, b, message = check
+    return Guard(_any_size(a), "==", _any_size(b), message)
+
+
+def _any_size(size: int | str) -> AnySize:
+    text = str(size)
+    return int(text) if text.lstrip("-").isdigit() else Size(text)
+
+
+def _number_types(signature: Signature) -> Iterator[tuple[int, type]]:
+    """Position and Python type of each argument that is a number."""
+    python = {dtype: type_ for type_, dtype in _WEAK.items()}
+    for i, argument in enumerate(signature.arguments):
+        if argument.kind == "number":
+            yield i, python[argument.dtype]
+
+
+def _reference(graph: Graph, arrays: Arrays) -> Callable[..., tuple[Any, ...]]:
+    """The tier `reference`."""
+
+    def run(*inputs: Any) -> tuple[Any, ...]:
+        plain = [arrays.to_numpy(x) if _framework(x) else x for x in inputs]
+        return tuple(arrays.from_numpy(x) for x in reference.evaluate(graph, *plain))
+
+    return run
+
+
+def _dimensions(
+    kernel: Kernel, dims: Mapping[str, Any]
+) -> tuple[dict[str, ArraySpec], dict[str, Dim | int]]:
+    """Annotations by parameter with every dimension a name, int, None or `...`; facts by name.
+
+    Keys of `dims` are parameters (with a tuple of dimensions) or dimensions (with Dim or int).
+    """
+    function, facts = kernel._function, {}
+    names = kernel._signature.parameters
+    specs: dict[str, ArraySpec] = {}
+    for name, parameter in names.items():
+        spec = _spec(parameter.annotation, function)
+        if spec is not None:
+            specs[name] = spec
+    for key, value in dims.items():
+        if key in names and isinstance(value, tuple | list | ArraySpec):
+            specs[key] = value if isinstance(value, ArraySpec) else ArraySpec(tuple(value))
+        elif isinstance(value, int | Dim):
+            facts[key] = value
+        else:
+            kernel._refuse(
+                f"dims[{key!r}] is {value!r}",
+                'Write {"x": ("B", "D")} for a parameter, {"B": Dim(max=64)} for a dimension.',
+            )
+    shared: dict[int, str] = {}
+    for name, spec in specs.items():
+        named: list[Any] = []
+        for axis, dim in enumerate(spec.dims):
+            if isinstance(dim, Dim):
+                dim_name = shared.setdefault(id(dim), f"{name}{axis}")
+                facts[dim_name] = dim
+                named.append(dim_name)
+            elif isinstance(dim, str) and not dim.isidentifier():
+                kernel._refuse(f"parameter {name} has a dimension {dim!r}", "Dimensions are names.")
+            elif dim is None or dim is Ellipsis or isinstance(dim, str | int):
+                named.append(dim)
+            else:
+                what = f"parameter {name} has a dimension {dim!r}"
+                kernel._refuse(what, "Use names, ints, Dims, None, `...`.")
+        specs[name] = ArraySpec(tuple(named))
+    return specs, facts
+
+
+def _spec(annotation: Any, function: Callable[..., Any]) -> ArraySpec | None:
+    """`Array["B", "D"]` or `Annotated[Array, "B", "D"]`, also as text; None: another annotation."""
+    if isinstance(annotation, str):
+        closure = inspect.getclosurevars(function).nonlocals
+        try:
+            annotation = eval(annotation, function.__globals__, dict(closure))
+        except Exception as error:  # of whatever the user wrote
+            if "Array" in annotation:
+                raise CaptureError(
+                    describe(
+                        f"the annotation {annotation} does not evaluate: {error}",
+                        line=place(function.__code__.co_filename, function.__code__.co_firstlineno),
+                        remedy="Define what it names at the top of the module, or use dims=.",
+                    )
+                ) from error
+            return None
+    if isinstance(annotation, ArraySpec):
+        return annotation
+    if get_origin(annotation) is Annotated and get_args(annotation)[0] is Array:
+        return ArraySpec(get_args(annotation)[1:])
+    return None
+
+
+@overload
+def kernel(function: Callable[..., Any], /) -> Kernel: ...
+
+
+@overload
+def kernel(
+    *, dims: Mapping[str, Any] | None = None, static: Sequence[str] = ()
+) -> Callable[[Callable[..., Any]], Kernel]: ...
+
+
+def kernel(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    dims: Mapping[str, Any] | None = None,
+    static: Sequence[str] = (),
+) -> Kernel | Callable[[Callable[..., Any]], Kernel]:
+    """Make a Python function over arrays a fused operator.
+
+        @tilevm.kernel
+        def scale(x: Array["B", "D"], weight: Array["D"], eps: float):
+            return x * lang.rsqrt(lang.mean(x * x, -1, keepdims=True) + eps) * weight
+
+    It takes torch tensors on the CPU or NumPy arrays, and returns the same. Ints and floats are
+    run-time scalars; other values, and the arguments that `static` names, are fixed while tracing.
+    dims: `{"x": ("B", "D")}` names dimensions in place of annotations, `{"B": Dim(max=64)}` or
+    `{"B": 8}` says what is known of one; dimensions without a name are called x0, x1, ...
+    Raises: CaptureError, ShapeError, DTypeError, DeviceError, when called.
+    """
+    if function is None:
+        return lambda f: Kernel(f, dims or {}, static)
+    if not inspect.isfunction(function):
+        raise CaptureError(f"@tilevm.kernel decorates functions, not {function!r}")
+    return Kernel(function, dims or {}, static)
+
+
+__all__ = ["Kernel", "TilevmError", "kernel"]

@@ -1,0 +1,292 @@
+"""`tilevm.compile`: a function or module of PyTorch, captured once for all sizes.
+
+A call's arguments are flattened to tensors and numbers; what remains (structure, element types,
+ranks, constants) and the modes of PyTorch are the key of a capture. A capture has guards over the
+sizes and numbers of a call; where none holds, there is a new one.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilevm.config import config
+from tilevm.errors import CaptureError, DTypeError, ShapeError
+from tilevm.frontends import torch_capture, torch_tree
+from tilevm.frontends.torch_capture import Capture
+from tilevm.frontends.torch_import import Refused
+from tilevm.frontends.torch_state import State, modules_of
+from tilevm.ir.types import Dim
+from tilevm.stats import stats
+
+Dims = Mapping[str, Mapping[int, Dim]]
+
+MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
+
+_is_inference = torch.is_inference_mode_enabled
+_is_autocast = torch.is_autocast_enabled
+_has_grad = torch.is_grad_enabled
+_default_dtype = torch.get_default_dtype
+
+UNSEEN = (
+    "Not seen: globals and closures other than modules, attributes of modules other than\n"
+    "parameters, buffers, submodules and `training`, contents of files, random state of Python."
+)
+
+
+@dataclass
+class Family:
+    """All captures of one key; `reason` if it runs eagerly."""
+
+    captures: list[Capture] = field(default_factory=list)
+    reason: str = ""
+
+
+class Compiled:
+    """What `tilevm.compile` makes of a function. Call it as the function."""
+
+    def __init__(
+        self, fn: Callable[..., Any], dims: Dims | None = None, knobs: Mapping[str, Any] | None = None
+    ) -> None:
+        self._fn = fn
+        self._dims = dims
+        self._knobs = dict(knobs or {})
+        self._families: dict[tuple[Any, ...], Family] = {}
+        self._state: State | None = None
+        self._modules = modules_of(fn)
+        self._differentiable: Callable[..., Any] | None = None
+        if not isinstance(fn, nn.Module):
+            functools.update_wrapper(self, fn)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """`fn(*args, **kwargs)`."""
+        leaves: list[Any] = []
+        grad = _has_grad()
+        key: list[Any] = [
+            grad, _is_inference(), _is_autocast("cpu"), _default_dtype(), len(args),
+        ]  # fmt: skip
+        try:
+            for value in args:
+                torch_tree.signature(value, leaves, key)
+            for name, value in kwargs.items():
+                key.append(name)
+                torch_tree.signature(value, leaves, key)
+        except torch_tree.Unsupported as error:
+            return self._eager(str(error), args, kwargs)
+        state = self._state
+        if state is None or not state.same():
+            state = self._renew()
+        if grad and (state.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
+            return self._with_gradients(args, kwargs)
+        if key[2]:
+            return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
+        family = self._families.get(tuple(key))
+        if family is not None:
+            for capture in family.captures:
+                if capture.holds(leaves):
+                    try:
+                        return capture.run(leaves, args, kwargs)
+                    except (ShapeError, DTypeError):
+                        if capture.fits():
+                            raise
+                        family.captures.remove(capture)  # a parameter's shape or dtype changed
+                        break
+            if family.reason:
+                return self._eager(family.reason, args, kwargs)
+        return self._capture_and_run(tuple(key), leaves, args, kwargs)
+
+    def _renew(self) -> State:
+        """Forget captures: a parameter, buffer, submodule or training flag is another one."""
+        self._modules = modules_of(self._fn)
+        self._families.clear()
+        self._state = State(self._modules.values())
+        return self._state
+
+    def _capture_and_run(
+        self, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        family = self._families.setdefault(key, Family())
+        if len(family.captures) >= MOST_CAPTURES:
+            family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
+            return self._eager(family.reason, args, kwargs)
+        try:
+            capture = torch_capture.capture(
+                self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
+            )
+        except ShapeError:
+            raise
+        except Exception as error:
+            if config.debug:
+                raise
+            family.reason = reason_of(error)
+            return self._eager(family.reason, args, kwargs)
+        family.captures.insert(0, capture)
+        stats.add("captures")
+        return capture.run(leaves, args, kwargs)
+
+    def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
+        stats.add("flushes", f"eager: {reason}")
+        return self._fn(*args, **kwargs)
+
+    def _with_gradients(self, args: Any, kwargs: Any) -> Any:
+        """The same through Dynamo and AOTAutograd, which differentiate."""
+        if self._differentiable is None:
+            from tilevm.frontends.torch_graph import backend
+
+            self._differentiable = torch.compile(
+                self._fn, backend=functools.partial(backend, options=self._knobs), dynamic=True
+            )
+        return self._differentiable(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method, where a class holds this."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def captures(self) -> list[Capture]:
+        """All captures that are kept."""
+        return [c for family in self._families.values() for c in family.captures]
+
+    @property
+    def guards(self) -> str:
+        """What each capture assumes, one block a capture, and what is not seen."""
+        blocks = [
+            f"capture {number}: {capture.describe()}" for number, capture in enumerate(self.captures)
+        ]
+        eager = [f"eager: {f.reason}" for f in self._families.values() if f.reason]
+        return "\n".join([*blocks, *eager, _STATE_TEXT, UNSEEN])
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
+        from tilevm.tools.explain import explain
+
+        return explain(self)(*args, **kwargs)
+
+    def find(self, *args: Any, **kwargs: Any) -> Capture:
+        """The capture for these arguments; made if there is none. Raises: CaptureError."""
+        tree_leaves: list[Any] = []
+        torch_tree.signature((list(args), kwargs), tree_leaves, [])
+        with torch.no_grad():
+            self(*args, **kwargs)
+        for capture in self.captures:
+            if capture.holds_safely(tree_leaves):
+                return capture
+        reasons = [f.reason for f in self._families.values() if f.reason]
+        raise CaptureError(f"this call runs eagerly: {'; '.join(reasons) or 'unknown reason'}")
+
+
+_STATE_TEXT = (
+    "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
+    "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
+    "identity of parameters, buffers and submodules, `training` of each module."
+)
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def reason_of(error: Exception) -> str:
+    """One line that says why a capture failed."""
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+
+
+class CompiledModule(nn.Module):
+    """A module that runs compiled. Attributes, parameters and modes are those of the module."""
+
+    def __init__(self, module: nn.Module, dims: Dims | None, knobs: Mapping[str, Any]) -> None:
+        # The module's own dictionaries, so that whatever nn.Module does happens to the module.
+        own = self.__dict__
+        own.update(vars(module))
+        own["_tilevm"] = Compiled(module, dims, knobs)
+        own["_tilevm_module"] = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's result."""
+        return self._tilevm(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as a call."""
+        return self._tilevm(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        """Set the training flag of the module and all below."""
+        self._tilevm_module.train(mode)
+        self.__dict__["training"] = mode
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_tilevm_module"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._tilevm_module, name, value)
+        own, real = self.__dict__, vars(self._tilevm_module)
+        if name in real:
+            own[name] = real[name]
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._tilevm_module, name)
+        self.__dict__.pop(name, None)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        return type(self)(
+            copy.deepcopy(self._tilevm_module, memo), self._tilevm._dims, self._tilevm._knobs
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        compiled = self._tilevm
+        return CompiledModule, (self._tilevm_module, compiled._dims, compiled._knobs)
+
+    def __repr__(self) -> str:
+        return f"tilevm.compile({self._tilevm_module!r})"
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self._tilevm_module), "guards", "explain"})
+
+    @property
+    def guards(self) -> str:
+        """What each capture assumes."""
+        return str(self._tilevm.guards)
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
+        return self._tilevm.explain(*args, **kwargs)
+
+
+def compile(
+    fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, **knobs: Any
+) -> Any:
+    """Compile a function or module; also a decorator.
+
+    fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
+        again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
+        `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
+    dims: facts about sizes, `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}` by argument and axis.
+    knobs: of `tilevm.config`, for this function.
+
+    Returns a module for a module, with the same parameters; a callable for anything else.
+    """
+    if fn is None:
+        return functools.partial(compile, dims=dims, **knobs)
+    unknown = set(knobs) - set(config.values())
+    if unknown:
+        raise TypeError(
+            f"tilevm.compile has no option {', '.join(sorted(unknown))}; "
+            f"there are: dims, {', '.join(config.values())}"
+        )
+    if isinstance(fn, CompiledModule | Compiled):
+        return fn
+    if isinstance(fn, nn.Module):
+        return CompiledModule(fn, dims, knobs)
+    if not callable(fn):
+        raise TypeError(f"tilevm.compile takes a function or a module, not {fn!r}")
+    return Compiled(fn, dims, knobs)
+
+

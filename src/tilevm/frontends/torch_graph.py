@@ -1,0 +1,122 @@
+"""The door `torch.compile(model, backend="tilevm")`, and the home of `tilevm.compile`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from tilevm.config import config
+from tilevm.errors import TilevmError
+from tilevm.frontends import torch_program
+from tilevm.frontends.torch_compile import compile as compile
+from tilevm.frontends.torch_import import Refused
+from tilevm.frontends.torch_program import Captured
+from tilevm.stats import stats
+
+Compiled = Callable[..., Any]
+
+
+def backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Compiled:
+    """Compile a graph of Dynamo; the entry point of the backend "tilevm".
+
+    `mode` is accepted and changes nothing; `options` are knobs of `tilevm.config` for this graph.
+    A graph that cannot be imported runs eagerly, counted under `flushes` with the reason.
+    """
+    knobs = _knobs(options)
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    fakes = [node.meta.get("example_value") for node in placeholders]
+    try:
+        if not _needs_gradients(gm, fakes):
+            try:
+                return capture(gm, fakes, knobs).run
+            except torch_program.Mutates:
+                pass  # AOTAutograd makes it functional and writes back
+        return _through_autograd(gm, example_inputs, knobs)
+    except Exception as reason:
+        if config.debug:
+            raise
+        stats.add("flushes", f"eager: {_reason(reason)}")
+        return gm.forward
+
+
+def capture(gm: torch.fx.GraphModule, fakes: Sequence[Any], knobs: dict[str, Any]) -> Captured:
+    """Dynamo's graph as a program, without AOTAutograd. Raises: Refused."""
+    traced = to_aten(gm, fakes)
+    stats.add("captures")
+    return torch_program.build(traced.graph, fakes, knobs)
+
+
+def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
+    """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors."""
+    mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    # Autocast is resolved below the level at which composite operators are still whole.
+    autocast = torch.is_autocast_enabled("cpu") or any(
+        getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
+    )
+    interpreter = torch.fx.Interpreter(gm)
+    with mode or nullcontext(), torch.no_grad(), torch.fx.traceback.preserve_node_meta():
+        trace = make_fx(
+            interpreter.run,
+            tracing_mode="real",
+            pre_dispatch=not autocast,
+            _allow_non_fake_inputs=True,
+        )
+        return trace(*fakes)
+
+
+def _needs_gradients(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> bool:
+    required = any(isinstance(f, torch.Tensor) and f.requires_grad for f in fakes)
+    enables = any(
+        node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes
+    )
+    return required and (torch.is_grad_enabled() or enables)
+
+
+def _through_autograd(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], knobs: dict[str, Any]
+) -> Compiled:
+    from torch._dynamo.backends.common import aot_autograd
+
+    def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
+        return torch_program.compile_aten(graph, knobs)
+
+    compiled: Compiled = aot_autograd(
+        fw_compiler=lower,
+        bw_compiler=lower,
+        inference_compiler=lower,
+        decompositions=torch_program.backward_decompositions(),
+    )(gm, list(example_inputs))
+    stats.add("captures")
+    return compiled
+
+
+def _knobs(options: dict[str, Any] | None) -> dict[str, Any]:
+    known = config.values()
+    unknown = [name for name in options or () if name not in known]
+    if unknown:
+        warnings.warn(
+            f'torch.compile(backend="tilevm") ignores options {", ".join(unknown)}; '
+            f"there are: {', '.join(known)}",
+            stacklevel=2,
+        )
+    return {name: value for name, value in (options or {}).items() if name in known}
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+
+
+__all__ = ["TilevmError", "backend", "capture", "compile", "to_aten"]

@@ -1,0 +1,685 @@
+"""FX graphs of ATen operators, with FakeTensor metadata, as programs of the core."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+import torch.fx
+from torch._ops import OpOverload
+
+from tilevm.errors import CaptureError, DTypeError, ShapeError
+from tilevm.frontends import torch_ops
+from tilevm.frontends.torch_ops import Tensor, Unsupported
+from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.ir.types import KERNEL_DTYPES
+from tilevm.runtime import program as runtime
+
+MAX_RANK = 8
+
+# C functions with the operator's signature that are quicker to call than the OpOverload.
+FAST: dict[str, Callable[..., Any]] = {
+    "aten.mm.default": torch.mm,
+    "aten.bmm.default": torch.bmm,
+    "aten.addmm.default": torch.addmm,
+    "aten.baddbmm.default": torch.baddbmm,
+    "aten.matmul.default": torch.matmul,
+    "aten.linear.default": torch._C._nn.linear,
+    "aten.scaled_dot_product_attention.default": torch._C._nn.scaled_dot_product_attention,
+    "aten.conv1d.default": torch.conv1d,
+    "aten.conv2d.default": torch.conv2d,
+    "aten.cumsum.default": torch.cumsum,
+    "aten.sort.default": torch.sort,
+    "aten.topk.default": torch.topk,
+}
+
+# Called out by design: the reason is always the same.
+BY_DESIGN = {
+    **dict.fromkeys(
+        ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"), "matrix multiply"
+    ),
+    **dict.fromkeys(
+        ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), "attention"
+    ),
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), "convolution"),
+}
+
+# Checks that export and make_fx leave in the graph; shape guards say the same.
+ASSERTIONS = {
+    "aten._assert_tensor_metadata.default",
+    "aten._assert_async.msg",
+    "aten._assert_scalar.default",
+    "aten.sym_constrain_range.default",
+    "aten.sym_constrain_range_for_size.default",
+}
+_ITEM = {"aten.item.default", "aten._local_scalar_dense.default"}
+_STATE = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
+
+
+class Refused(CaptureError):
+    """This graph cannot become a program; it has to run eagerly. The message is the reason."""
+
+
+class Mutates(Refused):
+    """The graph changes an input, or a tensor that has views, in place."""
+
+
+class FloatInput:
+    """Stands for an input that is a Python float: the graph has a tensor and reads its item."""
+
+
+@dataclass(frozen=True)
+class CallOut:
+    """An operator that stays PyTorch's: which, why, where."""
+
+    name: str
+    reason: str
+    line: str | None
+
+
+@dataclass(frozen=True)
+class View:
+    """An output that shares memory with an input in eager code: operators to apply to the input."""
+
+    source: int  # input index
+    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]
+    sizes: tuple[Any, ...] = ()
+
+
+@dataclass
+class Imported:
+    """A program and what calling it takes.
+
+    `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
+    or a size expression (a Python int), or ("const", value).
+    """
+
+    program: runtime.Program
+    targets: list[Callable[..., Any]] = field(default_factory=list)
+    callouts: list[CallOut] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    orders: list[Sequence[int] | None] = field(default_factory=list)
+    int_symbols: dict[int, str] = field(default_factory=dict)
+    float_inputs: list[int] = field(default_factory=list)
+    input_names: list[str] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
+    not_one: list[Any] = field(default_factory=list)  # sizes assumed not to be 1, by squeeze
+
+    def compile(self) -> Callable[..., Any]:
+        """The executable. The program is empty afterwards."""
+        return runtime.compile_program(
+            self.program,
+            self.targets,
+            framework="torch",
+            input_names=self.input_names,
+            int_symbols=self.int_symbols,
+            output_orders=self.orders,
+        )
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32; `opaque` for what kernels and views do not know."""
+    name = str(dtype)[6:]
+    return name if name in _DTYPES else "opaque"
+
+
+_DTYPES = {*KERNEL_DTYPES, "float64", "float16", "int16", "int8", "uint8"}
+
+
+def line_of(node: torch.fx.Node) -> str | None:
+    """`model.py:41` of the innermost frame of the user's code."""
+    trace = node.meta.get("stack_trace")
+    if not trace:
+        return None
+    at = trace.rfind('File "')
+    if at < 0:
+        return None
+    path, _, rest = trace[at + 6 :].partition('", line ')
+    return f"{path.rpartition('/')[2]}:{rest.partition(',')[0].partition(chr(10))[0]}"
+
+
+def hints(sizes: Iterable[Any]) -> list[int]:
+    """Sizes as they are in the example; adds no guard."""
+    return [s if isinstance(s, int) else int(s.node.hint) for s in sizes]
+
+
+def order_of(value: torch.Tensor) -> list[int] | None:
+    """Dims outermost to innermost if the layout is dense and not row-major, else None."""
+    try:
+        shape, strides = hints(value.shape), hints(value.stride())
+    except (AttributeError, TypeError):
+        return None
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    order = sorted(dims, key=lambda d: -strides[d])
+    if order == dims:
+        return None
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            return None
+        expected *= shape[d]
+    inner = set(order)
+    return [d for d in range(len(shape)) if d not in inner] + order
+
+
+class Importer:
+    """Translates one graph, node by node. What `torch_ops` rows see as `b`."""
+
+    def __init__(self, graph: torch.fx.Graph, sizes: Sizes) -> None:
+        self.graph = graph
+        self.sizes = sizes
+        self.program = runtime.new_program()
+        self.result = Imported(self.program)
+        self.values: dict[torch.fx.Node, Any] = {}
+        self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.users: dict[int, int] = {}
+        self.line: str | None = None
+        self.node: torch.fx.Node | None = None
+        self._last_trace: tuple[str | None, str | None] = (None, None)
+
+    # What rows call -----------------------------------------------------------------------------
+
+    def add(self, op: str, *inputs: int, **params: Any) -> int:
+        """Append an operator of the table."""
+        return self.program.add(op, inputs, params, self.line)
+
+    def number(self, value: Any) -> int:
+        """A Python number, or a size, as a weak scalar."""
+        if isinstance(value, torch.SymInt):
+            return self.add("size_value", size=self.size(value))
+        if isinstance(value, torch.SymFloat):
+            known = self.values.get(value.node.expr)
+            if known is None:
+                raise Unsupported("an argument is a float computed from sizes")
+            return int(known)
+        if isinstance(value, torch.SymBool | complex):
+            raise Unsupported(f"an argument is a {type(value).__name__}")
+        return self.add("scalar", value=value)
+
+    def operand(self, value: Any) -> int:
+        """A tensor or a number as a value of the program."""
+        return value.id if isinstance(value, Tensor) else self.number(value)
+
+    def size(self, value: Any) -> int | str:
+        """A Python int or SymInt as the core takes it."""
+        return self.sizes.text(value)
+
+    def shape(self, sizes: Iterable[Any]) -> list[int | str]:
+        """Sizes as the core takes them."""
+        return [s if type(s) is int else self.sizes.text(s) for s in sizes]
+
+    def dtype(self, value: int) -> str:
+        """Name of the dtype of a value."""
+        return self.program.type(value)[0]
+
+    def cast(self, value: int, dtype: torch.dtype) -> int:
+        """`value` as dtype; the same value if it is that already."""
+        name = short_name(dtype)
+        kind, weak, _ = self.program.type(value)
+        return value if kind == name and not weak else self.add("cast", value, dtype=name)
+
+    def used(self, index: int) -> bool:
+        """Whether result `index` of the current node is used."""
+        assert self.node is not None
+        return any(
+            user.target is not operator.getitem or user.args[1] == index for user in self.node.users
+        )
+
+    def not_one(self, size: Any) -> None:
+        """Record that the graph is right only if `size` is not 1."""
+        if not isinstance(size, int):
+            self.result.not_one.append(size)
+
+    # Nodes --------------------------------------------------------------------------------------
+
+    def inputs(self, placeholders: Sequence[torch.fx.Node], values: Sequence[Any]) -> None:
+        """Append the graph's inputs; `values` are their FakeTensors, SymInts and numbers."""
+        result = self.result
+        for name, low, high, multiple in self.sizes.symbols():
+            self.program.symbol(name, low, high, multiple)
+        for place, (node, value) in enumerate(zip(placeholders, values, strict=True)):
+            index = len(result.input_names)
+            if isinstance(value, torch.Tensor):
+                if item := getattr(value, "item_memo", None):
+                    result.float_inputs.append(index)
+                    number = self.program.input("float64", [], True)
+                    self.values[item.node.expr] = number
+                    self.values[node] = number
+                else:
+                    self.check(value)
+                    number = self.program.input(short_name(value.dtype), self.shape(value.shape))
+                    self.values[node] = Tensor(number, value)
+            elif isinstance(value, FloatInput):
+                self.values[node] = self.program.input("float64", [], True)
+            elif isinstance(value, torch.SymFloat):
+                number = self.program.input("float64", [], True)
+                self.values[value.node.expr] = number
+            elif isinstance(value, torch.SymInt | int) and not isinstance(value, bool):
+                number = self.program.input("int64", [], True)
+                text = self.size(value)
+                if isinstance(text, str) and text.isidentifier():
+                    result.int_symbols[index] = text
+            else:
+                continue
+            result.input_names.append(node.name)
+            result.passed.append(place)
+
+    def check(self, value: torch.Tensor) -> None:
+        """Raise Refused for a tensor that programs cannot hold."""
+        if value.device.type != "cpu":
+            raise Refused(f"a tensor is on {value.device.type}")
+        if value.layout is not torch.strided:
+            raise Refused(f"a tensor is {value.layout}")
+        if value.dim() > MAX_RANK:
+            raise Refused(f"a tensor has rank {value.dim()}, more than {MAX_RANK}")
+
+    def run(self) -> None:
+        """Translate all nodes but inputs and outputs."""
+        mutations = Mutations(self.graph)
+        for node in self.graph.nodes:
+            if node.op == "call_function":
+                self.visit(node, mutations)
+            elif node.op == "get_attr":
+                if node not in self.values and node.users:
+                    raise Refused(f"the graph has a constant that is not an input: {node.target}")
+            elif node.op not in ("placeholder", "output"):
+                raise Refused(f"the graph has a {node.op}: {node.target}")
+
+    def visit(self, node: torch.fx.Node, mutations: Mutations) -> None:
+        target = node.target
+        if target is operator.getitem:
+            source = self.values.get(self.resolve(node.args[0]))
+            if source is not None:
+                self.values[node] = source[node.args[1]]
+            return
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymFloat) and str(target) in _ITEM:
+            source = self.values.get(node.args[0])
+            if not isinstance(source, int):
+                raise Refused("the value of a tensor is read")
+            self.values[value.node.expr] = source
+            return
+        if isinstance(value, torch.SymInt | int | torch.SymBool | bool | torch.SymFloat):
+            return  # users read the metadata
+        if not isinstance(target, OpOverload):
+            if getattr(target, "__name__", "") in _STATE:
+                return
+            raise Refused(f"the graph calls {getattr(target, '__name__', target)}")
+        name = str(target)
+        if name in ASSERTIONS:
+            return
+        if value is None:
+            raise Refused(f"{name} returns nothing")
+        self.node = node
+        trace = node.meta.get("stack_trace")
+        if trace is not self._last_trace[0]:
+            self._last_trace = (trace, line_of(node))
+        self.line = self._last_trace[1]
+        if target._schema.is_mutable:
+            mutations.check(node)
+            target, name = functional(target)
+        arguments = self.arguments(target, node)
+        tensors = value if isinstance(value, tuple | list) else (value,)
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                self.check(tensor)
+        results = self.lower(target, name, arguments, value)
+        self.values[node] = results
+        if node.target is not target:
+            self.replaced[mutations.mutated(node)] = node
+
+    def resolve(self, node: Any) -> Any:
+        """The node that holds what `node` holds now, after in-place operators."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node
+
+    def lower(self, target: OpOverload, name: str, arguments: list[Any], value: Any) -> Any:
+        """Apply the operator's row, or call out."""
+        try:
+            row = torch_ops.ROWS.get(name)
+            if row is None:
+                raise Unsupported(
+                    BY_DESIGN.get(target._schema.name[6:], "not in the table of operators")
+                )
+            for tensor in _tensors([arguments, value]):
+                if short_name(tensor.dtype) not in KERNEL_DTYPES:
+                    raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
+            out = row(self, value, *arguments)
+        except (Unsupported, Untranslatable, ShapeError, DTypeError) as reason:
+            return self.call_out(target, name, arguments, value, str(reason))
+        if isinstance(out, tuple):
+            return tuple(
+                v if v is None or isinstance(v, Tensor) else self.finish(v, f)
+                for v, f in zip(out, value, strict=True)
+            )
+        return out if isinstance(out, Tensor) else self.finish(out, value)
+
+    def finish(self, value: int, fake: torch.Tensor) -> Tensor:
+        """PyTorch's metadata is the truth: cast and shape where inference says otherwise."""
+        kind, weak, shape = self.program.type(value)
+        if weak or kind != short_name(fake.dtype):
+            value = self.add("cast", value, dtype=short_name(fake.dtype))
+        if len(shape) != fake.dim():
+            raise ShapeError(f"{self.line}: inferred rank {len(shape)}, PyTorch says {fake.dim()}")
+        return Tensor(value, fake)
+
+    def arguments(self, target: OpOverload, node: torch.fx.Node) -> list[Any]:
+        """Arguments in the schema's order, defaults filled in, nodes replaced by what they hold."""
+        filled: list[Any] = []
+        given, kwargs = node.args, node.kwargs
+        for position, argument in enumerate(target._schema.arguments):
+            if position < len(given):
+                filled.append(self.held(given[position]))
+            elif argument.name in kwargs:
+                filled.append(self.held(kwargs[argument.name]))
+            else:
+                filled.append(argument.default_value if argument.has_default_value() else None)
+        return filled
+
+    def held(self, argument: Any) -> Any:
+        """What an argument of a node stands for."""
+        if isinstance(argument, torch.fx.Node):
+            node = self.resolve(argument)
+            value = self.values.get(node)
+            if isinstance(value, Tensor | tuple):
+                return value
+            known = node.meta.get("val")
+            if isinstance(known, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
+                return known
+            raise Refused(f"{node} has no value")
+        if isinstance(argument, list | tuple):
+            return [self.held(item) for item in argument]
+        return argument
+
+    # Call-outs ----------------------------------------------------------------------------------
+
+    def call_out(
+        self, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
+    ) -> Any:
+        """Leave the operator to PyTorch."""
+        several = isinstance(value, tuple | list)
+        fakes = list(value) if several else [value]
+        if not all(isinstance(fake, torch.Tensor) for fake in fakes):
+            raise Refused(f"{name} returns something that is not a tensor")
+        types = [(short_name(f.dtype), False, tuple(self.shape(f.shape))) for f in fakes]
+        function, inputs = self.bind(target, name, arguments)
+        if isinstance(value, list):
+            function = _as_tuple(function)
+        self.result.callouts.append(CallOut(name, reason, self.line))
+        first = self.program.call(len(self.result.targets), inputs, types)
+        self.result.targets.append(function)
+        results = tuple(Tensor(first + i, fake) for i, fake in enumerate(fakes))
+        return results if several else results[0]
+
+    def bind(
+        self, target: OpOverload, name: str, arguments: list[Any]
+    ) -> tuple[Callable[..., Any], list[int]]:
+        """A function of the values in order that calls `target`, and the values.
+
+        The function is PyTorch's own where the arguments are just the tensors.
+        """
+        schema = target._schema.arguments
+        function = FAST.get(name, target)
+        last = len(arguments)
+        while last and schema[last - 1].has_default_value():
+            default = schema[last - 1].default_value
+            if arguments[last - 1] is not default and not _same(arguments[last - 1], default):
+                break
+            last -= 1
+        inputs: list[int] = []
+        constants: dict[str, Any] = {"f": function}
+        parts: list[str] = []
+        plain = True
+        for argument, given in zip(schema[:last], arguments, strict=False):
+            if argument.has_default_value() and _same(given, argument.default_value):
+                if argument.kwarg_only:
+                    continue
+            elif isinstance(given, Tensor) and not argument.kwarg_only:
+                inputs.append(given.id)
+                parts.append(f"a{len(inputs) - 1}")
+                continue
+            plain = False
+            text = self.source(given, inputs, constants)
+            parts.append(f"{argument.name}={text}" if argument.kwarg_only else text)
+        if plain:
+            return function, inputs
+        names = ", ".join(f"a{i}" for i in range(len(inputs)))
+        bound = eval(f"lambda {names}: f({', '.join(parts)})", constants)
+        bound.__name__ = bound.__qualname__ = name
+        return bound, inputs
+
+    def source(self, given: Any, inputs: list[int], constants: dict[str, Any]) -> str:
+        """Python source of an argument of a call-out; values it needs are appended to `inputs`."""
+        if isinstance(given, Tensor):
+            inputs.append(given.id)
+            return f"a{len(inputs) - 1}"
+        if isinstance(given, list | tuple):
+            return f"[{', '.join(self.source(item, inputs, constants) for item in given)}]"
+        if isinstance(given, torch.SymInt):
+            text = self.size(given)
+            if isinstance(text, int):
+                return str(text)
+            inputs.append(self.number(given))
+            return f"a{len(inputs) - 1}"
+        if isinstance(given, torch.SymFloat | torch.SymBool):
+            return self.computed(given, inputs)
+        if isinstance(given, bool | int) or given is None:
+            return repr(given)
+        constants[f"c{len(constants)}"] = given
+        return f"c{len(constants) - 1}"
+
+    def computed(self, given: Any, inputs: list[int]) -> str:
+        """A float or bool computed from sizes, as Python source."""
+        names: dict[Any, str] = {}
+        for symbol in given.node.expr.free_symbols:
+            known = self.values.get(symbol)
+            size = self.sizes.symbol_text(symbol) if known is None else None
+            inputs.append(
+                int(known) if known is not None else self.add("size_value", size=size)
+            )
+            names[symbol] = f"a{len(inputs) - 1}"
+        return self.sizes.python(given.node.expr, names)
+
+
+def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+    def as_tuple(*values: Any) -> tuple[Any, ...]:
+        return tuple(function(*values))
+
+    as_tuple.__name__ = getattr(function, "__name__", "call")
+    return as_tuple
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether an argument has its default's value."""
+    if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return type(a) is type(b) and bool(a == b)
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value.fake
+        elif isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def functional(target: OpOverload) -> tuple[OpOverload, str]:
+    """The operator that returns what an in-place one leaves in its argument."""
+    name = target._schema.name[6:]
+    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
+    overload = target._schema.overload_name or "default"
+    if packet is None or overload not in packet.overloads():
+        raise Mutates(f"{target} changes a tensor in place")
+    result: OpOverload = getattr(packet, overload)
+    return result, str(result)
+
+
+# Operators whose result may share memory with their first argument, though the schema is silent.
+_MAYBE_ALIAS = {
+    "reshape", "contiguous", "to", "type_as", "flatten", "expand_as", "view_as", "dropout",
+    "reshape_as", "float", "matrix_H", "_to_copy", "numpy_T", "unflatten", "lift_fresh",
+}  # fmt: skip
+
+
+class Mutations:
+    """Which in-place operators only change an intermediate that nobody else sees."""
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.order = {node: i for i, node in enumerate(graph.nodes)}
+        self.base: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.members: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+        self.any = False
+        for node in graph.nodes:
+            root = self._root(node)
+            self.base[node] = root
+            self.members.setdefault(root, []).append(node)
+
+    def _root(self, node: torch.fx.Node) -> torch.fx.Node:
+        if node.op != "call_function" or not node.args:
+            return node
+        source = node.args[0]
+        if node.target is operator.getitem:
+            return self.base.get(source, node) if isinstance(source, torch.fx.Node) else node
+        if not isinstance(node.target, OpOverload) or not isinstance(source, torch.fx.Node):
+            return node
+        schema = node.target._schema
+        self.any = self.any or schema.is_mutable
+        aliases = any(r.alias_info is not None for r in schema.returns)
+        if aliases or schema.name[6:] in _MAYBE_ALIAS:
+            return self.base.get(source, node)
+        return node
+
+    def mutated(self, node: torch.fx.Node) -> torch.fx.Node:
+        """The argument that an in-place operator changes."""
+        argument = node.args[0]
+        assert isinstance(argument, torch.fx.Node)
+        return argument
+
+    def check(self, node: torch.fx.Node) -> None:
+        """Raise Refused unless only `node`'s argument and result see the change."""
+        schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload
+        changed = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+        if len(changed) != 1 or (changed[0] is not schema.arguments[0] and (
+            changed[0].name != schema.arguments[0].name
+        )):
+            raise Mutates(f"{node.target} changes several tensors in place")
+        target = self.mutated(node)
+        root = self.base[target]
+        if root.op != "call_function":
+            raise Mutates(f"{node.target} changes an input in place")
+        now = self.order[node]
+        for member in self.members[root]:
+            if member is target or member is node or self.order[member] > now:
+                continue
+            same = self._identity(member, target)
+            if not same and any(self.order[user] > now for user in member.users):
+                raise Mutates(f"{node.target} changes a tensor that has views")
+
+    def _identity(self, a: torch.fx.Node, b: torch.fx.Node) -> bool:
+        """Whether a and b are results of in-place operators on each other: the same tensor."""
+        return self._same_tensor(a) is self._same_tensor(b)
+
+    def _same_tensor(self, node: torch.fx.Node) -> torch.fx.Node:
+        while (
+            isinstance(node.target, OpOverload)
+            and node.target._schema.is_mutable
+            and isinstance(node.args[0], torch.fx.Node)
+        ):
+            node = node.args[0]
+        return node
+
+
+def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> None:
+    """Append the graph's outputs. With `views`, those that alias an input stay views of it."""
+    result = importer.result
+    places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
+    seen: dict[int, int] = {}
+    for item in results:
+        if not isinstance(item, torch.fx.Node):
+            result.outputs.append(("const", item))
+            continue
+        node = importer.resolve(item)
+        view = view_of(importer, node, places) if views else None
+        if view is not None:
+            result.outputs.append(view)
+            continue
+        value = importer.values.get(node)
+        if isinstance(value, Tensor):
+            if value.id not in seen:
+                seen[value.id] = len(seen)
+                importer.program.output(value.id)
+                result.orders.append(order_of(value.fake))
+            result.outputs.append(seen[value.id])
+            continue
+        known = node.meta.get("val")
+        if isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
+            result.outputs.append(("size", known))
+        elif isinstance(known, int | float | bool) or known is None:
+            result.outputs.append(("const", known))
+        else:
+            raise Refused(f"output {node} is a {type(known).__name__}")
+
+
+def view_of(
+    importer: Importer, node: torch.fx.Node, places: dict[torch.fx.Node, int]
+) -> View | None:
+    """The View, if the node's memory is that of an input."""
+    steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
+    while node not in places:
+        target = node.target
+        if node.op != "call_function" or not node.args:
+            return None
+        source = node.args[0]
+        if not isinstance(source, torch.fx.Node):
+            return None
+        if target is operator.getitem:
+            steps.append((operator.getitem, (node.args[1],), {}))
+        elif isinstance(target, OpOverload) and not target._schema.is_mutable:
+            aliases = any(r.alias_info is not None for r in target._schema.returns)
+            if not aliases and target._schema.name[6:] not in _MAYBE_ALIAS:
+                return None
+            if not _same_storage(node.meta.get("val"), source.meta.get("val")):
+                return None
+            steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
+        else:
+            return None
+        node = importer.resolve(source)
+    if not isinstance(node.meta.get("val"), torch.Tensor):
+        return None
+    return View(places[node], tuple(reversed(steps)))
+
+
+def _same_storage(a: Any, b: Any) -> bool:
+    first = a[0] if isinstance(a, list | tuple) and a else a
+    if not isinstance(first, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return False
+    return first.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Arguments with nodes replaced by their metadata: ints and SymInts."""
+    return tuple(torch.fx.node.map_arg(a, lambda n: n.meta["val"]) for a in args)
+
+
+def _concrete_items(kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in kwargs.items():
+        yield name, torch.fx.node.map_arg(value, lambda n: n.meta["val"])
+
+
+def free_symbols(values: Iterable[Any]) -> set[sympy.Symbol]:
+    """Symbols of all sizes of tensors and SymInts."""
+    found: set[sympy.Symbol] = set()
+    for value in values:
+        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+        for size in sizes:
+            if isinstance(size, torch.SymInt | torch.SymFloat):
+                found |= size.node.expr.free_symbols
+    return found

@@ -1,0 +1,173 @@
+"""From an ATen graph to something to call: the executable, and what Python must do around it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.fx
+
+from tilevm.config import config
+from tilevm.frontends import torch_import
+from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Mutates, Refused, View
+from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.stats import stats
+
+__all__ = ["Captured", "FloatInput", "Mutates", "backward_decompositions", "build", "compile_aten"]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A compiled graph. `run` takes the graph's inputs and returns a tuple of its outputs."""
+
+    imported: Imported
+    sizes: Sizes
+    executable: Callable[..., Any]
+    run: Callable[..., Any]
+    graph: torch.fx.Graph
+
+
+def build(
+    graph: torch.fx.Graph, inputs: Sequence[Any], knobs: dict[str, Any], *, views: bool = True
+) -> Captured:
+    """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
+
+    Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
+    an input.
+    """
+    environment = next(
+        (s.node.shape_env for s in _symbolic(inputs)),
+        None,
+    )
+    try:
+        sizes = Sizes(inputs, environment)
+        importer = Importer(graph, sizes)
+        placeholders = graph.find_nodes(op="placeholder")
+        importer.inputs(placeholders, inputs)
+        importer.run()
+        (output,) = graph.find_nodes(op="output")
+        results = output.args[0]
+        results = results if isinstance(results, list | tuple) else (results,)
+        torch_import.outputs(importer, results, views)
+    except Untranslatable as error:
+        raise Refused(f"a size is not an expression of the inputs' sizes: {error}") from error
+    with config.patch(**knobs):
+        executable = importer.result.compile()
+    run = _around(importer.result, sizes, executable, len(placeholders))
+    return Captured(importer.result, sizes, executable, run, graph)
+
+
+def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:
+    """A functional graph of AOTAutograd, compiled; as it is, counted, if it cannot be."""
+    inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
+    try:
+        return build(gm.graph, inputs, knobs, views=False).run
+    except Exception as error:
+        if config.debug:
+            raise
+        stats.add("flushes", f"eager: {error}")
+        return gm.forward
+
+
+@cache
+def backward_decompositions() -> dict[Any, Callable[..., Any]]:
+    """Gradients of what the table has, in terms of the table."""
+    from torch._decomp import get_decompositions
+
+    aten = torch.ops.aten
+    table: dict[Any, Callable[..., Any]] = get_decompositions(
+        [
+            aten.gelu_backward,
+            aten.native_layer_norm_backward,
+            aten._softmax_backward_data,
+            aten._log_softmax_backward_data,
+            aten.tanh_backward,
+            aten.sigmoid_backward,
+            aten.silu_backward,
+            aten.threshold_backward,
+            aten.leaky_relu_backward,
+            aten.hardtanh_backward,
+            aten.slice_backward,
+            aten.select_backward,
+            aten.mse_loss,
+            aten.mse_loss_backward,
+            aten.native_dropout_backward,
+            aten._to_copy,
+        ]
+    )
+    table.pop(aten._to_copy.default, None)
+    return table
+
+
+def _symbolic(inputs: Sequence[Any]) -> Any:
+    for value in inputs:
+        if isinstance(value, torch.SymInt):
+            yield value
+        elif isinstance(value, torch.Tensor):
+            yield from (s for s in value.shape if isinstance(s, torch.SymInt))
+
+
+def _around(
+    result: Imported, sizes: Sizes, executable: Callable[..., Any], count: int
+) -> Callable[..., Any]:
+    """`executable` itself if it takes the inputs and gives the outputs as they are."""
+    same_inputs = result.passed == list(range(count)) and not result.float_inputs
+    if same_inputs and result.outputs == list(range(len(result.outputs))):
+        return executable
+    constants: dict[str, Any] = {"exe": executable, "getitem": operator.getitem, "math": __import__("math")}
+    names = [f"a{i}" for i in range(count)]
+    passed = [
+        f"a{i}.item()" if position in result.float_inputs else f"a{i}"
+        for position, i in enumerate(result.passed)
+    ]
+    needs: set[Any] = set()
+    written = {symbol: f"z{i}" for i, (symbol, _, _) in enumerate(sizes.sources)}
+
+    def source(size: Any) -> str:
+        expr = sizes.expr(size)
+        needs.update(expr.free_symbols)
+        missing = [s for s in expr.free_symbols if s not in written]
+        if missing:
+            raise Refused(f"an output is {expr}, which is not an expression of the inputs' sizes")
+        return sizes.python(expr, written)
+
+    def constant(value: Any) -> str:
+        if isinstance(value, torch.SymInt | torch.SymBool | torch.SymFloat):
+            return source(value)
+        if isinstance(value, list | tuple):
+            return f"[{', '.join(constant(v) for v in value)}]"
+        name = f"k{len(constants)}"
+        constants[name] = value
+        return name
+
+    def view(item: View) -> str:
+        text = f"a{item.source}"
+        for function, args, kwargs in item.steps:
+            parts = [text, *(constant(a) for a in args)]
+            parts += [f"{k}={constant(v)}" for k, v in kwargs.items()]
+            text = f"{constant(function)}({', '.join(parts)})"
+        return text
+
+    outputs = []
+    for item in result.outputs:
+        if isinstance(item, int):
+            outputs.append(f"o[{item}]")
+        elif isinstance(item, View):
+            outputs.append(view(item))
+        else:
+            kind, value = item
+            outputs.append(source(value) if kind == "size" else constant(value))
+    bindings = [
+        f"  {written[s]} = a{i}" + (f".shape[{d}]" if d >= 0 else "")
+        for s, i, d in sizes.sources
+        if s in needs
+    ]
+    lines = [f"def run({', '.join(names)}):", f"  o = exe({', '.join(passed)})", *bindings]
+    lines.append(f"  return ({''.join(f'{o}, ' for o in outputs)})")
+    exec("\n".join(lines), constants)  # noqa: S102
+    run: Callable[..., Any] = constants["run"]
+    return run

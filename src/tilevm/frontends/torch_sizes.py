@@ -1,0 +1,188 @@
+"""PyTorch's symbolic sizes (sympy) as the core's text, and as Python source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import sympy
+import torch
+
+MOST = 2**63 - 1
+
+
+class Untranslatable(ValueError):
+    """An expression that sizes of the core cannot express."""
+
+
+def _text(expr: Any, name: Callable[[Any], str]) -> str:
+    """The core's text of an integer expression."""
+    if isinstance(expr, sympy.Symbol):
+        return name(expr)
+    if isinstance(expr, sympy.Integer | int):
+        value = int(expr)
+        return str(value) if value >= 0 else f"(0 - {-value})"
+    if isinstance(expr, sympy.Add):
+        out = ""
+        terms = sorted(expr.args, key=lambda t: bool(t.could_extract_minus_sign()))
+        for term in terms:
+            negative = bool(term.could_extract_minus_sign())
+            part = _text(-term if negative else term, name)
+            if out:
+                out += f" - {part}" if negative else f" + {part}"
+            else:
+                out = f"0 - {part}" if negative else part
+        return f"({out})"
+    if isinstance(expr, sympy.Mul):
+        if any(isinstance(a, sympy.Rational) and not a.is_integer for a in expr.args):
+            raise Untranslatable(str(expr))
+        return "(" + "*".join(_text(a, name) for a in expr.args) + ")"
+    if isinstance(expr, sympy.Pow):
+        base, exponent = expr.args
+        if not (isinstance(exponent, sympy.Integer) and 0 < int(exponent) <= 8):
+            raise Untranslatable(str(expr))
+        return "(" + "*".join([_text(base, name)] * int(exponent)) + ")"
+    kind = type(expr).__name__
+    if kind in ("FloorDiv", "CleanDiv"):
+        a, b = (_text(x, name) for x in expr.args)
+        return f"({a}//{b})"
+    if kind == "CeilDiv":
+        a, b = (_text(x, name) for x in expr.args)
+        return f"(({a} + {b} - 1)//{b})"
+    if kind in ("Mod", "PythonMod"):
+        a, b = (_text(x, name) for x in expr.args)
+        return f"({a} % {b})"
+    if kind in ("Max", "Min"):
+        parts = [_text(x, name) for x in expr.args]
+        out = parts[0]
+        for part in parts[1:]:
+            out = f"{kind.lower()}({out}, {part})"
+        return out
+    if kind in ("Identity", "TruncToInt") and len(expr.args) == 1:
+        return _text(expr.args[0], name)
+    raise Untranslatable(str(expr))
+
+
+class Sizes:
+    """Symbols of one graph: their names and ranges, and text of expressions over them.
+
+    A symbol that no input's size or int shows as itself is solved for: if some input's size is
+    `a*s + b`, then that size becomes the symbol and s is written in terms of it.
+    """
+
+    def __init__(self, inputs: Iterable[Any], shape_env: Any) -> None:
+        self.env = shape_env
+        self._texts: dict[Any, int | str] = {}
+        self._names: dict[sympy.Symbol, str] = {}
+        self._solved: dict[sympy.Symbol, sympy.Expr] = {}
+        self.sources: list[tuple[sympy.Symbol, int, int]] = []  # symbol, input, dim (-1: an int)
+        self.divides: list[tuple[sympy.Expr, int]] = []  # expression that must be a multiple
+        derived: list[tuple[sympy.Expr, int, int]] = []
+        for index, value in enumerate(inputs):
+            for dim, expr in _expressions(value):
+                if isinstance(expr, sympy.Symbol):
+                    if expr not in self._names:
+                        self._names[expr] = str(expr)
+                        self.sources.append((expr, index, dim))
+                elif expr.free_symbols:
+                    derived.append((expr, index, dim))
+        for expr, index, dim in derived:
+            unknown = [s for s in expr.free_symbols if s not in self._names | self._solved]
+            if not unknown:
+                continue
+            if len(unknown) > 1:
+                raise Untranslatable(f"{expr}: more than one unknown")
+            self._solve(expr, unknown[0], index, dim)
+
+    def _solve(self, expr: sympy.Expr, symbol: sympy.Symbol, index: int, dim: int) -> None:
+        rest = expr.subs(symbol, 0)
+        factor = sympy.simplify((expr - rest) / symbol)
+        if factor.free_symbols or not factor.is_integer:
+            raise Untranslatable(f"{expr}: cannot be solved for {symbol}")
+        fresh = sympy.Symbol(f"d{index}_{dim if dim >= 0 else 'n'}", integer=True)
+        self._names[fresh] = str(fresh)
+        self.sources.append((fresh, index, dim))
+        from torch.utils._sympy.functions import FloorDiv
+
+        self._solved[symbol] = FloorDiv(fresh - rest, factor)
+        self.divides.append((fresh - rest, int(factor)))
+
+    def symbols(self) -> Iterator[tuple[str, int, int, int]]:
+        """Name, min, max, multiple_of of each symbol."""
+        for symbol, name in self._names.items():
+            bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
+            low, high = 0, MOST
+            if bounds is not None:
+                low, high = _bound(bounds.lower, 0), _bound(bounds.upper, MOST)
+            yield name, max(low, -MOST), min(high, MOST), 1
+
+    def expr(self, size: Any) -> Any:
+        """The expression of a SymInt over the symbols of `sources`."""
+        expr = size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) else size
+        return self.over_sources(expr)
+
+    def over_sources(self, expr: Any) -> Any:
+        """`expr` over the symbols of `sources`."""
+        if self._solved and getattr(expr, "free_symbols", None):
+            expr = expr.xreplace(self._solved)
+        return expr
+
+    def text(self, size: Any) -> int | str:
+        """A Python int, SymInt or sympy expression as the core takes it."""
+        if isinstance(size, int):
+            return size
+        expr = size.node.expr if isinstance(size, torch.SymInt) else size
+        known = self._texts.get(expr)
+        if known is None:
+            full = self.over_sources(expr)
+            known = int(full) if isinstance(full, sympy.Integer) else _strip(_text(full, self._name))
+            self._texts[expr] = known
+        return known
+
+    def symbol_text(self, symbol: sympy.Symbol) -> int | str:
+        """The core's text of a symbol."""
+        return self.text(symbol)
+
+    def _name(self, symbol: sympy.Symbol) -> str:
+        name = self._names.get(symbol)
+        if name is None:
+            raise Untranslatable(f"{symbol} depends on data")
+        return name
+
+    def python(self, expr: Any, names: Mapping[Any, str]) -> str:
+        """`expr` as Python source; `names` says how each symbol is written."""
+        from torch.utils._sympy.printers import PythonPrinter
+
+        class Printer(PythonPrinter):  # type: ignore[misc]  # torch's printers have no types
+            def _print_Symbol(self, symbol: Any) -> str:
+                return names[symbol]
+
+            def _print_ToFloat(self, made: Any) -> str:
+                return f"float({self._print(made.args[0])})"
+
+        return str(Printer().doprint(expr))
+
+
+def _bound(value: Any, infinite: int) -> int:
+    return int(value) if isinstance(value, sympy.Integer) else infinite
+
+
+def _strip(text: str) -> str:
+    """`text` without parentheses around all of it."""
+    if text.startswith("("):
+        depth = 0
+        for i, c in enumerate(text):
+            depth += (c == "(") - (c == ")")
+            if depth == 0:
+                return text[1:-1] if i == len(text) - 1 else text
+    return text
+
+
+def _expressions(value: Any) -> Iterator[tuple[int, Any]]:
+    """(dim, expression) of each symbolic size of an input; dim -1 for a SymInt itself."""
+    if isinstance(value, torch.Tensor):
+        for dim, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                yield dim, size.node.expr
+    elif isinstance(value, torch.SymInt):
+        yield -1, value.node.expr

@@ -1,0 +1,227 @@
+"""Nested arguments and results: what is a tensor or number in them, and how to build them again."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+ATOMS = (str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None))
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """Leaf number `index`."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The value itself."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Same:
+    """The container at `path` of the arguments."""
+
+    path: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """A container: `kind` is sequence, mapping, record (dataclass) or object."""
+
+    kind: str
+    type: type
+    keys: tuple[Any, ...]
+    children: tuple[Any, ...]
+
+
+Tree = Leaf | Constant | Same | Branch
+
+
+def is_leaf(value: Any) -> bool:
+    """Whether `value` is a tensor or a number that may differ from call to call."""
+    return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or (
+        type(value) in (int, float)
+    )
+
+
+def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:
+    """Kind, keys and children of a container; None for anything else."""
+    kind = type(value)
+    if kind in (list, tuple) or isinstance(value, tuple | list):
+        return "sequence", tuple(range(len(value))), tuple(value)
+    if isinstance(value, dict):
+        record = dataclasses.is_dataclass(value)
+        return "record" if record else "mapping", tuple(value.keys()), tuple(value.values())
+    if dataclasses.is_dataclass(value) or _is_object(value):
+        fields = vars(value)
+        return "object", tuple(fields), tuple(fields.values())
+    return None
+
+
+def _is_object(value: Any) -> bool:
+    """Whether `value` is plain data with attributes: a cache, a configuration."""
+    if isinstance(value, torch.nn.Module | ATOMS) or callable(value):
+        return False
+    return hasattr(value, "__dict__") and type(value).__module__ != "builtins"
+
+
+def flatten(value: Any, leaves: list[Any], known: dict[int, tuple[Any, ...]] | None = None) -> Tree:
+    """The tree of `value`; its leaves are appended. `known`: ids of containers of the arguments."""
+    if is_leaf(value):
+        leaves.append(value)
+        return Leaf(len(leaves) - 1)
+    if known is not None and id(value) in known:
+        return Same(known[id(value)])
+    found = parts(value)
+    if found is None:
+        return Constant(value)
+    kind, keys, children = found
+    built = tuple(flatten(child, leaves, known) for child in children)
+    return Branch(kind, type(value), keys, built)
+
+
+def build(tree: Tree, leaves: Any) -> Any:
+    """The value that `tree` describes, with these leaves."""
+    if isinstance(tree, Leaf):
+        return leaves[tree.index]
+    if isinstance(tree, Constant):
+        return tree.value
+    if isinstance(tree, Same):
+        raise TypeError("a reference to an argument outside a result")
+    return make(tree, [build(child, leaves) for child in tree.children])
+
+
+def make(branch: Branch, children: list[Any]) -> Any:
+    """A container with these children."""
+    kind: Any = branch.type
+    if branch.kind == "sequence":
+        if kind in (list, tuple):
+            return kind(children)
+        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+    named = dict(zip(branch.keys, children, strict=True))
+    if branch.kind == "mapping":
+        return named if kind is dict else kind(named)
+    if branch.kind == "record":
+        return kind(**named)
+    made = object.__new__(kind)
+    made.__dict__.update(named)
+    return made
+
+
+def containers(
+    value: Any, path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(path, container) of each container in `value`, outermost first."""
+    found = None if is_leaf(value) else parts(value)
+    if found is None:
+        return
+    yield path, value
+    kind, keys, children = found
+    for key, child in zip(keys, children, strict=True):
+        yield from containers(child, (*path, (kind, key)))
+
+
+def step_source(kind: str, key: Any) -> str:
+    """Python source of one step from a container to its child."""
+    return f".{key}" if kind == "object" else f"[{key!r}]"
+
+
+def source(tree: Tree, leaf: Callable[[int], str], constants: dict[str, Any], root: str) -> str:
+    """Python source that builds `tree`; `constants` collects what the source refers to."""
+    if isinstance(tree, Leaf):
+        return leaf(tree.index)
+    if isinstance(tree, Constant):
+        if tree.value is None or tree.value is True or tree.value is False:
+            return repr(tree.value)
+        return _named(tree.value, constants)
+    if isinstance(tree, Same):
+        return root + "".join(step_source(kind, key) for kind, key in tree.path)
+    children = [source(child, leaf, constants, root) for child in tree.children]
+    joined = "".join(f"{child}, " for child in children)
+    if tree.type is tuple:
+        return f"({joined})"
+    if tree.type is list:
+        return f"[{joined}]"
+    if tree.kind == "mapping" and tree.type in (dict, OrderedDict) or tree.kind == "record":
+        pairs = ", ".join(
+            f"{_named(k, constants)}: {c}" for k, c in zip(tree.keys, children, strict=True)
+        )
+        if tree.type is dict:
+            return f"{{{pairs}}}"
+        if tree.kind == "record" and all(str(k).isidentifier() for k in tree.keys):
+            named = ", ".join(f"{k}={c}" for k, c in zip(tree.keys, children, strict=True))
+            return f"{_named(tree.type, constants)}({named})"
+        return f"{_named(tree.type, constants)}({{{pairs}}})"
+    return f"{_named(make, constants)}({_named(tree, constants)}, [{joined}])"
+
+
+def _named(value: Any, constants: dict[str, Any]) -> str:
+    if type(value) in (str, int):
+        return repr(value)
+    for name, known in constants.items():
+        if known is value:
+            return name
+    name = f"k{len(constants)}"
+    constants[name] = value
+    return name
+
+
+class Unsupported(TypeError):
+    """An argument that cannot be part of a key."""
+
+
+def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
+    """Append the leaves of `value`, in the order of `flatten`, and what identifies its structure.
+
+    Tensors: element type, rank, whether a gradient is wanted, order of dims in memory.
+    """
+    kind = type(value)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        leaves.append(value)
+        key.append((value.dtype, value.dim(), value.requires_grad))
+        if not value.is_contiguous():
+            key.append(layout(value))
+    elif kind is int or kind is float:
+        leaves.append(value)
+        key.append(kind)
+    elif value is None or kind is bool or kind is str:
+        key.append((kind, value))
+    elif kind is tuple or kind is list:
+        key.append((kind, len(value)))
+        for item in value:
+            signature(item, leaves, key)
+    elif kind is dict:
+        key.append(tuple(value))
+        for item in value.values():
+            signature(item, leaves, key)
+    elif isinstance(value, torch.Tensor):
+        raise Unsupported(f"an argument is a {kind.__name__}")
+    else:
+        found = parts(value)
+        if found is None:
+            try:
+                hash(value)
+            except TypeError:
+                raise Unsupported(f"an argument is an unhashable {kind.__name__}") from None
+            key.append((kind, value))
+            return
+        key.append((kind, found[1]))
+        for item in found[2]:
+            signature(item, leaves, key)
+
+
+def layout(value: torch.Tensor) -> tuple[int, ...]:
+    """Dims by decreasing stride; those of stride 0 are marked by their complement."""
+    strides = value.stride()
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    return tuple(d if strides[d] else ~d for d in order)

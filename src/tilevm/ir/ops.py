@@ -1,0 +1,351 @@
+"""THE operator table: every operator of the graph, once.
+
+The C++ enumeration, property and decomposition tables, the reference evaluator, `docs/ops.md`, the
+front ends' coverage list and the random-program generator come from these rows. Typing rules are
+names of a closed set that the core implements (`core/program/infer.cpp`).
+
+A meaning takes NumPy arrays in order, then the parameters by name. Floating point arrives as
+float64 (the reference evaluator rounds to the node's dtype afterwards), sizes as ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import erf
+from typing import Any
+
+import numpy as np
+
+Array = Any  # np.ndarray of any dtype
+
+
+class Class(Enum):
+    """What the fuser needs to know of an operator."""
+
+    ELEMENTWISE = "elementwise"  # operands broadcast; one instruction an element
+    REDUCE = "reduce"  # folds axes
+    VIEW = "view"  # same elements, other strides; free on a buffer
+    LAYOUT = "layout"  # copies into parts of a new buffer
+    GATHER = "gather"  # loads at run-time indices
+    CREATE = "create"  # no tensor inputs
+    COMPOSITE = "composite"  # always decomposed
+    CALL = "call"  # runs outside, through a call-out
+
+
+class Kind(Enum):
+    """Kind of an operator's parameter."""
+
+    AXIS = "axis"  # int, negative counts from the end
+    AXES = "axes"  # list of ints; empty means all
+    SIZE = "size"  # size expression
+    SIZES = "sizes"  # list of size expressions
+    DTYPE = "dtype"
+    INT = "int"
+    BOOL = "bool"
+    NUMBER = "number"  # Python int, float or bool
+
+
+@dataclass(frozen=True)
+class Param:
+    """A parameter that is part of the program; `default` None means required."""
+
+    name: str
+    kind: Kind
+    default: Any = None
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row.
+
+    `inputs` is the number of tensor operands (-1: any number, at least 1). `rule` names the typing
+    rule. `families` are the types for which an instruction `<instr>_<type>` exists: f (float32 and
+    bfloat16), i (int32 and int64), b (bool). `decomposition` is graph text over `x` (`y`, ...) and
+    the parameters, see `ir/generate.py`; operators with one never reach the fuser.
+    """
+
+    name: str
+    cls: Class
+    inputs: int
+    rule: str
+    meaning: Callable[..., Any] | None
+    doc: str
+    params: tuple[Param, ...] = ()
+    instr: str = ""
+    families: str = ""
+    decomposition: str = ""
+    aliases: tuple[str, ...] = ()
+
+
+# Meanings that are more than one NumPy call -----------------------------------------------------
+
+
+def _quiet(fn: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return fn(*args, **kwargs)
+
+    return run
+
+
+def _erf(x: Array) -> Array:
+    return np.vectorize(erf, otypes=[np.float64])(np.asarray(x))
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _gelu(x: Array) -> Array:
+    return np.where(x == -np.inf, -0.0, 0.5 * x * (1.0 + _erf(x * 0.7071067811865476)))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    inner = np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
+    return 0.5 * x * (1.0 + inner)
+
+
+def _int_pow(a: Array, b: Array) -> Array:
+    result, base, exponent = np.ones_like(a), a.copy(), np.where(b < 0, 0, b)
+    while np.any(exponent > 0):
+        result = np.where(exponent & 1, result * base, result)
+        base, exponent = base * base, exponent >> 1
+    negative = np.where(a == 1, 1, np.where(a == -1, np.where(b & 1, -1, 1), 0))
+    return np.where(b < 0, negative, result).astype(a.dtype)
+
+
+def _pow(a: Array, b: Array) -> Array:
+    if np.issubdtype(a.dtype, np.integer):
+        a, b = np.broadcast_arrays(a, b)
+        return _int_pow(a, b)
+    return np.power(a, b)
+
+
+def _shift_left(a: Array, b: Array) -> Array:
+    out = (b < 0) | (b >= a.dtype.itemsize * 8)
+    return np.where(out, 0, np.left_shift(a, np.where(out, 0, b))).astype(a.dtype)
+
+
+def _shift_right(a: Array, b: Array) -> Array:
+    out = (b < 0) | (b >= a.dtype.itemsize * 8)
+    sign = np.where(a < 0, -1, 0)
+    return np.where(out, sign, np.right_shift(a, np.where(out, 0, b))).astype(a.dtype)
+
+
+def _axes(x: Array, axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(a % x.ndim for a in axes) if len(axes) else tuple(range(x.ndim))
+
+
+def _reduce(fn: Callable[..., Any], *, empty: float | None = None) -> Callable[..., Any]:
+    def run(x: Array, axes: Sequence[int], keepdims: bool) -> Array:
+        extra = {} if empty is None or x.size else {"initial": empty}
+        return np.asarray(fn(x, axis=_axes(x, axes), keepdims=keepdims, **extra))
+
+    return _quiet(run)
+
+
+def _mean(x: Array, axes: Sequence[int], keepdims: bool) -> Array:
+    over = _axes(x, axes)
+    count = np.float64(np.prod([x.shape[a] for a in over], dtype=np.int64))
+    return np.sum(x, axis=over, keepdims=keepdims) / count
+
+
+def _var(x: Array, axes: Sequence[int], keepdims: bool, correction: float) -> Array:
+    over = _axes(x, axes)
+    count = np.float64(np.prod([x.shape[a] for a in over], dtype=np.int64))
+    centred = x - np.sum(x, axis=over, keepdims=True) / count
+    return np.sum(centred * centred, axis=over, keepdims=keepdims) / np.maximum(
+        count - correction, 0.0
+    )
+
+
+def _arg(best: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Array, axis: int, keepdims: bool) -> Array:
+        nan = np.isnan(x) if np.issubdtype(x.dtype, np.floating) else np.zeros(x.shape, bool)
+        first_nan = np.argmax(nan, axis=axis, keepdims=keepdims)
+        any_nan = np.any(nan, axis=axis, keepdims=keepdims)
+        return np.where(any_nan, first_nan, best(x, axis=axis, keepdims=keepdims)).astype(np.int64)
+
+    return run
+
+
+def _slice(x: Array, axis: int, start: int, stop: int, step: int) -> Array:
+    index: list[Any] = [slice(None)] * x.ndim
+    index[axis] = slice(start, stop, step)
+    return x[tuple(index)]
+
+
+def _pad(x: Array, low: Sequence[int], high: Sequence[int], value: float) -> Array:
+    return np.pad(x, list(zip(low, high, strict=True)), constant_values=value)
+
+
+def _gather(x: Array, index: Array, axis: int) -> Array:
+    kept = [slice(n) for n in index.shape]
+    kept[axis] = slice(None)
+    return np.take_along_axis(x[tuple(kept)], index.astype(np.int64), axis=axis)
+
+
+def _softmax(x: Array, axis: int) -> Array:
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
+    return e / np.sum(e, axis=axis, keepdims=True)
+
+
+def _log_softmax(x: Array, axis: int) -> Array:
+    shifted = x - np.max(x, axis=axis, keepdims=True, initial=-np.inf)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
+
+
+def _layer_norm(x: Array, axes: Sequence[int], eps: float) -> Array:
+    over = _axes(x, axes)
+    return (x - _mean(x, over, True)) / np.sqrt(_var(x, over, True, 0.0) + eps)
+
+
+def _rms_norm(x: Array, axes: Sequence[int], eps: float) -> Array:
+    return x / np.sqrt(_mean(x * x, _axes(x, axes), True) + eps)
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+_E = Class.ELEMENTWISE
+
+
+def _float_unary(name: str, meaning: Callable[..., Any], doc: str, *aliases: str) -> Op:
+    """Float in, float out; integers and bools become float32, as in PyTorch."""
+    return Op(name, _E, 1, "float_unary", _quiet(meaning), doc, (), name, "f", aliases=aliases)
+
+
+def _rounding(name: str, meaning: Callable[..., Any], doc: str) -> Op:
+    return Op(name, _E, 1, "round_unary", meaning, doc, (), name, "f")
+
+
+def _predicate(name: str, meaning: Callable[..., Any], doc: str) -> Op:
+    return Op(name, _E, 1, "predicate", meaning, doc, (), name, "f")
+
+
+def _binary(
+    name: str, meaning: Callable[..., Any], doc: str, rule: str = "promote", families: str = "fi"
+) -> Op:
+    return Op(name, _E, 2, rule, _quiet(meaning), doc, (), name, families)
+
+
+def _compare(name: str, meaning: Callable[..., Any], doc: str) -> Op:
+    return Op(name, _E, 2, "compare", meaning, doc, (), name, "fi")
+
+
+_AXES = Param("axes", Kind.AXES, ())
+_KEEP = Param("keepdims", Kind.BOOL, False)
+_AXIS = Param("axis", Kind.AXIS)
+
+
+def _reduction(name: str, rule: str, meaning: Callable[..., Any], doc: str, families: str) -> Op:
+    instr = {"amax": "max", "amin": "min"}.get(name, name)
+    return Op(name, Class.REDUCE, 1, rule, meaning, doc, (_AXES, _KEEP), instr, families)
+
+
+OPS: tuple[Op, ...] = (
+    # unary
+    Op("abs", _E, 1, "same", np.abs, "|x|", (), "abs", "fi"),
+    Op("neg", _E, 1, "same_number", np.negative, "-x", (), "neg", "fi"),
+    Op("sign", _E, 1, "same", np.sign, "-1, 0 or 1 by the sign of x; NaN gives 0", (), "sign", "fi"),
+    Op("relu", _E, 1, "same_number", lambda x: np.maximum(x, np.zeros((), x.dtype)), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum x, z"),
+    Op("logical_not", _E, 1, "predicate", np.logical_not, "not x", (), "not", "b"),
+    Op("bitwise_not", _E, 1, "same_integer", np.invert, "~x", (), "not", "ib"),
+    _float_unary("exp", np.exp, "e^x"),
+    _float_unary("exp2", np.exp2, "2^x"),
+    _float_unary("expm1", np.expm1, "e^x - 1"),
+    _float_unary("log", np.log, "natural logarithm"),
+    _float_unary("log2", np.log2, "binary logarithm"),
+    _float_unary("log1p", np.log1p, "log(1 + x)"),
+    _float_unary("sqrt", np.sqrt, "square root"),
+    _float_unary("rsqrt", lambda x: 1.0 / np.sqrt(x), "1 / sqrt(x)"),
+    _float_unary("reciprocal", lambda x: 1.0 / np.asarray(x), "1 / x"),
+    _float_unary("sin", np.sin, "sine"),
+    _float_unary("cos", np.cos, "cosine"),
+    _float_unary("tan", np.tan, "tangent"),
+    _float_unary("tanh", np.tanh, "hyperbolic tangent"),
+    _float_unary("sigmoid", _sigmoid, "1 / (1 + e^-x)"),
+    _float_unary("erf", _erf, "error function"),
+    _float_unary("silu", lambda x: x * _sigmoid(x), "x * sigmoid(x)"),
+    _float_unary("gelu", _gelu, "x * normal cumulative function (erf form)"),
+    _float_unary("gelu_tanh", _gelu_tanh, "gelu by its tanh approximation"),
+    _rounding("floor", np.floor, "floor; integers unchanged"),
+    _rounding("ceil", np.ceil, "ceiling; integers unchanged"),
+    _rounding("round", np.rint, "nearest integer, ties to even; integers unchanged"),
+    _rounding("trunc", np.trunc, "towards zero; integers unchanged"),
+    _predicate("isnan", np.isnan, "x is NaN"),
+    _predicate("isinf", np.isinf, "x is an infinity"),
+    _predicate("isfinite", np.isfinite, "x is neither infinite nor NaN"),
+    # binary
+    Op("add", _E, 2, "promote", _quiet(np.add), "x + y; of bools: or", (), "add", "fi"),
+    Op("sub", _E, 2, "promote_number", _quiet(np.subtract), "x - y", (), "sub", "fi"),
+    Op("mul", _E, 2, "promote", _quiet(np.multiply), "x * y; of bools: and", (), "mul", "fi"),
+    Op("div", _E, 2, "promote_float", _quiet(np.divide), "x / y, true division", (), "div", "f"),
+    _binary("floor_div", np.floor_divide, "floor of x / y, as Python's //", "promote_number"),
+    _binary("remainder", np.remainder, "x modulo y with the sign of y, as Python's %", "promote_number"),
+    _binary("fmod", np.fmod, "x modulo y with the sign of x", "promote_number"),
+    _binary("pow", _pow, "x to the power y", "promote_number"),
+    Op("maximum", _E, 2, "promote", np.maximum, "larger; NaN if either is NaN", (), "maximum", "fi"),
+    Op("minimum", _E, 2, "promote", np.minimum, "smaller; NaN if either is NaN", (), "minimum", "fi"),
+    Op("atan2", _E, 2, "promote_float", np.arctan2, "angle of the point (y, x)", (), "atan2", "f"),
+    _compare("eq", np.equal, "x == y"),
+    _compare("ne", np.not_equal, "x != y"),
+    _compare("lt", np.less, "x < y"),
+    _compare("le", np.less_equal, "x <= y"),
+    _compare("gt", np.greater, "x > y"),
+    _compare("ge", np.greater_equal, "x >= y"),
+    Op("logical_and", _E, 2, "logical", np.logical_and, "x and y", (), "and", "b"),
+    Op("logical_or", _E, 2, "logical", np.logical_or, "x or y", (), "or", "b"),
+    Op("logical_xor", _E, 2, "logical", np.logical_xor, "x differs from y", (), "xor", "b"),
+    Op("bitwise_and", _E, 2, "promote_integer", np.bitwise_and, "x & y", (), "and", "ib"),
+    Op("bitwise_or", _E, 2, "promote_integer", np.bitwise_or, "x | y", (), "or", "ib"),
+    Op("bitwise_xor", _E, 2, "promote_integer", np.bitwise_xor, "x ^ y", (), "xor", "ib"),
+    Op("shift_left", _E, 2, "promote_shift", _shift_left, "x << y; 0 if y is out of range", (), "shl", "i"),
+    Op("shift_right", _E, 2, "promote_shift", _shift_right, "x >> y, arithmetic", (), "shr", "i"),
+    # ternary, casts
+    Op("where", _E, 3, "where", np.where, "y if x else z", (), "select", "fib"),
+    Op("clamp", _E, 3, "promote", lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), "min(max(x, y), z), NaN passes", decomposition="m = maximum x, y; r = minimum m, z"),
+    Op("cast", _E, 1, "cast", None, "x as dtype; float to int truncates", (Param("dtype", Kind.DTYPE),)),
+    # create
+    Op("full", Class.CREATE, 0, "full", None, "a tensor filled with value", (Param("shape", Kind.SIZES), Param("value", Kind.NUMBER), Param("dtype", Kind.DTYPE))),
+    Op("iota", Class.CREATE, 0, "iota", lambda size, start, step: np.arange(size, dtype=np.int64) * step + start, "int64 [size]: start, start + step, ...", (Param("size", Kind.SIZE), Param("start", Kind.SIZE, 0), Param("step", Kind.SIZE, 1))),
+    Op("scalar", Class.CREATE, 0, "scalar", lambda value: np.asarray(value), "a Python number; promotes weakly, as in PyTorch", (Param("value", Kind.NUMBER),)),
+    Op("size_value", Class.CREATE, 0, "size_value", lambda size: np.int64(size), "the size as a Python int scalar", (Param("size", Kind.SIZE),)),
+    # reductions
+    _reduction("sum", "reduce_sum", _reduce(np.sum), "sum; integers and bools to int64", "fi"),
+    _reduction("prod", "reduce_sum", _reduce(np.prod), "product; integers and bools to int64", "fi"),
+    _reduction("amax", "reduce_same", _reduce(np.max), "maximum, NaN if any is NaN", "fi"),
+    _reduction("amin", "reduce_same", _reduce(np.min), "minimum, NaN if any is NaN", "fi"),
+    _reduction("any", "reduce_bool", _reduce(np.any), "some element is true", "b"),
+    _reduction("all", "reduce_bool", _reduce(np.all), "every element is true", "b"),
+    Op("argmax", Class.REDUCE, 1, "reduce_index", _arg(np.argmax), "index of the first maximum; NaN is largest", (_AXIS, _KEEP), "argmax", "fi"),
+    Op("argmin", Class.REDUCE, 1, "reduce_index", _arg(np.argmin), "index of the first minimum; NaN is smallest", (_AXIS, _KEEP), "argmin", "fi"),
+    Op("mean", Class.COMPOSITE, 1, "reduce_float", _quiet(_mean), "mean", (_AXES, _KEEP), decomposition="s = sum x, axes, keepdims; n = count x, axes; r = div s, n"),
+    Op("var", Class.COMPOSITE, 1, "reduce_float", _quiet(_var), "variance, divided by max(count - correction, 0)", (_AXES, _KEEP, Param("correction", Kind.NUMBER, 1)), decomposition="k = sum x, axes, true; n = count x, axes; m = div k, n; d = sub x, m; q = mul d, d; s = sum q, axes, keepdims; c = scalar correction; f = sub n, c; z = scalar 0; g = maximum f, z; r = div s, g"),
+    # views
+    Op("reshape", Class.VIEW, 1, "reshape", lambda x, shape: np.reshape(x, shape), "same elements in row-major order, new shape", (Param("shape", Kind.SIZES),)),
+    Op("permute", Class.VIEW, 1, "permute", lambda x, axes: np.transpose(x, axes), "axis i of the result is axis axes[i] of x", (Param("axes", Kind.AXES),)),
+    Op("expand", Class.VIEW, 1, "expand", lambda x, shape: np.broadcast_to(x, shape), "broadcast to shape", (Param("shape", Kind.SIZES),)),
+    Op("slice", Class.VIEW, 1, "slice", _slice, "x[start:stop:step] on an axis, step >= 1; bounds as Python's", (_AXIS, Param("start", Kind.SIZE), Param("stop", Kind.SIZE), Param("step", Kind.INT, 1))),
+    Op("select", Class.VIEW, 1, "select", lambda x, axis, index: np.take(x, index, axis=axis), "x[index] on an axis", (_AXIS, Param("index", Kind.SIZE))),
+    Op("unsqueeze", Class.VIEW, 1, "unsqueeze", lambda x, axis: np.expand_dims(x, axis), "insert an axis of size 1 (axis in the result)", (_AXIS,)),
+    Op("squeeze", Class.VIEW, 1, "squeeze", lambda x, axes: np.squeeze(x, tuple(axes)), "drop axes of size 1", (Param("axes", Kind.AXES),)),
+    Op("flip", Class.VIEW, 1, "flip", lambda x, axes: np.flip(x, tuple(axes)), "reverse axes", (Param("axes", Kind.AXES),)),
+    # layout
+    Op("concat", Class.LAYOUT, -1, "concat", lambda *xs, axis: np.concatenate(xs, axis), "join along an axis", (_AXIS,)),
+    Op("pad", Class.LAYOUT, 1, "pad", _pad, "constant padding; low and high per axis, at least 0", (Param("low", Kind.SIZES), Param("high", Kind.SIZES), Param("value", Kind.NUMBER, 0))),
+    # gather
+    Op("gather", Class.GATHER, 2, "gather", _gather, "x[..., y[i], ...] element by element along an axis (torch.gather)", (_AXIS,), "gather", "fib"),
+    Op("take", Class.GATHER, 2, "take", lambda x, index, axis: np.take(x, index, axis=axis), "x indexed by the tensor y on an axis (index_select, embedding for axis 0)", (_AXIS,), "gather", "fib"),
+    # rows that stay recognisable until the core decomposes them
+    Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; r = div e, s"),
+    Op("log_softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_log_softmax), "log(softmax(x)) over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; l = log s; r = sub d, l"),
+    Op("layer_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_layer_norm), "(x - mean) / sqrt(var + eps); weight and bias are separate operators", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="k = sum x, axes, true; n = count x, axes; m = div k, n; d = sub x, m; q = mul d, d; s = sum q, axes, true; v = div s, n; c = scalar eps; w = add v, c; i = rsqrt w; r = mul d, i"),
+    Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; s = sum q, axes, true; n = count x, axes; v = div s, n; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
+    # outside
+    Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
+    Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),
+)  # fmt: skip
+
+BY_NAME: dict[str, Op] = {name: op for op in OPS for name in (op.name, *op.aliases)}

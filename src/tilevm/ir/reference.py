@@ -1,0 +1,144 @@
+"""What a graph means: slow, obvious, and what every tier is tested against.
+
+Floats are computed in float64. A value is rounded to its node's dtype where it leaves the graph,
+where an operator is not continuous (it compares, rounds, takes the index of an extremum, or tests
+for zero), and by an explicit cast. Integers wrap. bfloat16 arrays are those of ml_dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tilevm.errors import ShapeError
+from tilevm.ir.graph import Graph, Node
+from tilevm.ir.ops import BY_NAME, Array, Kind
+from tilevm.ir.types import FLOATS, AnySize, Size, Type, numpy_dtype, size_value
+from tilevm.runtime import program as runtime
+
+# What happens to the operands, by typing rule. Both start from float64; rules in neither take
+# their operands as they are.
+_AS_RESULT = frozenset(  # converted to the result's dtype
+    "same same_number same_integer float_unary promote promote_number promote_float "
+    "promote_integer promote_shift reduce_sum reduce_same reduce_float float_axis float_axes "
+    "concat matmul".split()
+)
+_ROUNDED = frozenset(  # rounded to their common dtype
+    "compare logical predicate round_unary reduce_bool reduce_index".split()
+)
+_ROUNDED_OPERATORS = frozenset(("floor_div", "remainder", "fmod", "sign"))
+
+
+def evaluate(
+    graph: Graph, *arrays: Any, targets: Sequence[Callable[..., Any]] = ()
+) -> tuple[Array, ...]:
+    """The results of `graph` for these arrays or numbers; `targets` are what its calls call.
+
+    Raises: ShapeError, if an array's sizes contradict the type of its parameter.
+    """
+    env = bind(graph, arrays)
+    types = graph.types()
+    values: dict[str, Array] = {}
+    for (name, type_), array in zip(graph.params, arrays, strict=True):
+        values[name] = _working(round_to(array, type_.dtype), type_.dtype)
+    with np.errstate(all="ignore"):
+        for node in graph.nodes:
+            inputs = [values[name] for name in node.inputs]
+            in_types = [types[name] for name in node.inputs]
+            outputs = _run(node, inputs, in_types, env, targets)
+            values.update(zip(node.out, outputs, strict=True))
+        return tuple(round_to(values[name], types[name].dtype) for name in graph.results)
+
+
+def bind(graph: Graph, arrays: Sequence[Any]) -> dict[str, int]:
+    """The values of the graph's symbols, from the arrays' sizes. Raises: ShapeError."""
+    env: dict[str, int] = {}
+    names = {symbol.name for symbol in graph.symbols}
+    shaped = [(name, t, np.shape(a)) for (name, t), a in zip(graph.params, arrays, strict=True)]
+    for name, type_, shape in shaped:
+        if len(shape) != len(type_.shape):
+            raise ShapeError(f"parameter {name} is {type_}; got {list(shape)}, of another rank")
+        for size, actual in zip(type_.shape, shape, strict=True):
+            if isinstance(size, Size) and size.text in names:
+                env.setdefault(size.text, actual)
+    for name, type_, shape in shaped:
+        if _sizes(type_.shape, env) != shape:
+            raise ShapeError(f"parameter {name} is {type_}; got {list(shape)}, where {env}")
+    return env
+
+
+def round_to(array: Any, dtype: str) -> Array:
+    """`array` as an array of that dtype."""
+    return np.asarray(array).astype(numpy_dtype(dtype))
+
+
+def _working(array: Any, dtype: str) -> Array:
+    """`array` in the type that the evaluator computes `dtype` in; integers wrap."""
+    return np.asarray(array).astype(np.float64 if dtype in FLOATS else numpy_dtype(dtype))
+
+
+def _promoted(x: Array, dtype: str) -> Array:
+    """An operand of an operator that computes in `dtype`: integers are rounded to it."""
+    return _working(round_to(x, dtype) if x.dtype.kind in "iu" else x, dtype)
+
+
+def _common(types: Sequence[Type]) -> str:
+    """The dtype to which operands of these types are promoted, as the core says."""
+    if len({t.dtype for t in types}) == 1:
+        return types[0].dtype
+    program = runtime.new_program()
+    inputs = [program.input(t.dtype, [], t.weak) for t in types]
+    return program.type(program.add("maximum", inputs, {}, None))[0]
+
+
+def _sizes(sizes: Sequence[AnySize], env: dict[str, int]) -> tuple[int, ...]:
+    return tuple(size_value(size, env) for size in sizes)
+
+
+def _run(
+    node: Node,
+    inputs: list[Array],
+    types: list[Type],
+    env: dict[str, int],
+    targets: Sequence[Callable[..., Any]],
+) -> list[Array]:
+    row, result = BY_NAME[node.op], node.types[0]
+    params = dict(node.params)
+    for param in row.params:
+        value = params[param.name]
+        if param.kind is Kind.SIZES:
+            params[param.name] = _sizes(value, env)
+        elif param.kind is Kind.SIZE:
+            params[param.name] = size_value(value, env)
+    if "shape" in params:  # without -1
+        params["shape"] = _sizes(result.shape, env)
+
+    if row.name == "call":
+        stored = [round_to(x, t.dtype) for x, t in zip(inputs, types, strict=True)]
+        found = targets[params["target"]](*stored)
+        many = found if isinstance(found, tuple | list) else [found]
+        return [_working(x, t.dtype) for x, t in zip(many, node.types, strict=True)]
+    if row.name == "full":
+        return [np.full(params["shape"], _working(params["value"], result.dtype))]
+    if row.name == "cast":
+        return [_working(_cast(round_to(inputs[0], types[0].dtype), result.dtype), result.dtype)]
+    if row.name == "where":
+        condition = round_to(inputs[0], types[0].dtype).astype(bool)
+        inputs = [condition, *(_working(x, result.dtype) for x in inputs[1:])]
+    elif row.rule in _ROUNDED or row.name in _ROUNDED_OPERATORS:
+        common = _common(types)
+        inputs = [_working(round_to(x, common), common) for x in inputs]
+    elif row.rule in _AS_RESULT:
+        inputs = [_promoted(x, result.dtype) for x in inputs]
+    if row.meaning is None:
+        raise NotImplementedError(f"the table gives {row.name} no meaning")
+    return [_working(row.meaning(*inputs, **params), result.dtype)]
+
+
+def _cast(x: Array, dtype: str) -> Array:
+    """Rounds to `dtype`; floats that no int64 holds become its least."""
+    if x.dtype.kind not in "iub" and dtype not in FLOATS and dtype != "bool":
+        x = x.astype(np.int64)
+    return round_to(x, dtype)

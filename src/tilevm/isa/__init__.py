@@ -1,0 +1,1 @@
+"""The bytecode's instruction table and what is generated from it."""

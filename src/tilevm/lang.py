@@ -1,0 +1,451 @@
+"""The language of `@tilevm.kernel`: functions on arrays, named as in NumPy and torch.
+
+Each operator of the table (docs/ops.md) that takes only arrays is a function of its name:
+`exp(x)`, `maximum(x, y)`, `where(condition, x, y)`. The others are below. Operands may be arrays,
+Python numbers and sizes; dtypes promote as in PyTorch. All are methods of arrays too.
+"""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tilevm.errors import describe
+from tilevm.frontends.symbolic import Array as Array  # noqa: PLC0414  # a public name here
+from tilevm.frontends.symbolic import SymbolicSize, Trace, own_file, refuse
+from tilevm.ir.ops import BY_NAME
+
+float32, bfloat16, float16, float64 = "float32", "bfloat16", "float16", "float64"
+int64, int32, int16, int8, uint8 = "int64", "int32", "int16", "int8", "uint8"
+bool_ = "bool"
+inf, nan, pi, e = float("inf"), float("nan"), 3.141592653589793, 2.718281828459045
+
+Axis = int | Sequence[int] | None
+AnyDim = int | SymbolicSize
+
+# NumPy's and torch's other names of operators in the table.
+_ALIASES = {
+    "absolute": "abs",
+    "negative": "neg",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "div",
+    "true_divide": "div",
+    "floor_divide": "floor_div",
+    "mod": "remainder",
+    "power": "pow",
+    "arctan2": "atan2",
+    "equal": "eq",
+    "not_equal": "ne",
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "invert": "bitwise_not",
+    "left_shift": "shift_left",
+    "right_shift": "shift_right",
+    "bitwise_left_shift": "shift_left",
+    "bitwise_right_shift": "shift_right",
+}
+
+own_file(__file__)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "bool":
+        return bool_
+    row = BY_NAME.get(_ALIASES.get(name, name))
+    if row is None or row.params or row.inputs < 1 or name.startswith("_"):
+        raise AttributeError(f"tilevm.lang has no {name!r}: docs/ops.md lists the operators")
+    op, count = row.name, row.inputs
+
+    def apply(*operands: Any) -> Array:
+        if len(operands) != count:
+            raise TypeError(
+                describe(f"takes {count} operands, got {len(operands)}", operator=f"lang.{name}")
+            )
+        return _trace(*operands).add(op, *operands)
+
+    apply.__name__ = apply.__qualname__ = name
+    apply.__doc__ = row.doc
+    globals()[name] = apply
+    return apply
+
+
+def __dir__() -> list[str]:
+    own = [name for name in globals() if not name.startswith("_")]
+    rows = [name for name, op in BY_NAME.items() if not op.params and op.inputs > 0]
+    return sorted({*own, *rows, *_ALIASES})
+
+
+def _trace(*operands: Any) -> Trace:
+    return next((x.trace for x in operands if isinstance(x, Array)), None) or Trace.current()
+
+
+def _array(x: Any) -> Array:
+    """`x` as an array: numbers and sizes become arrays of rank 0."""
+    if isinstance(x, Array):
+        return x
+    trace = Trace.current()
+    return Array(trace, trace.lift(x))
+
+
+def _axes(axis: Axis) -> tuple[int, ...]:
+    """Axes as the table has them: empty means all."""
+    if axis is None:
+        return ()
+    return (axis,) if isinstance(axis, int) else tuple(axis)
+
+
+def _listed(shape: tuple[Any, ...]) -> tuple[AnyDim, ...]:
+    """`(2, 3)` of both f(2, 3) and f((2, 3))."""
+    if len(shape) == 1 and isinstance(shape[0], tuple | list):
+        return tuple(shape[0])
+    return shape
+
+
+# Elementwise ------------------------------------------------------------------------------------
+
+
+def square(x: Any) -> Array:
+    """X * x."""
+    return _trace(x).add("mul", x, x)
+
+
+def clip(x: Any, low: Any = None, high: Any = None) -> Array:
+    """`x` limited to low..high; None: no limit. NaN passes."""
+    if low is not None and high is not None:
+        return _trace(x, low, high).add("clamp", x, low, high)
+    if low is None and high is None:
+        refuse("clip without limits", "Give low or high.")
+    return _trace(x).add("minimum" if low is None else "maximum", x, high if low is None else low)
+
+
+clamp = clip
+
+
+def gelu(x: Any, approximate: str = "none") -> Array:
+    """The Gaussian error linear unit; approximate: "none" (by erf) or "tanh"."""
+    if approximate not in ("none", "tanh"):
+        refuse(f"gelu(approximate={approximate!r})", 'Use "none" or "tanh".')
+    return _trace(x).add("gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+def cast(x: Any, dtype: Any) -> Array:
+    """`x` with elements of `dtype`; floats are truncated towards zero to ints."""
+    return _trace(x).add("cast", x, dtype=dtype)
+
+
+astype = to = cast
+
+
+# Reductions -------------------------------------------------------------------------------------
+
+
+def sum(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Sum over axes, None: all. Integers and bools add up as int64."""
+    return _trace(x).add("sum", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def prod(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Product over axes, None: all. Integers and bools multiply as int64."""
+    return _trace(x).add("prod", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def mean(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Mean over axes, None: all."""
+    return _trace(x).add("mean", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def max(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Largest value over axes, None: all. NaN if there is one."""
+    return _trace(x).add("amax", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def min(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Smallest value over axes, None: all. NaN if there is one."""
+    return _trace(x).add("amin", x, axes=_axes(axis), keepdims=keepdims)
+
+
+amax, amin = max, min
+
+
+def var(x: Any, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Array:
+    """Variance over axes, None: all; the divisor is the count less `correction`, as in torch."""
+    return _trace(x).add("var", x, axes=_axes(axis), keepdims=keepdims, correction=correction)
+
+
+def std(x: Any, axis: Axis = None, keepdims: bool = False, correction: float = 1) -> Array:
+    """Square root of `var`."""
+    return _trace(x).add("sqrt", var(x, axis, keepdims, correction))
+
+
+def any(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether some element is true (not zero)."""
+    return _trace(x).add("any", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def all(x: Any, axis: Axis = None, keepdims: bool = False) -> Array:
+    """Whether every element is true (not zero)."""
+    return _trace(x).add("all", x, axes=_axes(axis), keepdims=keepdims)
+
+
+def argmax(x: Any, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Index of the first largest value on an axis, None: in the flattened array."""
+    return _arg("argmax", x, axis, keepdims)
+
+
+def argmin(x: Any, axis: int | None = None, keepdims: bool = False) -> Array:
+    """Index of the first smallest value on an axis, None: in the flattened array."""
+    return _arg("argmin", x, axis, keepdims)
+
+
+def _arg(op: str, x: Any, axis: int | None, keepdims: bool) -> Array:
+    if axis is not None:
+        return _trace(x).add(op, x, axis=axis, keepdims=keepdims)
+    found = _trace(x).add(op, reshape(x, -1), axis=0)
+    return reshape(found, [1] * _array(x).ndim) if keepdims else found
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+
+def softmax(x: Any, axis: int = -1) -> Array:
+    """exp(x) divided by its sum over the axis, without overflow."""
+    return _trace(x).add("softmax", x, axis=axis)
+
+
+def log_softmax(x: Any, axis: int = -1) -> Array:
+    """log(softmax(x, axis)), without overflow."""
+    return _trace(x).add("log_softmax", x, axis=axis)
+
+
+def layer_norm(
+    x: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = None
+) -> Array:
+    """(x - mean) / sqrt(variance + eps) * weight + bias.
+
+    Over `axis`; None: the axes of `weight`, or the last one if there is no weight.
+    """
+    normal = _trace(x).add("layer_norm", x, axes=_norm_axes(weight, axis), eps=eps)
+    return _scaled(normal, weight, bias)
+
+
+def rms_norm(x: Any, weight: Any = None, eps: float = 1e-6, axis: Axis = None) -> Array:
+    """X / sqrt(mean(x * x) + eps) * weight; axis as in `layer_norm`."""
+    normal = _trace(x).add("rms_norm", x, axes=_norm_axes(weight, axis), eps=eps)
+    return _scaled(normal, weight, None)
+
+
+def _norm_axes(weight: Any, axis: Axis) -> tuple[int, ...]:
+    if axis is not None:
+        return _axes(axis)
+    rank = weight.ndim if isinstance(weight, Array) else 1
+    return tuple(range(-rank, 0)) if rank else (-1,)
+
+
+def _scaled(x: Array, weight: Any, bias: Any) -> Array:
+    x = x if weight is None else x.trace.add("mul", x, weight)
+    return x if bias is None else x.trace.add("add", x, bias)
+
+
+# Views and layout -------------------------------------------------------------------------------
+
+
+def reshape(x: Any, *shape: Any) -> Array:
+    """The same elements in row-major order in another shape; one size may be -1."""
+    return _trace(x).add("reshape", x, shape=_listed(shape))
+
+
+view = reshape
+
+
+def permute(x: Any, *axes: Any) -> Array:
+    """Axis i of the result is axis axes[i] of `x`."""
+    return _trace(x).add("permute", x, axes=_listed(axes))
+
+
+def transpose(x: Any, *axes: Any) -> Array:
+    """Two axes swapped, as in torch; without axes, all reversed."""
+    x, order = _array(x), _listed(axes)
+    if len(order) != 2:
+        return permute(x, *order) if order else x.T
+    full = list(range(x.ndim))
+    a, b = order
+    full[a], full[b] = full[b], full[a]
+    return permute(x, *full)
+
+
+def expand(x: Any, *shape: Any) -> Array:
+    """`x` broadcast to a shape; -1 keeps a size."""
+    return _trace(x).add("expand", x, shape=_listed(shape))
+
+
+broadcast_to = expand
+
+
+def unsqueeze(x: Any, axis: int) -> Array:
+    """A dimension of size 1 inserted, at `axis` of the result."""
+    return _trace(x).add("unsqueeze", x, axis=axis)
+
+
+expand_dims = unsqueeze
+
+
+def squeeze(x: Any, axis: int | Sequence[int]) -> Array:
+    """Dimensions of size 1 dropped."""
+    return _trace(x).add("squeeze", x, axes=_axes(axis))
+
+
+def flip(x: Any, axis: Axis = None) -> Array:
+    """Axes reversed, None: all."""
+    axes = _axes(axis) or tuple(range(_array(x).ndim))
+    return _trace(x).add("flip", x, axes=axes)
+
+
+def slice(x: Any, axis: int, start: AnyDim, stop: AnyDim, step: int = 1) -> Array:
+    """x[start:stop:step] on an axis."""
+    return _trace(x).add("slice", x, axis=axis, start=start, stop=stop, step=step)
+
+
+def select(x: Any, axis: int, index: AnyDim) -> Array:
+    """x[index] on an axis."""
+    array = _array(x)
+    return array[(*[builtins.slice(None)] * (axis % array.ndim), index)]
+
+
+def concat(arrays: Sequence[Any], axis: int = 0) -> Array:
+    """Arrays joined along an axis."""
+    return _trace(*arrays).add("concat", *arrays, axis=axis)
+
+
+concatenate = cat = concat
+
+
+def stack(arrays: Sequence[Any], axis: int = 0) -> Array:
+    """Arrays joined along a new axis."""
+    return concat([unsqueeze(x, axis) for x in arrays], axis)
+
+
+def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array]:
+    """Parts along an axis: that many of equal size, or parts of the sizes listed.
+
+    Raises: ShapeError, if parts cannot be equal.
+    """
+    x = _array(x)
+    axis %= x.ndim
+    if isinstance(sections, int):
+        shape = x.shape
+        parts = reshape(x, *shape[:axis], sections, shape[axis] // sections, *shape[axis + 1 :])
+        return [select(parts, axis, i) for i in range(sections)]
+    result: list[Array] = []
+    start: AnyDim = 0
+    for size in sections:
+        result.append(slice(x, axis, start, start + size))
+        start = start + size
+    return result
+
+
+def pad(x: Any, low: Sequence[AnyDim], high: Sequence[AnyDim], value: float = 0) -> Array:
+    """`low[i]` elements before and `high[i]` after the others on each axis i."""
+    return _trace(x).add("pad", x, low=tuple(low), high=tuple(high), value=value)
+
+
+# Gathers and products ---------------------------------------------------------------------------
+
+
+def take(x: Any, index: Any, axis: int = 0) -> Array:
+    """The slices of `x` on an axis that an array of ints names; embedding is axis 0."""
+    return _trace(x, index).add("take", x, index, axis=axis)
+
+
+def gather(x: Any, index: Any, axis: int) -> Array:
+    """x[..., index[i], ...] element by element on an axis, as torch.gather."""
+    return _trace(x, index).add("gather", x, index, axis=axis)
+
+
+def embedding(index: Any, weight: Any) -> Array:
+    """Rows of `weight`, as torch.nn.functional.embedding."""
+    return take(weight, index, 0)
+
+
+# New arrays -------------------------------------------------------------------------------------
+
+
+def full(shape: Any, value: Any, dtype: Any = None) -> Array:
+    """An array filled with a number; without dtype float32, int64 or bool as the number is."""
+    shape = _listed((shape,)) if isinstance(shape, tuple | list) else (shape,)
+    if isinstance(value, Array | SymbolicSize):
+        value = _array(value)
+        if dtype is not None or value.type.weak:
+            value = cast(value, dtype or strong(value.dtype))
+        return expand(value, *shape)
+    dtype = dtype or strong({bool: "bool", int: "int64"}.get(type(value), "float64"))
+    return Trace.current().add("full", shape=shape, value=value, dtype=dtype)
+
+
+def zeros(shape: Any, dtype: Any = float32) -> Array:
+    """An array of zeros."""
+    return full(shape, 0, dtype)
+
+
+def ones(shape: Any, dtype: Any = float32) -> Array:
+    """An array of ones."""
+    return full(shape, 1, dtype)
+
+
+def full_like(x: Array, value: Any, dtype: Any = None) -> Array:
+    """An array of the shape and dtype of `x`, filled with a number."""
+    return full(x.shape, value, dtype or x.dtype)
+
+
+def zeros_like(x: Array, dtype: Any = None) -> Array:
+    """Zeros in the shape and dtype of `x`."""
+    return full_like(x, 0, dtype)
+
+
+def ones_like(x: Array, dtype: Any = None) -> Array:
+    """Ones in the shape and dtype of `x`."""
+    return full_like(x, 1, dtype)
+
+
+def arange(start: AnyDim, stop: AnyDim | None = None, step: int = 1, dtype: Any = int64) -> Array:
+    """Ints from `start` in steps until before `stop`; bounds are ints or sizes."""
+    if stop is None:
+        start, stop = 0, start
+    for bound in (start, stop, step):
+        if not isinstance(bound, int | SymbolicSize) or isinstance(bound, bool):
+            refuse(f"arange of a {type(bound).__name__}", "Bounds are ints or sizes.")
+    if not isinstance(step, int) or step == 0:
+        refuse(f"arange with step {step!r}", "The step is an int other than 0.")
+    span = stop - start if step > 0 else start - stop
+    size: Any = (span + (builtins.abs(step) - 1)) // builtins.abs(step)
+    if isinstance(size, int):
+        size = size if size > 0 else 0
+    elif not (isinstance(start, int) and start == 0):
+        size = size.trace.size(_at_least_0(size))
+    result = Trace.current().add("iota", size=size, start=start, step=step)
+    return result if dtype == int64 else cast(result, dtype)
+
+
+def strong(dtype: str) -> str:
+    """The dtype of an array that holds a Python number of this dtype."""
+    return {"float64": float32}.get(dtype, dtype)
+
+
+def _at_least_0(size: SymbolicSize) -> Any:
+    return type(size.size)(f"max(0, {size.size})")
+
+
+_CREATE = ("full", "zeros", "ones", "arange", "strong", "concat", "concatenate", "cat", "stack")
+
+
+def _methods() -> dict[str, Callable[..., Any]]:
+    rows = [name for name, op in BY_NAME.items() if not op.params and op.inputs > 0]
+    own = [n for n, f in globals().items() if callable(f) and f.__module__ == __name__]
+    names = [n for n in (*own, *rows, *_ALIASES) if n[0] != "_" and n not in _CREATE]
+    return {name: globals().get(name) or __getattr__(name) for name in names}
+
+
+Array.methods.update(_methods())

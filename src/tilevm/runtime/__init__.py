@@ -1,0 +1,1 @@
+"""Running programs: the seam between Python and the core."""

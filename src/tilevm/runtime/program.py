@@ -1,0 +1,98 @@
+"""The only file that imports `_core`: its interface with types, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
+from tilevm.config import config
+
+CoreType = tuple[str, bool, tuple[int | str, ...]]  # dtype, weak, sizes
+Check = tuple[int | str, int | str, str]  # two sizes that must be equal, the error's message
+
+
+class Program(Protocol):
+    """Operators with symbolic sizes, typed as they are appended. Values are ints, sizes text."""
+
+    def symbol(self, name: str, min: int, max: int, multiple_of: int) -> None:
+        """Declare a symbol and what is known of it."""
+
+    def input(self, dtype: str, shape: Sequence[int | str], weak: bool = False) -> int:
+        """Append an input; weak: a Python number."""
+
+    def add(
+        self, op: str, inputs: Sequence[int], params: Mapping[str, Any], line: str | None
+    ) -> int:
+        """Append an operator of the table. Raises: ShapeError, DTypeError."""
+
+    def call(
+        self,
+        target: int,
+        inputs: Sequence[int],
+        result_types: Sequence[CoreType],
+        line: str | None = None,
+    ) -> int:
+        """Append a call-out; results are consecutive, the first is returned."""
+
+    def output(self, value: int) -> None:
+        """Append an output."""
+
+    def type(self, value: int) -> CoreType:
+        """The type of a value."""
+
+    def checks(self) -> list[Check]:
+        """Equalities of sizes that typing assumed and each call must check."""
+
+    def size_str(self, text: str) -> str:
+        """The normal form of a size expression."""
+
+    def size_value(self, text: str, env: Mapping[str, int]) -> int:
+        """The size, for these values of its symbols."""
+
+    def size_compare(self, a: str, b: str) -> bool | None:
+        """Whether the two are equal: yes, no, None if it depends."""
+
+
+def new_program() -> Program:
+    """An empty program."""
+    program: Program = _core.Program()
+    return program
+
+
+def size_value(text: str, env: Mapping[str, int]) -> int:
+    """The size expression `text`, for these values of its symbols."""
+    return new_program().size_value(text, env)
+
+
+def compile_program(
+    program: Program, targets: Sequence[Callable[..., Any]], **options: Any
+) -> Callable[..., Any]:
+    """An executable: call it with the program's inputs, get a tuple of its outputs.
+
+    It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
+    call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
+    framework, input_names, int_symbols, output_orders, allow_grad, single (no tuple).
+    """
+    run: Callable[..., Any] = _core.compile(program, list(targets), **options)
+    return run
+
+
+def _configure(knobs: Mapping[str, Any]) -> None:
+    _core.set_threads(knobs["threads"])
+    _core.set_tier(knobs["tier"])
+    _core.set_memory_budget(knobs["memory_budget"])
+
+
+config.watch(_configure)
+
+
+def counters() -> dict[str, Any]:
+    """The core's counters, by the names of `tilevm.stats()`."""
+    values: dict[str, Any] = _core.stats()
+    return values
+
+
+def reset_counters() -> None:
+    """Set the core's counters to 0."""
+    _core.reset_stats()

@@ -1,0 +1,60 @@
+"""`tilevm.stats()`: what was captured, compiled, run and called out so far in this process."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import ModuleType
+from typing import Any, cast
+
+from tilevm.runtime import program as runtime
+
+# name -> meaning; the core counts all but `captures`, which front ends count with `add`.
+COUNTERS: dict[str, str] = {
+    "captures": "graphs made from Python functions or models",
+    "compiles": "programs compiled by the core",
+    "compile_total_us": "microseconds of compiling, together",
+    "compile_max_us": "microseconds of the longest compile",
+    "cache_hits": "compiles saved by the program cache",
+    "launches": "kernels run",
+    "callouts": "calls of the host framework, by operator",
+    "flushes": "segments of recorded operators run, by reason",
+    "peak_bytes": "most bytes of buffers held at once",
+}
+_BY_NAME = ("callouts", "flushes")
+
+_counts: Counter[str] = Counter()
+_named: dict[str, Counter[str]] = {name: Counter() for name in _BY_NAME}
+
+
+class Stats(ModuleType):
+    """`tilevm.stats`: the module itself, so that it can be called."""
+
+    def __call__(self) -> dict[str, Any]:
+        """All counters of `COUNTERS`; `callouts` and `flushes` map a name to a count."""
+        core = runtime.counters()
+        merged: dict[str, Any] = {}
+        for name in COUNTERS:
+            if name in _BY_NAME:
+                merged[name] = dict(Counter(core.get(name, {})) + _named[name])
+            else:
+                merged[name] = core.get(name, 0) + _counts[name]
+        return merged
+
+    def add(self, name: str, key: str | None = None) -> None:
+        """Count one more of `name`; under `key` for the counters that have names."""
+        if key is None:
+            _counts[name] += 1
+        else:
+            _named[name][key] += 1
+
+    def reset(self) -> None:
+        """Set all counters to 0."""
+        _counts.clear()
+        for counter in _named.values():
+            counter.clear()
+        runtime.reset_counters()
+
+
+sys.modules[__name__].__class__ = Stats
+stats = cast(Stats, sys.modules[__name__])

@@ -1,0 +1,531 @@
+"""`@tilevm.kernel` on every tier, against PyTorch; and what it refuses, with what words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tilevm
+from tilevm import lang
+from tilevm.errors import CaptureError, DeviceError, DTypeError, ShapeError, TilevmError
+from tilevm.frontends.kernel import Kernel
+from tilevm.frontends.symbolic import Array
+from tilevm.ir.ops import OPS, Class
+
+SIZES = [0, 1, 7, 64, 65]
+HERE = r"test_kernel\.py:\d+"
+
+
+@pytest.fixture(autouse=True, params=["auto", "interp", "reference"])
+def tier(request: pytest.FixtureRequest) -> Iterator[str]:
+    with tilevm.config.patch(tier=request.param):
+        yield request.param
+
+
+def randn(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+# What runs ----------------------------------------------------------------------------------------
+
+
+@tilevm.kernel
+def scaled_softmax(x: Any, bias: Any, scale: float) -> Any:
+    return lang.softmax(x * scale + bias, -1)
+
+
+@pytest.mark.parametrize("rows", SIZES)
+@pytest.mark.parametrize("columns", SIZES)
+def test_one_trace_serves_every_size(rows: int, columns: int) -> None:
+    x, bias = randn(rows, columns), randn(columns)
+    close(scaled_softmax(x, bias, 0.5), (x * 0.5 + bias).softmax(-1))
+
+
+def test_new_sizes_and_numbers_capture_nothing_new() -> None:
+    @tilevm.kernel
+    def f(x: Any, bias: Any, scale: float) -> Any:
+        return lang.exp(x * scale) + bias
+
+    for n in SIZES:
+        x, bias = randn(n, 5), randn(5)
+        close(f(x, bias, n / 8), (x * (n / 8)).exp() + bias)
+    assert len(f.variants()) == 1
+    assert "float32[x0, x1]" in str(f.graph(x, bias, 1.0).types()["x"])
+
+
+def test_sizes_of_1_broadcast_where_their_partner_is_not_1() -> None:
+    @tilevm.kernel
+    def f(x: Any, y: Any) -> Any:
+        return x + y
+
+    shapes = [((3, 4), (3, 4)), ((3, 4), (1, 4)), ((3, 1), (1, 4)), ((1, 1), (1, 1))]
+    for _ in range(2):
+        for a, b in shapes:
+            x, y = randn(*a), randn(*b)
+            close(f(x, y), x + y)
+    assert len(f.variants()) == 3  # (1, 1) with (1, 1) needs none of its own
+    with pytest.raises(ShapeError, match=rf"{HERE}: add: shapes do not broadcast(.|\n)*x1 is 4"):
+        f(randn(3, 4), randn(3, 5))
+
+
+def test_numpy_in_numpy_out() -> None:
+    x, bias = np.ones((2, 3), np.float32), np.arange(3, dtype=np.float32)
+    found = scaled_softmax(x, bias, 1.0)
+    assert type(found) is np.ndarray
+    np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-6)
+
+
+def test_results_in_containers_do_not_alias() -> None:
+    @tilevm.kernel
+    def f(x: Any) -> Any:
+        return {"same": x, "total": lang.sum(x), "size": x.shape[0]}
+
+    x = randn(3)
+    found = f(x)
+    assert list(found) == ["same", "total", "size"]
+    assert found["same"].data_ptr() != x.data_ptr()
+    close(found["same"], x)
+    close(found["size"], torch.tensor(3))
+    assert tilevm.kernel(lambda x: (x, x + 1))(x)[1].dtype == torch.float32
+    assert isinstance(tilevm.kernel(lambda x: [x])(x), list)
+    assert tilevm.kernel(lambda n: n * 0.5)(3) == 1.5
+
+
+def test_numbers_promote_by_their_kind() -> None:
+    double = tilevm.kernel(lambda x, n: x * n)
+    x = torch.arange(3)
+    assert double(x, 2).dtype == torch.int64
+    assert double(x, 2.0).dtype == torch.float32
+    assert double(x, 2).tolist() == double(x, np.int64(2)).tolist() == [0, 2, 4]
+    assert double(x.bool(), 2).dtype == torch.int64
+
+
+def test_keywords_defaults_and_static_values() -> None:
+    @tilevm.kernel
+    def f(x: Any, n: float = 2.0, *, axis: int = 0, name: str | None = None) -> Any:
+        y = lang.sum(x, axis) * n
+        return y + 1 if name == "plus" else y
+
+    x = randn(3, 4)
+    close(f(x), x.sum(0) * 2)
+    close(f(x, name="plus"), x.sum(0) * 2 + 1)
+    close(f(n=3.0, x=x), x.sum(0) * 3)
+    assert len(f.variants()) == 3
+
+    @tilevm.kernel(static=("axis",))
+    def g(x: Any, axis: int) -> Any:
+        return lang.sum(x, axis)
+
+    close(g(x, 1), x.sum(1))
+    close(g(x, 0), x.sum(0))
+
+
+def test_strides_and_offsets() -> None:
+    x = randn(9, 10)
+    f = tilevm.kernel(lambda x, y: lang.sum(x * 2 + y, -1))
+    close(f(x.t()[1:, ::2], x[0, :5]), (x.t()[1:, ::2] * 2 + x[0, :5]).sum(-1))
+    close(f(x[::3], x[:1].expand(3, 10)), (x[::3] * 2 + x[:1]).sum(-1))
+
+
+INDEXING: list[Callable[[Any], Any]] = [
+    lambda x: x[0],
+    lambda x: x[-1, 1:],
+    lambda x: x[..., -2],
+    lambda x: x[:, None, 1, ..., None],
+    lambda x: x[1:-1, ::2],
+    lambda x: x[:, 5:3],
+    lambda x: x[:100, -100:],
+    lambda x: x.T + x.T,
+    lambda x: x.mT * 2,
+    lambda x: x[: x.shape[1] // 2],
+    lambda x: x[x.shape[0] - 1],
+    lambda x: x.reshape(-1) + 1,
+    lambda x: x.reshape(x.shape[1], -1),
+    lambda x: x.reshape(x.shape[0] * x.shape[1], 1),
+    lambda x: x.sum() / x.shape[0],
+    lambda x: x * x.shape[1] ** -0.5,
+    lambda x: x.exp().sqrt(),
+]
+
+
+@pytest.mark.parametrize("index", range(len(INDEXING)))
+def test_indexing_as_in_torch(index: int) -> None:
+    x = randn(4, 6)
+    close(tilevm.kernel(INDEXING[index])(x), INDEXING[index](x))
+
+
+def test_reversed_and_by_array() -> None:
+    x, i = randn(4, 6), torch.tensor([[2, 0], [1, 1]])
+    close(tilevm.kernel(lambda x: x[::-1] * 1)(x), x.flip(0))
+    close(tilevm.kernel(lambda x, i: x[:, i])(x, i), x[:, i])
+    close(tilevm.kernel(lambda x, i: lang.take(x, i, 0))(x, i), x[i])
+    close(tilevm.kernel(lambda x, i: lang.gather(x, i, 1))(x, i), x.gather(1, i))
+    close(tilevm.kernel(lang.embedding)(i, x), F.embedding(i, x))
+
+
+PYTHON_OPERATORS: list[Callable[[Any, Any], Any]] = [
+    lambda x, y: x + y - 2 * y / 3,
+    lambda x, y: 1 - x,
+    lambda x, y: 2 / (abs(y) + 1),
+    lambda x, y: x // 0.3 + (x % 0.7),
+    lambda x, y: x**2 + abs(y) ** 0.5 + 2.0**x,
+    lambda x, y: -x + (+y),
+    lambda x, y: (x < y) & (x >= 0) | ~(y != x) ^ (x <= y),
+    lambda x, y: (x > y) == (y < x),
+    lambda x, y: x @ y.T,
+]
+
+
+@pytest.mark.parametrize("index", range(len(PYTHON_OPERATORS)))
+def test_python_operators(index: int) -> None:
+    function, x, y = PYTHON_OPERATORS[index], randn(4, 6), randn(4, 6).flip(0)
+    close(tilevm.kernel(function)(x, y), function(x, y))
+
+
+def test_integer_operators() -> None:
+    x, y = torch.arange(-4, 4), torch.arange(8)
+
+    def function(x: Any, y: Any) -> Any:
+        return (x << (y & 3)) + (x >> 1) - (x // 3) * (x % 3) ^ y
+
+    close(tilevm.kernel(function)(x, y), function(x, y))
+    close(tilevm.kernel(lambda x: np.float32(2) * x)(randn(3)), randn(3) * 2)
+
+
+LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "square": (lang.square, torch.square),
+    "clip": (lambda x: lang.clip(x, -0.5, 0.5), lambda x: x.clip(-0.5, 0.5)),
+    "clip_low": (lambda x: x.clip(0.1), lambda x: x.clip(0.1)),
+    "clip_high": (lambda x: x.clamp(high=0.1), lambda x: x.clamp(max=0.1)),
+    "gelu": (lang.gelu, F.gelu),
+    "gelu_tanh": (lambda x: lang.gelu(x, "tanh"), lambda x: F.gelu(x, approximate="tanh")),
+    "cast": (lambda x: lang.cast(x, lang.bfloat16), lambda x: x.bfloat16()),
+    "astype": (lambda x: x.astype(torch.int32), lambda x: x.int()),
+    "mean": (lambda x: x.mean(axis=(0, 1), keepdims=True), lambda x: x.mean((0, 1), True)),
+    "max": (lambda x: lang.max(x, 0), lambda x: x.amax(0)),
+    "min": (lang.min, torch.min),
+    "prod": (lambda x: x.prod(1), lambda x: x.prod(1)),
+    "var": (lambda x: x.var(-1), lambda x: x.var(-1)),
+    "std": (lambda x: lang.std(x, 0, correction=0), lambda x: x.std(0, correction=0)),
+    "any": (lambda x: lang.any(x > 1, 1), lambda x: (x > 1).any(1)),
+    "all": (lambda x: lang.all(x > -1), lambda x: (x > -1).all()),
+    "argmax": (lang.argmax, torch.argmax),
+    "argmax_keep": (
+        lambda x: lang.argmax(x, keepdims=True) + x.argmin(0),
+        lambda x: x.argmax().reshape(1, 1) + x.argmin(0),
+    ),
+    "log_softmax": (lambda x: lang.log_softmax(x, 0), lambda x: x.log_softmax(0)),
+    "layer_norm": (
+        lambda x: lang.layer_norm(x, x[0], x[1], 1e-5),
+        lambda x: F.layer_norm(x, (6,), x[0], x[1], 1e-5),
+    ),
+    "rms_norm": (lambda x: lang.rms_norm(x, x[0]), lambda x: F.rms_norm(x, (6,), x[0], 1e-6)),
+    "where": (lambda x: lang.where(x > 0, x, 0.0), lambda x: torch.where(x > 0, x, 0.0)),
+    "concat": (lambda x: lang.concat([x, x[:1]]), lambda x: torch.cat([x, x[:1]])),
+    "stack": (lambda x: lang.stack([x, -x], 1), lambda x: torch.stack([x, -x], 1)),
+    "split": (lambda x: lang.split(x, 3, 1)[1] * 2, lambda x: x.split(2, 1)[1] * 2),
+    "split_sizes": (
+        lambda x: lang.split(x, [1, x.shape[1] - 1], -1)[1] + 1,
+        lambda x: x[:, 1:] + 1,
+    ),
+    "pad": (lambda x: lang.pad(x, [1, 0], [0, 2], 3.0), lambda x: F.pad(x, (0, 2, 1, 0), value=3)),
+    "flip": (lang.flip, lambda x: x.flip(0, 1)),
+    "permute": (lambda x: x.permute(1, 0) + 0, lambda x: x.permute(1, 0) + 0),
+    "transpose": (lambda x: x.transpose(0, 1) + 0, lambda x: x.t() + 0),
+    "expand": (lambda x: lang.expand(x, 2, -1, -1) + 0, lambda x: x.expand(2, -1, -1) + 0),
+    "squeeze": (lambda x: x[:1].squeeze(0) + 0, lambda x: x[0] + 0),
+    "unsqueeze": (lambda x: x.unsqueeze(-1) + 0, lambda x: x.unsqueeze(-1) + 0),
+    "zeros": (lambda x: x + lang.zeros(x.shape), lambda x: x),
+    "ones": (lambda x: lang.ones(3, lang.int32), lambda x: torch.ones(3, dtype=torch.int32)),
+    "full": (lambda x: lang.full((2, x.shape[0]), 7), lambda x: torch.full((2, len(x)), 7)),
+    "full_like": (lambda x: lang.full_like(x, 2), lambda x: torch.full_like(x, 2)),
+    "full_of": (lambda x: lang.full(4, x[0, 0]), lambda x: x[0, 0].expand(4).clone()),
+    "zeros_like": (lang.zeros_like, torch.zeros_like),
+    "ones_like": (lambda x: lang.ones_like(x, "bool"), lambda x: torch.ones_like(x).bool()),
+    "arange": (lambda x: x + lang.arange(x.shape[1]), lambda x: x + torch.arange(x.shape[1])),
+    "arange_step": (lambda x: lang.arange(9, 0, -4), lambda x: torch.arange(9, 0, -4)),
+    "arange_float": (
+        lambda x: lang.arange(1, x.shape[0] + 5, 3, dtype="float32"),
+        lambda x: torch.arange(1, len(x) + 5, 3, dtype=torch.float32),
+    ),
+    "constants": (lambda x: x * lang.pi + lang.e, lambda x: x * math.pi + math.e),
+}
+
+
+@pytest.mark.parametrize("name", list(LANGUAGE))
+def test_language(name: str) -> None:
+    ours, theirs = LANGUAGE[name]
+    x = randn(4, 6)
+    close(tilevm.kernel(ours)(x), theirs(x))
+
+
+def test_every_operator_of_the_table_can_be_said() -> None:
+    creators = {"scalar": "Python numbers", "size_value": "x.shape", "iota": "arange", "call": ""}
+    for op in OPS:
+        names = {"amax": "max", "amin": "min", "gelu_tanh": "gelu"}
+        assert op.name in creators or callable(getattr(lang, names.get(op.name, op.name)))
+    unary = [op.name for op in OPS if op.cls is Class.ELEMENTWISE and op.inputs == 1]
+    assert set(unary) <= set(dir(lang)) | {"cast"}
+    with pytest.raises(AttributeError, match="no 'nope'"):
+        lang.nope  # noqa: B018
+
+
+def test_branches_on_sizes_trace_again_only_when_they_turn() -> None:
+    @tilevm.kernel
+    def f(x: Any) -> Any:
+        assert x.shape[0] * 2 != x.shape[0] * 2 + 1  # known for every size: no guard
+        return x * 2 if x.shape[0] > 3 else x
+
+    for n in (2, 3, 4, 5, 2, 64):
+        close(f(randn(n)), randn(n) * (2 if n > 3 else 1))
+    assert len(f.variants()) == 2
+
+
+def test_kernels_run_in_threads() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    f = tilevm.kernel(lambda x, y: lang.softmax(x + y, -1))
+
+    def work(n: int) -> bool:
+        x, y = torch.randn(n, 9), torch.randn(9)
+        return torch.allclose(f(x, y), (x + y).softmax(-1), atol=1e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, [n % 13 + 2 for n in range(200)]))
+    assert len(f.variants()) == 1
+
+
+# Dimensions ---------------------------------------------------------------------------------------
+
+ROWS = tilevm.Dim(min=2, max=8, multiple_of=2)
+
+
+@tilevm.kernel(dims={"D": tilevm.Dim(max=16)})
+def named(x: Annotated[Array, ROWS, "D"], y: Annotated[Array, "D"], z: Any) -> Any:
+    return x + y + lang.sum(z)
+
+
+@tilevm.kernel(dims={"x": ("B", 4), "y": (..., "B")})
+def fixed(x: Any, y: Any) -> Any:
+    return x.sum(1) + y
+
+
+def test_dimensions_by_annotation_or_argument() -> None:
+    x, y = randn(4, 5), randn(5)
+    close(named(x, y, y), x + y + y.sum())
+    assert str(named.variants()[0].symbols[0]) == "x0 in 2..8, x0 % 2 == 0"
+    close(fixed(randn(3, 4), randn(2, 2, 3)), randn(3, 4).sum(1) + randn(2, 2, 3))
+    assert "float32[B, 4]" in str(fixed.variants()[0].types()["x"])
+
+
+def test_annotations_as_text() -> None:
+    def f(x, y):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+        return x + y
+
+    f.__annotations__ = {"x": 'Array["B", "D"]', "y": 'Array["D"]', "return": "nowhere.Foo"}
+    kernel = tilevm.kernel(f)
+    close(kernel(randn(3, 4), randn(4)), randn(3, 4) + randn(4))
+    f.__annotations__ = {"x": 'Array["B", nowhere]'}
+    with pytest.raises(CaptureError, match=rf"{HERE}: the annotation .*nowhere(.|\n)*dims="):
+        tilevm.kernel(f)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: named(randn(3, 5), randn(5), randn(1)),
+            r"x\.shape\[0\] is 3 .*x0 in 2\.\.8, x0 %",
+        ),
+        (lambda: named(randn(10, 5), randn(5), randn(1)), r"x\.shape\[0\] is 10 .*\n.*change the"),
+        (
+            lambda: named(randn(4, 5), randn(6), randn(1)),
+            r"y\.shape\[0\] is 6 .*shape\[1\] is 5: bo",
+        ),
+        (lambda: named(randn(4, 17), randn(17), randn(1)), r"contradicts D in 0\.\.16"),
+        (
+            lambda: named(randn(4), randn(5), randn(1)),
+            r"x has rank 1, its annotation says \[x0, D\]",
+        ),
+        (lambda: fixed(randn(3, 5), randn(3)), r"x\.shape\[1\] is 5 .*must be 4"),
+        (lambda: fixed(randn(3, 4), randn(2)), r"both are B"),
+    ],
+)
+def test_sizes_that_contradict_a_declaration(call: Callable[[], Any], message: str) -> None:
+    for _ in range(2):
+        with pytest.raises(ShapeError, match=rf"{HERE}: (named|fixed): .*{message}"):
+            call()
+        named(randn(4, 5), randn(5), randn(1))
+        fixed(randn(3, 4), randn(3))
+
+
+# What is refused ----------------------------------------------------------------------------------
+
+
+def same(x: Any, y: Any = 0) -> Any:
+    return x + y
+
+
+@pytest.mark.parametrize(
+    ("error", "arguments", "message"),
+    [
+        (
+            CaptureError,
+            lambda: (randn(2), np.ones(2, np.float32)),
+            "x is of torch and y is of numpy",
+        ),
+        (
+            DTypeError,
+            lambda: (randn(2).double(),),
+            r"parameter x is float64\[2\]\n.*convert x before",
+        ),
+        (DTypeError, lambda: (torch.ones(2, dtype=torch.complex64),), "parameter x is complex64"),
+        (DTypeError, lambda: (np.ones(2, ">f4"),), "x has bytes in the other order"),
+        (DTypeError, lambda: (np.array(["a"]),), "parameter x is str"),
+        (DeviceError, lambda: (torch.ones(2, device="meta"),), r"x is on meta\n.*x\.cpu\(\)"),
+        (DeviceError, lambda: (torch.ones(2).to_sparse(),), "x is no plain strided tensor"),
+        (TilevmError, lambda: (randn(2).requires_grad_(),), r"x requires gradients.*\n.*no_grad"),
+        (CaptureError, lambda: (randn(2), [1]), "argument y is a builtins.list"),
+        (CaptureError, lambda: (randn(2), object()), "argument y is a builtins.object"),
+        (ShapeError, lambda: (randn(2), randn(3)), "add: shapes do not broadcast"),
+    ],
+)
+def test_bad_arguments(
+    error: type[Exception], arguments: Callable[[], tuple[Any, ...]], message: str
+) -> None:
+    kernel = tilevm.kernel(same)
+    for _ in range(2):
+        with pytest.raises(error, match=rf"{HERE}: .*{message}"):
+            kernel(*arguments())
+        kernel(randn(2), randn(2))
+    with torch.no_grad():
+        kernel(randn(2).requires_grad_(), 1)
+
+
+def test_wrong_counts_are_type_errors() -> None:
+    for arguments in ((), (randn(2), 1, 2)):
+        with pytest.raises(TypeError, match="argument"):
+            tilevm.kernel(same)(*arguments)
+
+
+def _loop(x: Any) -> Any:
+    total = 0
+    for i in range(x.shape[0]):
+        total = total + x[i]
+    return total
+
+
+def _assign(x: Any) -> Any:
+    x[0] = 1
+    return x
+
+
+def _branch(x: Any) -> Any:
+    return x if lang.sum(x) > 0 else -x
+
+
+OUTSIDE = torch.ones(2)
+
+BODIES: list[tuple[Callable[[Any], Any], str]] = [
+    (_branch, r"(`if`|.*)on an array(.|\n)*lang\.where"),
+    (lambda x: x and x, r"on an array(.|\n)*& \| ~"),
+    (lambda x: max(x[0], x[1]), r"on an array(.|\n)*lang\.maximum"),
+    (lambda x: print(x) or x, r"the value of an array is asked for(.|\n)*outside"),
+    (lambda x: float(x.sum()), "the value of an array is asked for"),
+    (lambda x: f"{x}", "the value of an array is asked for"),
+    (_loop, r"the size x0 is used as a Python int(.|\n)*dims="),
+    (lambda x: [y for y in x], r"a loop over an array of type float32\[x0\]"),
+    (lambda x: len(x), r"len\(\) of an array(.|\n)*x\.shape\[0\]"),
+    (_assign, r"an assignment to elements(.|\n)*lang\.where"),
+    (lambda x: x.nope, "no attribute 'nope'"),
+    (lambda x: x[x > 0], r"indexed by a mask(.|\n)*lang\.where"),
+    (lambda x: x["a"], "an index is a str"),
+    (lambda x: x[0, 0], "2 indices for"),
+    (lambda x: x[::-2], "a slice has step -2"),
+    (lambda x: x + OUTSIDE, r"an operand is a torch\.Tensor(.|\n)*arguments"),
+    (lambda x: x + "a", "an operand is a builtins.str"),
+    (lambda x: np.exp(x), r"numpy\.exp is called(.|\n)*tilevm\.lang"),
+    (lambda x: np.asarray(x), "NumPy function"),
+    (lambda x: torch.exp(x), r"torch's exp is called(.|\n)*tilevm\.lang"),
+    (lambda x: None, r"the kernel returns a NoneType(.|\n)*Return an array"),
+    (lambda x: [[x]], "containers in containers"),
+    (lambda x: lang.softmax(x, axis=x), "a parameter of an operator is an array"),
+    (lambda x: lang.arange(x.dtype), "arange of a str"),
+    (lambda x: lang.gelu(x, "fast"), r"gelu\(approximate='fast'\)"),
+    (lambda x: lang.clip(x), "clip without limits"),
+]
+
+
+@pytest.mark.parametrize("index", range(len(BODIES)))
+def test_unsupported_python_names_line_and_remedy(index: int) -> None:
+    body, message = BODIES[index]
+    with pytest.raises(CaptureError, match=rf"{HERE}: (.|\n)*{message}") as error:
+        tilevm.kernel(body)(randn(2))
+    assert "\n  " in str(error.value), "a remedy"
+
+
+def test_errors_of_operators_name_the_line_of_the_kernel() -> None:
+    @tilevm.kernel
+    def f(x: Any) -> Any:
+        return ~x
+
+    with pytest.raises(DTypeError, match=rf"{HERE}: bitwise_not(.|\n)*float32\[x0\]"):
+        f(randn(2))
+    with pytest.raises(ShapeError, match=rf"{HERE}: sum: axis 3"):
+        tilevm.kernel(lambda x: lang.sum(x, 3))(randn(2))
+
+
+def test_indices_are_checked() -> None:
+    f = tilevm.kernel(lang.take)
+    with pytest.raises(IndexError):
+        f(randn(3), torch.tensor([3]))
+
+
+def test_the_language_works_only_in_kernels() -> None:
+    with pytest.raises(CaptureError, match=r"no kernel is being traced(.|\n)*@tilevm\.kernel"):
+        lang.exp(2.0)
+    leaked: list[Any] = []
+
+    def leak(x: Any) -> Any:
+        leaked.append(x)
+        return x
+
+    tilevm.kernel(leak)(randn(2))
+    with pytest.raises(CaptureError, match="of another kernel"):
+        tilevm.kernel(lambda x: x + leaked[0])(randn(2))
+
+
+def test_bad_decorations() -> None:
+    with pytest.raises(CaptureError, match="decorates functions"):
+        tilevm.kernel(3)  # type: ignore[call-overload]
+    with pytest.raises(CaptureError, match=rf"{HERE}: .*takes any number"):
+        tilevm.kernel(lambda *xs: xs)
+    with pytest.raises(CaptureError, match="static names"):
+        tilevm.kernel(static=("n",))(same)
+    with pytest.raises(CaptureError, match=r"dims\['B'\] is 'x'"):
+        tilevm.kernel(dims={"B": "x"})(same)
+    with pytest.raises(CaptureError, match="has a dimension 'a b'"):
+        tilevm.kernel(dims={"x": ("a b",)})(same)
+
+
+def test_a_kernel_keeps_the_functions_name() -> None:
+    assert isinstance(scaled_softmax, Kernel)
+    assert scaled_softmax.__name__ == "scaled_softmax"
+
+
+def test_captures_are_counted() -> None:
+    before = tilevm.stats()["captures"]
+    kernel = tilevm.kernel(same)
+    kernel(randn(2), 1.0)
+    kernel(randn(3), 2.0)
+    assert tilevm.stats()["captures"] == before + 1

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tilevm
+from tilevm.config import KNOBS, config, markdown
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_knobs_are_set_with_a_check() -> None:
+    with config.patch():
+        assert tilevm.config is config
+        tilevm.config.threads = 2
+        assert config.threads == 2
+        tilevm.config.threads = 0
+    for name, value in (("threads", -1), ("threads", 1.5), ("verify", 1), ("tier", "gpu")):
+        with pytest.raises(ValueError, match=f"tilevm.config.{name} is {value!r}, .*not one of"):
+            setattr(config, name, value)
+    with pytest.raises(AttributeError, match=r"no knob 'thread'. Did you mean threads\?"):
+        config.thread = 1
+    with pytest.raises(AttributeError, match="no knob"):
+        config.xyz  # noqa: B018
+
+
+def test_patch_puts_back_what_was() -> None:
+    with pytest.raises(KeyError), config.patch(tier="interp", debug=0):
+        assert config.tier == "interp"
+        raise KeyError
+    assert config.tier == os.environ.get("TILEVM_TIER", "auto")
+    with pytest.raises(ValueError, match="debug"), config.patch(tier="interp", debug=5):
+        pass
+    assert config.tier == os.environ.get("TILEVM_TIER", "auto")
+
+
+def test_watchers_see_every_change() -> None:
+    seen: list[int] = []
+    config.watch(lambda knobs: seen.append(knobs["cache_programs"]))
+    with config.patch(cache_programs=7):
+        pass
+    assert seen[1] == 7
+    assert seen[0] == seen[2] == config.cache_programs
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("interp", "interp"), ("x", "TILEVM_TIER is 'x', which is not one of")]
+)
+def test_the_environment_sets_knobs(value: str, expected: str) -> None:
+    code = "import tilevm; print(tilevm.config.tier)"
+    environment = {**os.environ, "TILEVM_TIER": value}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert expected in found.stdout + found.stderr
+
+
+def test_booleans_and_ints_in_the_environment() -> None:
+    knobs = {knob.name: knob for knob in KNOBS}
+    assert knobs["verify"].parse("1") is True
+    assert knobs["verify"].parse("off") is False
+    assert knobs["threads"].parse("3") == 3
+    with pytest.raises(ValueError, match="TILEVM_VERIFY"):
+        knobs["verify"].parse("maybe")
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert (ROOT / "docs" / "config.md").read_text(encoding="utf-8") == markdown()
+
+
+def test_only_config_reads_the_environment() -> None:
+    reads = re.compile(r"os\.environ|getenv\(")
+    allowed = {"config.py"}
+    for file in (ROOT / "src" / "tilevm").rglob("*.py"):
+        if file.name not in allowed and "tools" not in file.parts:
+            assert not reads.search(file.read_text(encoding="utf-8")), file
+    for file in (ROOT / "core").rglob("*.cpp"):
+        assert not reads.search(file.read_text(encoding="utf-8")), file
