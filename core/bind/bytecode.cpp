@@ -53,7 +53,8 @@ class Buffer {
     if (PyObject_GetBuffer(object.ptr(), &buffer_, flags) != 0) throw nb::python_error();
     held_ = true;
   }
-  Buffer(Buffer&& other) noexcept : buffer_(other.buffer_), held_(std::exchange(other.held_, false)) {}
+  Buffer(Buffer&& other) noexcept
+      : buffer_(other.buffer_), held_(std::exchange(other.held_, false)) {}
   ~Buffer() {
     if (held_) PyBuffer_Release(&buffer_);
   }
@@ -97,8 +98,9 @@ class Arrays {
       const Role role = program.operands[m].role;
       if (role == Role::kScratch || role == Role::kIota) continue;
       const bool output = role == Role::kOutput;
-      bind(m, take(output ? outputs : inputs, output ? next_output++ : next_input++,
-                   output ? "outputs" : "inputs"),
+      bind(m,
+           take(output ? outputs : inputs, output ? next_output++ : next_input++,
+                output ? "outputs" : "inputs"),
            output);
     }
     expect_all(inputs, next_input, "inputs");
@@ -224,12 +226,15 @@ void run(nb::handle data, nb::sequence inputs, nb::sequence outputs, const std::
     reject(error);
   }
   switch (run_on(tier, bytes, launch)) {
-    case exec::Status::kOk: return;
-    case exec::Status::kIndexOutOfRange: throw nb::index_error("gather: index out of range");
+    case exec::Status::kOk:
+      return;
+    case exec::Status::kIndexOutOfRange:
+      throw nb::index_error("gather: index out of range");
     case exec::Status::kDivisionByZero:
       PyErr_SetString(PyExc_ZeroDivisionError, "integer division by zero");
       throw nb::python_error();
-    case exec::Status::kNoMemory: throw std::bad_alloc();
+    case exec::Status::kNoMemory:
+      throw std::bad_alloc();
   }
 }
 
@@ -249,8 +254,8 @@ void bind_bytecode(nb::module_& m) {
       },
       nb::arg("text"));
   sub.def(
-      "disassemble",
-      [](nb::handle data) { return bytecode::disassemble(verified(data)); }, nb::arg("data"));
+      "disassemble", [](nb::handle data) { return bytecode::disassemble(verified(data)); },
+      nb::arg("data"));
   sub.def("verify", [](nb::handle data) { verified(data); }, nb::arg("data"));
   sub.def("run", run, nb::arg("data"), nb::arg("inputs"), nb::arg("outputs"), nb::kw_only(),
           nb::arg("tier") = "auto",

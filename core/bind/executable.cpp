@@ -187,8 +187,8 @@ void bind_executable(nb::module_& m) {
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, bool allow_grad, bool single) {
         try {
-          return nb::steal(compile(program, targets, framework, std::move(input_names),
-                                   int_symbols, std::move(output_orders), allow_grad, single));
+          return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
+                                   std::move(output_orders), allow_grad, single));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {

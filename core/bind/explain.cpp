@@ -2,6 +2,8 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <charconv>
+
 #include "bind/executable.h"
 #include "bytecode/bytecode.h"
 #include "isa.gen.h"
@@ -29,12 +31,18 @@ std::string typed(const Program& program, ValueId value) {
 
 const char* kind_name(Kind kind) {
   switch (kind) {
-    case Kind::kAlloc: return "alloc";
-    case Kind::kView: return "view";
-    case Kind::kReshape: return "reshape";
-    case Kind::kSlice: return "slice";
-    case Kind::kKernel: return "kernel";
-    case Kind::kCall: return "call";
+    case Kind::kAlloc:
+      return "alloc";
+    case Kind::kView:
+      return "view";
+    case Kind::kReshape:
+      return "reshape";
+    case Kind::kSlice:
+      return "slice";
+    case Kind::kKernel:
+      return "kernel";
+    case Kind::kCall:
+      return "call";
   }
   return "?";
 }
@@ -69,8 +77,8 @@ std::string step_text(const host::Executable& exe, const PythonFramework& python
       return typed(program, step.out) + " = alloc, " + where;
     }
     case Kind::kView:
-      return typed(program, step.out) + " = " +
-             kOps[static_cast<std::size_t>(step.view.op)].name + " " + name(step.in) + ", a view";
+      return typed(program, step.out) + " = " + kOps[static_cast<std::size_t>(step.view.op)].name +
+             " " + name(step.in) + ", a view";
     case Kind::kReshape:
       return typed(program, step.out) + " = reshape " + name(step.in) +
              ", a view where its strides allow one";
@@ -78,8 +86,7 @@ std::string step_text(const host::Executable& exe, const PythonFramework& python
       return typed(program, step.out) + " = part of " + name(step.in) + " on axis " +
              std::to_string(step.axis) + " from " + program.sizes.print(step.offset);
     case Kind::kKernel: {
-      const fuse::KernelGraph& graph =
-          exe.kernels()[static_cast<std::size_t>(step.kernel)].graph();
+      const fuse::KernelGraph& graph = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph();
       return join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
              join(program, operands(graph, false)) + ")";
     }
@@ -144,6 +151,19 @@ std::string node_text(const fuse::KernelGraph& graph, std::size_t i) {
   return text;
 }
 
+// The kernel knows lines by their index in the program.
+std::vector<std::string> source_lines(const Program& program, std::vector<std::string> lines) {
+  for (std::string& line : lines) {
+    std::size_t index = 0;
+    const char* end = line.data() + line.size();
+    const auto read = std::from_chars(line.data(), end, index);
+    if (read.ec == std::errc() && read.ptr == end && index < program.lines.size()) {
+      line = program.lines[index];
+    }
+  }
+  return lines;
+}
+
 nb::list kernels(PyObject* self) {
   const host::Executable& exe = executable(self);
   const Program& program = exe.plan().program;
@@ -170,7 +190,8 @@ nb::list kernels(PyObject* self) {
       row["layout"] = variant.layout;
       row["tier"] = variant.tier;
       row["why_interp"] = variant.why_interp;
-      row["disassembly"] = bytecode::disassemble(variant.bytes, variant.lines);
+      row["disassembly"] =
+          bytecode::disassemble(variant.bytes, source_lines(program, variant.lines));
       row["bytes"] = nb::bytes(variant.bytes.data(), variant.bytes.size());
       variants.append(row);
     }
@@ -210,9 +231,9 @@ nb::list callouts(PyObject* self) {
   for (const fuse::Step& step : plan.steps) {
     if (step.kind != Kind::kCall) continue;
     const Node& node = plan.program.nodes[static_cast<std::size_t>(step.node)];
-    const std::int64_t target =
-        node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
-    const bool known = node.line >= 0 && static_cast<std::size_t>(node.line) < plan.program.lines.size();
+    const std::int64_t target = node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
+    const bool known =
+        node.line >= 0 && static_cast<std::size_t>(node.line) < plan.program.lines.size();
     result.append(nb::make_tuple(
         framework(self).target_name(target),
         known ? plan.program.lines[static_cast<std::size_t>(node.line)] : std::string()));

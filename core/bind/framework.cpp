@@ -40,7 +40,10 @@ void set_threads(int threads) noexcept {
   threads_wanted.store(threads);
 }
 
-int threads_setting() noexcept { return forked.load(std::memory_order_relaxed) ? 1 : threads_wanted.load(std::memory_order_relaxed); }
+int threads_setting() noexcept {
+  return forked.load(std::memory_order_relaxed) ? 1
+                                                : threads_wanted.load(std::memory_order_relaxed);
+}
 
 int processors() noexcept {
   static const int count = [] {

@@ -140,9 +140,9 @@ class NumpyFramework final : public PythonFramework {
     const Ref code = attribute(array.dtype, "str");
     const Ref address = checked(PyLong_FromVoidPtr(part.data));
     PyObject* read_only = (array.flags & kWriteable) != 0 ? Py_False : Py_True;
-    const Ref interface = checked(Py_BuildValue(
-        "{sisOsOsOs(OO)}", "version", 3, "shape", shape.get(), "strides", steps.get(), "typestr",
-        code.get(), "data", address.get(), read_only));
+    const Ref interface = checked(Py_BuildValue("{sisOsOsOs(OO)}", "version", 3, "shape",
+                                                shape.get(), "strides", steps.get(), "typestr",
+                                                code.get(), "data", address.get(), read_only));
     const Ref holder = invoke(numpy_.namespace_type, {});
     if (PyObject_SetAttrString(holder.get(), "__array_interface__", interface.get()) != 0 ||
         PyObject_SetAttrString(holder.get(), "owner", py(owner)) != 0) {

@@ -1,6 +1,8 @@
 // PyTorch without linking it: DLPack's C exchange interface in, and tensors over our own memory
 // out (0.35 us; torch._C._dynamo.guards._empty_strided_cpu 0.53, the interface's allocator 0.70,
 // torch.empty 1.3). Where the interface is missing, the same through Python, slower.
+#include <dlfcn.h>
+
 #include <new>
 
 #include "bind/framework.h"
@@ -16,27 +18,52 @@ constexpr int kDTypes = static_cast<int>(DType::kOpaque);
 
 dlpack::DataType dlpack_type(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return {dlpack::kFloat, 32, 1};
-    case DType::kBFloat16: return {dlpack::kBfloat, 16, 1};
-    case DType::kInt64: return {dlpack::kInt, 64, 1};
-    case DType::kInt32: return {dlpack::kInt, 32, 1};
-    case DType::kBool: return {dlpack::kBool, 8, 1};
-    case DType::kFloat64: return {dlpack::kFloat, 64, 1};
-    case DType::kFloat16: return {dlpack::kFloat, 16, 1};
-    case DType::kInt16: return {dlpack::kInt, 16, 1};
-    case DType::kInt8: return {dlpack::kInt, 8, 1};
-    case DType::kUInt8: return {dlpack::kUInt, 8, 1};
-    case DType::kOpaque: break;
+    case DType::kFloat32:
+      return {dlpack::kFloat, 32, 1};
+    case DType::kBFloat16:
+      return {dlpack::kBfloat, 16, 1};
+    case DType::kInt64:
+      return {dlpack::kInt, 64, 1};
+    case DType::kInt32:
+      return {dlpack::kInt, 32, 1};
+    case DType::kBool:
+      return {dlpack::kBool, 8, 1};
+    case DType::kFloat64:
+      return {dlpack::kFloat, 64, 1};
+    case DType::kFloat16:
+      return {dlpack::kFloat, 16, 1};
+    case DType::kInt16:
+      return {dlpack::kInt, 16, 1};
+    case DType::kInt8:
+      return {dlpack::kInt, 8, 1};
+    case DType::kUInt8:
+      return {dlpack::kUInt, 8, 1};
+    case DType::kOpaque:
+      break;
   }
   throw DTypeError("a dtype that tensors cannot be made of");
 }
 
+// Two questions that torch answers in 2 ns in C++, and in 60 and 30 through Python (is_neg even
+// gives up the interpreter's lock). Used only if they give the right answers when tried.
+struct Direct {
+  bool (*is_neg)(const void* tensor) = nullptr;       // at::native::is_neg(const at::Tensor&)
+  bool (*requires_grad)(const void* impl) = nullptr;  // c10::TensorImpl::requires_grad() const
+
+  // A torch.Tensor object is the Python header, then an at::Tensor, which is a TensorImpl*.
+  static const void* tensor_of(PyObject* object) { return object + 1; }
+  static const void* impl_of(PyObject* object) {
+    return *static_cast<void* const*>(tensor_of(object));
+  }
+};
+
 // What is looked up in the torch package, once.
 struct Torch {
+  Direct direct;
   const dlpack::ExchangeApi* api = nullptr;
   PyTypeObject* tensor = nullptr;
   PyTypeObject* parameter = nullptr;
-  PyObject* plain_dispatch = nullptr;  // Tensor.__torch_dispatch__
+  PyObject* plain_dispatch = nullptr;                              // Tensor.__torch_dispatch__
   PyObject *requires_grad, *is_neg, *as_strided, *storage_offset;  // descriptors of TensorBase
   PyObject *is_grad_enabled, *matmul, *get_num_threads, *empty_strided, *strided;
   std::array<PyObject*, kDTypes> dtypes{};
@@ -44,6 +71,44 @@ struct Torch {
 };
 
 const Torch& load();
+
+void* symbol(const char* library, const char* name) {
+  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
+  return handle != nullptr ? dlsym(handle, name) : nullptr;
+}
+
+// Does the word behind the header point to where the sizes of small tensors are kept?
+bool layout_is_known(const dlpack::ExchangeApi& api, PyObject* tensor) {
+  constexpr std::uintptr_t kImplBytes = 256;
+  dlpack::Tensor seen;
+  if (api.describe(tensor, &seen) != 0) return false;
+  const auto impl = reinterpret_cast<std::uintptr_t>(Direct::impl_of(tensor));
+  const auto sizes = reinterpret_cast<std::uintptr_t>(seen.shape);
+  return sizes > impl && sizes - impl < kImplBytes;
+}
+
+Direct find_direct(const Torch& torch) {
+  const Ref plain = invoke(import("torch", {"ones"}).get(), {checked(PyLong_FromLong(2)).get()});
+  const Ref negated = invoke(import("torch", {"_neg_view"}).get(), {plain.get()});
+  const Ref parameter = invoke(reinterpret_cast<PyObject*>(torch.parameter), {plain.get()});
+  Direct found;
+  for (const Ref* tensor : {&plain, &negated, &parameter}) {
+    if (torch.api == nullptr || !layout_is_known(*torch.api, tensor->get())) return found;
+  }
+  const auto is_neg = reinterpret_cast<decltype(found.is_neg)>(
+      symbol("libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE"));
+  if (is_neg != nullptr && is_neg(Direct::tensor_of(negated.get())) &&
+      !is_neg(Direct::tensor_of(plain.get()))) {
+    found.is_neg = is_neg;
+  }
+  const auto requires_grad = reinterpret_cast<decltype(found.requires_grad)>(
+      symbol("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv"));
+  if (requires_grad != nullptr && requires_grad(Direct::impl_of(parameter.get())) &&
+      !requires_grad(Direct::impl_of(plain.get()))) {
+    found.requires_grad = requires_grad;
+  }
+  return found;
+}
 
 Torch make() {
   Torch torch;
@@ -77,6 +142,7 @@ Torch make() {
     if (usable) torch.api = api;
   }
   PyErr_Clear();
+  torch.direct = find_direct(torch);
   return torch;
 }
 
@@ -155,8 +221,13 @@ class TorchFramework final : public PythonFramework {
                        header,
                        release_header,
                        0,
-                       {out.data, {dlpack::kCpu, 0}, out.rank, dlpack_type(dtype), header->sizes,
-                        header->strides, 0}};
+                       {out.data,
+                        {dlpack::kCpu, 0},
+                        out.rank,
+                        dlpack_type(dtype),
+                        header->sizes,
+                        header->strides,
+                        0}};
     void* object = nullptr;
     if (torch_.api->from_managed(&header->managed, &object) != 0) {
       host::release(block);
@@ -173,8 +244,8 @@ class TorchFramework final : public PythonFramework {
         checked(PyLong_FromLongLong(PyLong_AsLongLong(start.get()) + (part.empty() ? 0 : moved)));
     const Ref sizes = tuple_of(part.sizes.data(), part.rank);
     const Ref strides = tuple_of(part.strides.data(), part.rank);
-    return invoke(torch_.as_strided,
-                       {py(owner), sizes.get(), strides.get(), offset.get()}).release();
+    return invoke(torch_.as_strided, {py(owner), sizes.get(), strides.get(), offset.get()})
+        .release();
   }
 
   bool negative_strides() const override { return false; }
@@ -204,19 +275,26 @@ class TorchFramework final : public PythonFramework {
     return true;
   }
 
+  bool is_neg(PyObject* object) const {
+    if (torch_.direct.is_neg != nullptr) return torch_.direct.is_neg(Direct::tensor_of(object));
+    return invoke(torch_.is_neg, {object}).get() == Py_True;
+  }
+
+  bool requires_grad(PyObject* object) const {
+    if (torch_.direct.requires_grad != nullptr) {
+      return torch_.direct.requires_grad(Direct::impl_of(object));
+    }
+    PyTypeObject* descriptor = Py_TYPE(torch_.requires_grad);
+    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+    return checked(descriptor->tp_descr_get(torch_.requires_grad, object, type)).get() == Py_True;
+  }
+
   // Tensors that memory alone does not describe: lazily negated, or recording gradients.
-  void check_bits(PyObject* object, const Type& type, const std::string& name) {
-    if (is_float(type.dtype) && invoke(torch_.is_neg, {object}).get() == Py_True) {
+  void check_bits(PyObject* object, const Type& type, const std::string& name) const {
+    if (is_float(type.dtype) && is_neg(object)) {
       throw host::DeviceError(name + ": has its negative bit set\n  call resolve_neg() first");
     }
-    if (allow_grad_) return;
-    const Ref recorded(Py_TYPE(torch_.requires_grad)
-                           ->tp_descr_get(torch_.requires_grad, object,
-                                          reinterpret_cast<PyObject*>(Py_TYPE(object))));
-    if (recorded.get() != Py_True) {
-      if (!recorded) throw host::ForeignError();
-      return;
-    }
+    if (allow_grad_ || !is_float(type.dtype) || !requires_grad(object)) return;
     if (invoke(torch_.is_grad_enabled, {}).get() != Py_True) return;
     throw host::GradError(name +
                           ": requires gradients, which this program does not compute\n  call it "
@@ -278,8 +356,7 @@ class TorchFramework final : public PythonFramework {
     const Ref sizes = tuple_of(out.sizes.data(), out.rank);
     const Ref strides = tuple_of(out.strides.data(), out.rank);
     const Ref names = checked(Py_BuildValue("(s)", "dtype"));
-    PyObject* args[] = {sizes.get(), strides.get(),
-                        torch_.dtypes[static_cast<std::size_t>(dtype)]};
+    PyObject* args[] = {sizes.get(), strides.get(), torch_.dtypes[static_cast<std::size_t>(dtype)]};
     Ref tensor = checked(PyObject_Vectorcall(torch_.empty_strided, args, 2, names.get()));
     out.data = address(tensor.get());
     return tensor.release();

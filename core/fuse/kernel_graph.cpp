@@ -256,8 +256,8 @@ class Builder {
     switch (reg_of(dtype)) {
       case RegType::kF32: {
         const double number = exact ? static_cast<double>(attr.integer) : attr.number;
-        const int node = constant(RegType::kF32, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
-        return dtype == DType::kBFloat16 ? rounded(node) : node;
+        // Not rounded to bfloat16: PyTorch computes with a Python number in float32.
+        return constant(RegType::kF32, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
       }
       case RegType::kI32:
         return constant(RegType::kI32, static_cast<std::uint32_t>(exact ? attr.integer : static_cast<std::int64_t>(attr.number)));
@@ -298,7 +298,10 @@ class Builder {
     for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = input(node.inputs[i], out, out_rank);
     const DType from = dtype(node.inputs.back());
     const DType to = dtype(node.out);
-    if (node.op == Op::cast) return cast(in[0], from, to);
+    if (node.op == Op::cast) {
+      const bool number = g_.program.type(node.inputs[0]).weak;  // then as in literal()
+      return cast(in[0], from, number && to == DType::kBFloat16 ? DType::kFloat32 : to);
+    }
     const Rule rule = info(node.op).rule;
     if (from == DType::kBFloat16 && (rule == Rule::kCompare || rule == Rule::kRoundUnary || rule == Rule::kPredicate)) {
       for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = rounded(in[i]);

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 
 #include "host/errors.h"
 #include "host/executable.h"
@@ -12,7 +11,9 @@ using Kind = fuse::Step::Kind;
 
 constexpr int kForever = INT32_MAX;
 
-bool is_call(const Node& node) { return kOps[static_cast<std::size_t>(node.op)].cls == OpClass::kCall; }
+bool is_call(const Node& node) {
+  return kOps[static_cast<std::size_t>(node.op)].cls == OpClass::kCall;
+}
 
 }  // namespace
 
@@ -40,11 +41,13 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   }
   plan_.kernels.clear();
   for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));
+  compile_inputs(options);
+  order_steps();
   compile_steps();
   compile_orders(options);
   separate_outputs(options);
   compile_memory();
-  compile_sizes(options);
+  compile_sizes();
 }
 
 Executable::~Executable() {
@@ -74,9 +77,10 @@ Source Executable::source_of(ValueId value) {
   } else if (node.op == Op::scalar) {
     const Attr& attr = node.attrs[0];
     source.kind = Source::Kind::kConstant;
-    source.constant = attr.number_kind == Attr::NumberKind::kInt    ? framework_.from_integer(attr.integer)
-                      : attr.number_kind == Attr::NumberKind::kBool ? framework_.from_boolean(attr.integer != 0)
-                                                                    : framework_.from_real(attr.number);
+    source.constant =
+        attr.number_kind == Attr::NumberKind::kInt    ? framework_.from_integer(attr.integer)
+        : attr.number_kind == Attr::NumberKind::kBool ? framework_.from_boolean(attr.integer != 0)
+                                                      : framework_.from_real(attr.number);
     constants_.push_back(source.constant);
   } else if (!is_call(node)) {
     source.kind = Source::Kind::kNumber;
@@ -112,7 +116,9 @@ void Executable::compile_steps() {
       step.item_bytes = dtype == DType::kOpaque ? 1 : dtype_bytes(dtype);
     }
     switch (from.kind) {
-      case Kind::kAlloc: roots_[index(from.out)] = {from.out}; break;
+      case Kind::kAlloc:
+        roots_[index(from.out)] = {from.out};
+        break;
       case Kind::kView:
         step.view = make_view(program, program.nodes[static_cast<std::size_t>(from.node)]);
         roots_[index(from.out)] = roots_[index(from.in)];
@@ -125,8 +131,11 @@ void Executable::compile_steps() {
         roots_[index(from.out)].push_back(from.out);
         break;
       }
-      case Kind::kSlice: roots_[index(from.out)] = roots_[index(from.in)]; break;
-      case Kind::kKernel: break;
+      case Kind::kSlice:
+        roots_[index(from.out)] = roots_[index(from.in)];
+        break;
+      case Kind::kKernel:
+        break;
       case Kind::kCall: {
         const Node& node = program.nodes[static_cast<std::size_t>(from.node)];
         step.target = node.op == Op::matmul ? kMatmulTarget : node.attrs[0].ints[0];
@@ -138,7 +147,8 @@ void Executable::compile_steps() {
           step.names.push_back("result " + std::to_string(i) + " of the call-out at step " +
                                std::to_string(steps_.size() - 1));
         }
-        most_args_ = std::max({most_args_, node.inputs.size(), static_cast<std::size_t>(node.n_out)});
+        most_args_ =
+            std::max({most_args_, node.inputs.size(), static_cast<std::size_t>(node.n_out)});
         break;
       }
     }
@@ -234,7 +244,8 @@ void Executable::compile_memory() {
       touch(step.out, now);
     }
     if (step.kind == Kind::kKernel) {
-      for (const fuse::OperandRef& operand : kernels_[static_cast<std::size_t>(step.kernel)].graph().operands) {
+      for (const fuse::OperandRef& operand :
+           kernels_[static_cast<std::size_t>(step.kernel)].graph().operands) {
         if (operand.value >= 0) touch(operand.value, now);
       }
     }
@@ -247,19 +258,22 @@ void Executable::compile_memory() {
     if (step.owned) holders_.push_back(step.out);
   }
   for (const HostStep& step : steps_) {
-    for (int r = 0; step.kind == Kind::kCall && r < step.n_out; ++r) holders_.push_back(step.out + r);
+    for (int r = 0; step.kind == Kind::kCall && r < step.n_out; ++r)
+      holders_.push_back(step.out + r);
   }
   // Views made for call-outs and outputs hold tensors too.
   for (std::size_t v = 0; v < program.values.size(); ++v) {
     const auto value = static_cast<ValueId>(v);
     if (last_tensor[v] < 0 || roots_[v].empty() || roots_[v].front() == value) continue;
-    if (std::find(holders_.begin(), holders_.end(), value) == holders_.end()) holders_.push_back(value);
+    if (std::find(holders_.begin(), holders_.end(), value) == holders_.end())
+      holders_.push_back(value);
   }
   for (const ValueId holder : holders_) {
-    const bool is_root = std::find(roots_[index(holder)].begin(), roots_[index(holder)].end(), holder) !=
-                         roots_[index(holder)].end();
+    const bool is_root = std::find(roots_[index(holder)].begin(), roots_[index(holder)].end(),
+                                   holder) != roots_[index(holder)].end();
     const int until = std::max(is_root ? last[index(holder)] : -1, last_tensor[index(holder)]);
-    if (until >= 0 && until != kForever) steps_[static_cast<std::size_t>(until)].release.push_back(holder);
+    if (until >= 0 && until != kForever)
+      steps_[static_cast<std::size_t>(until)].release.push_back(holder);
   }
 
   std::vector<Lifetime> lives;
@@ -273,8 +287,8 @@ void Executable::compile_memory() {
   lifetimes_ = std::move(lives);
 }
 
-// Sizes that anything needs, in stages; then the arena, which needs to know the stages.
-void Executable::compile_sizes(const Options& options) {
+// Symbols that inputs bind.
+void Executable::compile_inputs(const Options& options) {
   Program& program = plan_.program;
   std::vector<Arrival> arrivals;
   for (std::size_t i = 0; i < n_inputs(); ++i) {
@@ -293,6 +307,12 @@ void Executable::compile_sizes(const Options& options) {
     ints.push_back({program.inputs[i], program.sizes.symbol(symbol), names_[i]});
   }
   sizes_.add_stage(program, arrivals, ints);
+}
+
+// Sizes that anything needs, in stages; then the arena, which needs to know the stages.
+void Executable::compile_sizes() {
+  Program& program = plan_.program;
+  std::vector<Arrival> arrivals;
   for (HostStep& step : steps_) {
     if (step.kind != Kind::kCall) continue;
     arrivals.clear();
@@ -330,8 +350,39 @@ void Executable::compile_sizes(const Options& options) {
   for (const Lifetime& life : lifetimes_) want(life.bytes);
   sizes_.compile(program, wanted);
   for (Lifetime& life : lifetimes_) life.stage = sizes_.stage_of(life.bytes);
+  check_stages();
   arena_ = plan_arena(program.sizes, lifetimes_, program.values.size());
   lifetimes_.clear();
+}
+
+// No step may read a size before it is known.
+void Executable::check_stages() const {
+  int reached = 0;
+  const auto check = [&](SizeId size) {
+    if (size == shape::kNoSize || sizes_.stage_of(size) <= reached) return;
+    throw InternalError("size " + plan_.program.sizes.print(size) +
+                        " is used before the call-out that brings it");
+  };
+  for (const HostStep& step : steps_) {
+    for (const SizeId size : step.view.sizes) check(size);
+    check(step.offset);
+    for (const Source& arg : step.args) {
+      if (arg.kind == Source::Kind::kSize) check(arg.size);
+    }
+    if (step.out >= 0 && step.kind != Kind::kCall) {
+      for (const SizeId size : plan_.program.type(step.out).shape.span()) check(size);
+    }
+    if (step.kind == Kind::kKernel) {
+      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(step.kernel)].graph();
+      for (const SizeId size : graph.axes) check(size);
+      for (const fuse::OperandRef& operand : graph.operands) {
+        check(operand.size);
+        check(operand.start);
+        check(operand.step);
+      }
+    }
+    reached = std::max(reached, step.stage);
+  }
 }
 
 }  // namespace tilevm::host

@@ -6,13 +6,27 @@
 
 namespace tilevm::host {
 
-struct DeviceError : std::runtime_error { using runtime_error::runtime_error; };
-struct GradError : std::runtime_error { using runtime_error::runtime_error; };
-struct IndexError : std::runtime_error { using runtime_error::runtime_error; };
-struct TypeError : std::runtime_error { using runtime_error::runtime_error; };
-struct MemoryError : std::runtime_error { using runtime_error::runtime_error; };
-struct DivisionError : std::runtime_error { using runtime_error::runtime_error; };
-struct InternalError : std::runtime_error { using runtime_error::runtime_error; };
+struct DeviceError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct GradError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct IndexError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct TypeError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct MemoryError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct DivisionError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct InternalError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
 
 // The framework has set its own error (a Python exception).
 struct ForeignError {};

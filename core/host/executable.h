@@ -20,7 +20,7 @@
 namespace tilevm::host {
 
 struct Options {
-  std::vector<std::string> input_names;  // empty: "input 0", ...
+  std::vector<std::string> input_names;                  // empty: "input 0", ...
   std::vector<std::pair<int, std::string>> int_symbols;  // input index, symbol it binds
   // Per output the dims from outermost to innermost in memory; nullopt (or too few): row-major.
   std::vector<std::optional<std::vector<std::int32_t>>> output_orders;
@@ -56,15 +56,15 @@ struct HostStep {
   std::int32_t axis = -1;
   SizeId offset = shape::kNoSize;
   int item_bytes = 0;
-  bool owned = false;            // kAlloc, kReshape: the framework owns the buffer
-  std::int32_t order = -1;       // kAlloc: index of orders, -1: row-major
-  View view;                     // kView, kReshape
-  std::int64_t target = 0;       // kCall
-  std::vector<Source> args;      // kCall
-  std::int32_t n_out = 0;        // kCall
+  bool owned = false;              // kAlloc, kReshape: the framework owns the buffer
+  std::int32_t order = -1;         // kAlloc: index of orders, -1: row-major
+  View view;                       // kView, kReshape
+  std::int64_t target = 0;         // kCall
+  std::vector<Source> args;        // kCall
+  std::int32_t n_out = 0;          // kCall
   std::vector<std::string> names;  // kCall: of results, for errors
-  int stage = -1;                // kCall: the stage of sizes that its results complete
-  std::vector<ValueId> release;  // values whose tensors nobody needs after this step
+  int stage = -1;                  // kCall: the stage of sizes that its results complete
+  std::vector<ValueId> release;    // values whose tensors nobody needs after this step
 };
 
 class Executable {
@@ -91,11 +91,13 @@ class Executable {
   class Running;
 
   void compile_inputs(const Options& options);
+  void order_steps();
   void compile_steps();
   void compile_memory();
   void compile_orders(const Options& options);
   void separate_outputs(const Options& options);
-  void compile_sizes(const Options& options);
+  void compile_sizes();
+  void check_stages() const;
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
@@ -120,17 +122,17 @@ class Executable {
   std::vector<schedule::Kernel> kernels_;
   std::vector<HostStep> steps_;
   SizeProgram sizes_;
-  std::vector<Lifetime> lifetimes_;               // only while compiling
+  std::vector<Lifetime> lifetimes_;  // only while compiling
   ArenaPlan arena_;
-  std::vector<std::string> names_;                // of inputs
+  std::vector<std::string> names_;  // of inputs
   std::vector<std::vector<std::int32_t>> orders_;
   std::vector<Source> outputs_;
-  std::vector<bool> separate_;                    // by output: hand out a copy
-  std::vector<std::int32_t> separate_order_;      // its order of dims, -1: row-major
-  std::vector<std::vector<ValueId>> roots_;       // by value: whose memory it may lie in
-  std::vector<bytecode::Storage> number_storage_; // by value: how kernels store weak values
-  std::vector<ValueId> holders_;                  // values that may hold a tensor of the frame's
-  std::vector<Object> constants_;                 // owned
+  std::vector<bool> separate_;                     // by output: hand out a copy
+  std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
+  std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in
+  std::vector<bytecode::Storage> number_storage_;  // by value: how kernels store weak values
+  std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
+  std::vector<Object> constants_;                  // owned
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
 

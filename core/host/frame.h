@@ -14,9 +14,9 @@ struct Executable::Frame {
   std::vector<Object> tensors;        // by value; inputs are borrowed, holders_ owned
   std::vector<std::int64_t> numbers;  // by value: weak inputs as float64, int64 or bool
   std::vector<schedule::OperandView> operands;
-  std::vector<Object> args;           // of a call-out, then its results
-  std::vector<std::byte*> slots;      // of the arena
-  std::vector<Block> blocks;          // by stage: memory of its slots
+  std::vector<Object> args;       // of a call-out, then its results
+  std::vector<std::byte*> slots;  // of the arena
+  std::vector<Block> blocks;      // by stage: memory of its slots
 
   ~Frame() {
     for (const Block& block : blocks) release(block);

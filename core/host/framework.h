@@ -20,8 +20,7 @@ class Framework {
 
   // Memory of a tensor of `type`, borrowed. Throws DTypeError, ShapeError (rank), DeviceError,
   // GradError or TypeError, naming `name`. A tensor of kOpaque may have no address.
-  virtual void describe(Object tensor, const Type& type, const std::string& name,
-                        Record& out) = 0;
+  virtual void describe(Object tensor, const Type& type, const std::string& name, Record& out) = 0;
   // A new tensor with the sizes and strides of `out`, which are dense in some order of the dims;
   // sets out.data. Throws MemoryError.
   virtual Object empty(DType dtype, std::int64_t elements, Record& out) = 0;

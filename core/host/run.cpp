@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <bit>
+#include <cstdlib>
 #include <cstring>
 
 #include "host/errors.h"
@@ -33,7 +35,8 @@ std::int64_t checked_elements(const Geometry& g, int item_bytes) {
   }
   if (g.empty()) return 0;
   for (int d = 0; d < g.rank; ++d) {
-    if (__builtin_mul_overflow(bytes, g.size(d), &bytes)) throw MemoryError("a tensor is too large");
+    if (__builtin_mul_overflow(bytes, g.size(d), &bytes))
+      throw MemoryError("a tensor is too large");
   }
   return item_bytes > 0 ? bytes / item_bytes : 0;
 }
@@ -104,20 +107,28 @@ void Executable::run(std::span<const Object> inputs, std::span<Object> outputs) 
   run_stage(frame, 0);
   for (const HostStep& step : steps_) {
     switch (step.kind) {
-      case Kind::kAlloc: allocate(frame, step); break;
+      case Kind::kAlloc:
+        allocate(frame, step);
+        break;
       case Kind::kView:
         apply(step.view, frame.regs, frame.records[index(step.in)], step.item_bytes,
               frame.records[index(step.out)]);
         break;
-      case Kind::kReshape: reshape(frame, step); break;
+      case Kind::kReshape:
+        reshape(frame, step);
+        break;
       case Kind::kSlice: {
         const Shape& shape = plan_.program.type(step.out).shape;
         narrow(frame.records[index(step.in)], step.axis, frame.regs[at(step.offset)],
                frame.regs[at(shape[step.axis])], step.item_bytes, frame.records[index(step.out)]);
         break;
       }
-      case Kind::kKernel: run_kernel(frame, step.kernel, nullptr, nullptr); break;
-      case Kind::kCall: call(frame, step); break;
+      case Kind::kKernel:
+        run_kernel(frame, step.kernel, nullptr, nullptr);
+        break;
+      case Kind::kCall:
+        call(frame, step);
+        break;
     }
     for (const ValueId value : step.release) {
       Object& held = frame.tensors[index(value)];
@@ -189,7 +200,8 @@ void Executable::run_stage(Frame& frame, int stage) const {
     release(std::exchange(block, {}));
     block = acquire(static_cast<std::size_t>(total));
     if (block.data == nullptr) {
-      throw MemoryError("no memory for " + std::to_string(total) + " bytes of intermediate buffers");
+      throw MemoryError("no memory for " + std::to_string(total) +
+                        " bytes of intermediate buffers");
     }
   }
   std::byte* next = block.data;
@@ -278,8 +290,8 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
       view.base = reinterpret_cast<std::byte*>(&frame.regs[at(ref.size)]);
       continue;
     }
-    const Record& record = first != nullptr ? (o == 0 ? *first : *second)
-                                            : frame.records[index(ref.value)];
+    const Record& record =
+        first != nullptr ? (o == 0 ? *first : *second) : frame.records[index(ref.value)];
     const std::int64_t item = bytecode::storage_bytes(ref.storage);
     view.base = record.data;
     double touched = static_cast<double>(item);
@@ -287,7 +299,9 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
       const int dim = ref.dim[a];
       if (dim < 0) continue;
       const std::int64_t size = record.size(dim);
-      if (size == extents[a]) {
+      // A gather may read from more than its result spans (torch.gather).
+      const bool larger = ref.role == bytecode::Role::kGather && size > extents[a];
+      if (size == extents[a] || larger) {
         view.stride[a] = record.stride(dim) * item;
         touched *= static_cast<double>(size);
       } else if (size != 1 || ref.role == bytecode::Role::kOutput) {
@@ -321,17 +335,22 @@ void Executable::fail(exec::Status status, int kernel) const {
   const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
   std::string where;
   for (const fuse::KernelNode& node : graph.nodes) {
-    if (status != exec::Status::kIndexOutOfRange || node.kind != fuse::KernelNode::Kind::kGather) continue;
-    if (node.line < 0 || static_cast<std::size_t>(node.line) >= plan_.program.lines.size()) continue;
+    if (status != exec::Status::kIndexOutOfRange || node.kind != fuse::KernelNode::Kind::kGather)
+      continue;
+    if (node.line < 0 || static_cast<std::size_t>(node.line) >= plan_.program.lines.size())
+      continue;
     const std::string& line = plan_.program.lines[static_cast<std::size_t>(node.line)];
     if (where.find(line) == std::string::npos) where += (where.empty() ? "" : " or ") + line;
   }
   switch (status) {
     case exec::Status::kIndexOutOfRange:
       throw IndexError((where.empty() ? "" : where + ": ") + "index out of range in self");
-    case exec::Status::kDivisionByZero: throw DivisionError("ZeroDivisionError");
-    case exec::Status::kNoMemory: throw MemoryError("kernel " + graph.name + ": no working memory");
-    case exec::Status::kOk: break;
+    case exec::Status::kDivisionByZero:
+      throw DivisionError("ZeroDivisionError");
+    case exec::Status::kNoMemory:
+      throw MemoryError("kernel " + graph.name + ": no working memory");
+    case exec::Status::kOk:
+      break;
   }
   throw InternalError("kernel " + graph.name + ": unknown status");
 }
@@ -346,7 +365,14 @@ Object Executable::tensor(Frame& frame, ValueId value) const {
   bool negative = false;
   for (int d = 0; d < record.rank; ++d) negative |= record.stride(d) < 0;
   if (negative && !framework_.negative_strides()) {
-    held = copied(record, dtype, {});
+    // As torch.empty_like: dims in the order in which they lie in memory.
+    std::array<std::int32_t, kMaxRank> order{};
+    for (int d = 0; d < record.rank; ++d) order[static_cast<std::size_t>(d)] = d;
+    const auto outer_first = [&](std::int32_t a, std::int32_t b) {
+      return std::abs(record.stride(a)) > std::abs(record.stride(b));
+    };
+    std::stable_sort(order.begin(), order.begin() + record.rank, outer_first);
+    held = copied(record, dtype, {order.data(), static_cast<std::size_t>(record.rank)});
     return held;
   }
   const Object owner = frame.tensors[index(record.root)];
@@ -375,29 +401,39 @@ Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
   const ValueId value = outputs_[output].value;
   const std::int32_t order = separate_order_[output];
   return copied(frame.records[index(value)], plan_.program.type(value).dtype,
-                order < 0 ? std::span<const std::int32_t>()
-                          : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]));
+                order < 0
+                    ? std::span<const std::int32_t>()
+                    : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]));
 }
 
 // A Python number: a new reference if makes_object(source), else borrowed.
 Object Executable::number(const Frame& frame, const Source& source) const {
   const Record& record = frame.records[index(source.value)];
   switch (source.kind) {
-    case Source::Kind::kInput: return frame.tensors[index(source.value)];
-    case Source::Kind::kConstant: return source.constant;
-    case Source::Kind::kSize: return framework_.from_integer(frame.regs[at(source.size)]);
-    default: break;
+    case Source::Kind::kInput:
+      return frame.tensors[index(source.value)];
+    case Source::Kind::kConstant:
+      return source.constant;
+    case Source::Kind::kSize:
+      return framework_.from_integer(frame.regs[at(source.size)]);
+    default:
+      break;
   }
   const auto read = [&]<typename T>(T x) {
     std::memcpy(&x, record.data, sizeof(T));
     return x;
   };
   switch (source.storage) {
-    case bytecode::Storage::kF32: return framework_.from_real(read(float{}));
-    case bytecode::Storage::kF64: return framework_.from_real(read(double{}));
-    case bytecode::Storage::kI32: return framework_.from_integer(read(std::int32_t{}));
-    case bytecode::Storage::kI64: return framework_.from_integer(read(std::int64_t{}));
-    case bytecode::Storage::kB8: return framework_.from_boolean(read(std::uint8_t{}) != 0);
+    case bytecode::Storage::kF32:
+      return framework_.from_real(read(float{}));
+    case bytecode::Storage::kF64:
+      return framework_.from_real(read(double{}));
+    case bytecode::Storage::kI32:
+      return framework_.from_integer(read(std::int32_t{}));
+    case bytecode::Storage::kI64:
+      return framework_.from_integer(read(std::int64_t{}));
+    case bytecode::Storage::kB8:
+      return framework_.from_boolean(read(std::uint8_t{}) != 0);
     case bytecode::Storage::kBF16: {
       const auto bits = static_cast<std::uint32_t>(read(std::uint16_t{})) << 16;
       return framework_.from_real(std::bit_cast<float>(bits));
@@ -445,9 +481,10 @@ void Executable::call(Frame& frame, const HostStep& step) const {
     record.rank = 0;
     record.root = -1;
     record.data = reinterpret_cast<std::byte*>(&slot);
-    slot = type.dtype == DType::kBool    ? framework_.boolean(object, name)
-           : type.dtype == DType::kInt64 ? framework_.integer(object, name)
-                                         : std::bit_cast<std::int64_t>(framework_.real(object, name));
+    slot = type.dtype == DType::kBool ? framework_.boolean(object, name)
+           : type.dtype == DType::kInt64
+               ? framework_.integer(object, name)
+               : std::bit_cast<std::int64_t>(framework_.real(object, name));
   }
   if (step.stage >= 0) run_stage(frame, step.stage);
 }

@@ -14,8 +14,7 @@ std::size_t at(SizeId id) { return static_cast<std::size_t>(id); }
 
 }  // namespace
 
-void SizeProgram::bind(const shape::SizeTable& sizes, const Dim& source, SizeId symbol,
-                       int stage) {
+void SizeProgram::bind(const shape::SizeTable& sizes, const Dim& source, SizeId symbol, int stage) {
   bound_[at(symbol)] = stage;
   const shape::Range range = sizes.range(symbol);
   const bool is_dim = source.dim >= 0 && source.size == symbol;
@@ -162,8 +161,8 @@ void SizeProgram::compile(const Program& program, std::span<const SizeId> wanted
 
 void SizeProgram::fail(const Dim& dim, const shape::SizeTable& sizes, std::int64_t expected,
                        std::int64_t actual) const {
-  std::string what = names_[static_cast<std::size_t>(dim.name)] + ": dim " +
-                     std::to_string(dim.dim) + " must be ";
+  std::string what =
+      names_[static_cast<std::size_t>(dim.name)] + ": dim " + std::to_string(dim.dim) + " must be ";
   if (!sizes.value(dim.size)) what += sizes.print(dim.size) + " = ";
   throw ShapeError(what + std::to_string(expected) + ", but is " + std::to_string(actual));
 }
@@ -191,9 +190,8 @@ void SizeProgram::run(int index, const shape::SizeTable& sizes, std::span<const 
     std::string what = names_[static_cast<std::size_t>(bound.source.name)] + ": ";
     if (bound.source.dim >= 0) what += "dim " + std::to_string(bound.source.dim) + ", ";
     what += sizes.print(bound.symbol) + ", must be ";
-    what += range.max == INT64_MAX
-                ? "at least " + std::to_string(range.min)
-                : std::to_string(range.min) + " to " + std::to_string(range.max);
+    what += range.max == INT64_MAX ? "at least " + std::to_string(range.min)
+                                   : std::to_string(range.min) + " to " + std::to_string(range.max);
     if (range.multiple_of > 1) what += " and a multiple of " + std::to_string(range.multiple_of);
     throw ShapeError(what + ", but is " + std::to_string(value));
   }

@@ -35,6 +35,11 @@ class SizeProgram {
   // depends on a symbol that nothing binds.
   void compile(const Program& program, std::span<const SizeId> wanted);
 
+  // Is the symbol bound by a stage that was added?
+  bool binds(SizeId symbol) const {
+    const auto i = static_cast<std::size_t>(symbol);
+    return i < bound_.size() && bound_[i] >= 0;
+  }
   int registers() const { return n_registers_; }
   int stages() const { return static_cast<int>(stages_.size()); }
   // First stage after which the size is known.
@@ -74,7 +79,7 @@ class SizeProgram {
     std::vector<Linear> solved;
     std::vector<Bound> ranges;
     std::vector<shape::SizeStep> steps;
-    std::vector<Dim> dims;    // equality with what arrived
+    std::vector<Dim> dims;  // equality with what arrived
     std::vector<Equal> equal;
   };
 
@@ -86,8 +91,8 @@ class SizeProgram {
   std::vector<Stage> stages_;
   std::vector<std::string> names_;
   std::vector<std::string> messages_;
-  std::vector<int> bound_;          // stage by symbol id
-  std::vector<int> stage_;          // by register; kNever: not computed
+  std::vector<int> bound_;  // stage by symbol id
+  std::vector<int> stage_;  // by register; kNever: not computed
   std::vector<std::int64_t> initial_;
   int n_registers_ = 0;
 };

@@ -51,11 +51,15 @@ View make_view(const Program& program, const Node& node) {
   const Shape& out = program.type(node.out).shape;
   switch (node.op) {
     case Op::reshape:
-    case Op::expand: view.sizes.assign(out.span().begin(), out.span().end()); break;
+    case Op::expand:
+      view.sizes.assign(out.span().begin(), out.span().end());
+      break;
     case Op::permute:
     case Op::unsqueeze:
     case Op::squeeze:
-    case Op::flip: axes_of(0); break;
+    case Op::flip:
+      axes_of(0);
+      break;
     case Op::slice:
       axes_of(0);
       view.sizes = {node.attrs[1].sizes[0], out[view.axes[0]]};
@@ -111,7 +115,8 @@ void apply(const View& view, std::span<const std::int64_t> regs, const Record& i
         out.stride(axis) = -in.stride(axis);
       }
       return;
-    default: break;
+    default:
+      break;
   }
   out.data = in.data;
   out.root = in.root;
@@ -120,7 +125,9 @@ void apply(const View& view, std::span<const std::int64_t> regs, const Record& i
     case Op::permute:
       for (const int axis : view.axes) push(out, in.size(axis), in.stride(axis));
       return;
-    case Op::expand: expand(view, regs, in, out); return;
+    case Op::expand:
+      expand(view, regs, in, out);
+      return;
     case Op::select: {
       const int axis = view.axes[0];
       const std::int64_t index = regs[at(view.sizes[0])];

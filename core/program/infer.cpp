@@ -418,8 +418,9 @@ Type Rules::gather() {
   if (index.rank != from.rank) bad_shape("ranks differ", "gather needs equal ranks; see take.");
   for (int i = 0; i < from.rank; ++i) {
     if (i == at) continue;
-    check(index[i], sizes_.min(index[i], from[i]), "the index is larger than x on axis " +
-          std::to_string(i), "Beside the axis of gather, sizes of the index are at most those of x.");
+    check(index[i], sizes_.min(index[i], from[i]),
+          "the index is larger than x on axis " + std::to_string(i),
+          "Beside the axis of gather, sizes of the index are at most those of x.");
   }
   return {in_[0].dtype, false, index};
 }

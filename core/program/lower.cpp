@@ -153,6 +153,7 @@ class Lowering {
   // ---- Nodes of the result
 
   ValueId emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type);
+  ValueId pad(ValueId x, const std::vector<Attr>& attrs, const Type& type);
   ValueId full(const Shape& shape, const Number& n, DType dtype) {
     std::vector<SizeId> dims(shape.span().begin(), shape.span().end());
     std::vector<Attr> attrs(3);
@@ -172,7 +173,8 @@ class Lowering {
   High of_bools(Op op, ValueId x, ValueId y, const Type& type);
   bool fold(Op op, std::span<const ValueId> in, High& result);
   bool power(const High& base, const High& exponent, const Type& type, High& result);
-  bool changes_nothing(Op op, const Type& in, const std::vector<Attr>& attrs, const Type& out) const;
+  bool changes_nothing(Op op, const Type& in, const std::vector<Attr>& attrs,
+                       const Type& out) const;
   ValueId decompose(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs);
 
   std::vector<bool> live(const Program& p) const;
@@ -225,7 +227,7 @@ ValueId Lowering::emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, 
 
 ValueId Lowering::cast(ValueId v, DType to) {
   const Type type = out_.type(v);
-  if (type.dtype == to) return v;
+  if (type.dtype == to && !type.weak) return v;
   const std::int32_t def = out_.values[static_cast<std::size_t>(v)].node;
   if (def >= 0) {
     const Node& node = out_.nodes[static_cast<std::size_t>(def)];
@@ -415,7 +417,8 @@ High Lowering::elementwise(Op op, std::span<const ValueId> in, const Type& type)
       if (op == Op::logical_not) {
         d = DType::kBool;
       } else if (!is_float(d)) {
-        return value(full(type.shape, {0, op == Op::isfinite, NumberKind::kBool}, DType::kBool), type);
+        const Number answer{0, op == Op::isfinite, NumberKind::kBool};
+        return value(full(type.shape, answer, DType::kBool), type);
       }
       break;
     case Rule::kLogical: d = DType::kBool; break;
@@ -452,6 +455,28 @@ bool Lowering::changes_nothing(Op op, const Type& in, const std::vector<Attr>& a
     case Op::slice: return attrs[3].ints[0] == 1 && out_.sizes.is(attrs[1].sizes[0], 0);
     default: return false;
   }
+}
+
+// pad x = concat(filled, x, filled) on every axis that is padded.
+ValueId Lowering::pad(ValueId x, const std::vector<Attr>& attrs, const Type& type) {
+  Type grown = out_.type(x);
+  for (int axis = 0; axis < type.shape.rank; ++axis) {
+    const auto side = [&](std::size_t which) { return attrs[which].sizes[static_cast<std::size_t>(axis)]; };
+    std::vector<ValueId> parts;
+    const auto fill = [&](SizeId width) {
+      if (out_.sizes.is(width, 0)) return;
+      Shape shape = grown.shape;
+      shape[axis] = width;
+      parts.push_back(full(shape, number_of(attrs[2]), type.dtype));
+    };
+    fill(side(0));
+    parts.push_back(x);
+    fill(side(1));
+    if (parts.size() == 1) continue;
+    grown.shape[axis] = type.shape[axis];
+    x = emit(Op::concat, std::move(parts), {Attr::of_ints({axis})}, grown);
+  }
+  return x;
 }
 
 High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs,
@@ -499,7 +524,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     if (op == Op::amin) op = Op::all;
   }
   std::vector<Attr> parameters(attrs);
-  if (op == Op::pad) parameters[2] = in_dtype(number_of(parameters[2]), type.dtype);
+  if (op == Op::pad) return value(pad(operands[0], parameters, type), type);
   return value(emit(op, std::move(operands), std::move(parameters), type), type);
 }
 

@@ -62,7 +62,7 @@ struct Attr {
   std::int64_t integer = 0;     // exact, if the number was an int or a bool
   enum class NumberKind : std::uint8_t { kFloat, kInt, kBool } number_kind = NumberKind::kFloat;
 
-  static Attr of_ints(std::vector<std::int64_t> values) { return {std::move(values), {}, 0, 0, {}}; }
+  static Attr of_ints(std::vector<std::int64_t> v) { return {std::move(v), {}, 0, 0, {}}; }
   static Attr of_dtype(DType d) { return of_ints({static_cast<std::int64_t>(d)}); }
   static Attr of_sizes(std::vector<SizeId> values) { return {{}, std::move(values), 0, 0, {}}; }
   static Attr of_number(double v) { return {{}, {}, v, 0, NumberKind::kFloat}; }

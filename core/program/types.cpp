@@ -71,8 +71,8 @@ DType promote(std::span<const Type> in) {
   }
   // A weak float counts as PyTorch's default dtype beside a tensor.
   if ((tensors || scalars) && numbers == DType::kFloat64) numbers = DType::kFloat32;
-  const bool lower = scalars || numbers;
-  const std::optional<DType> below = lower ? std::optional(combine(scalars, numbers)) : std::nullopt;
+  std::optional<DType> below;
+  if (scalars || numbers) below = combine(scalars, numbers);
   return combine(tensors, below);
 }
 

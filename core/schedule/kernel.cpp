@@ -8,6 +8,7 @@
 
 #include "exec/interp/interp.h"
 #include "exec/native/native.h"
+#include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
 
@@ -90,8 +91,73 @@ Kernel::Kernel(Kernel&&) noexcept = default;
 
 const fuse::KernelGraph& Kernel::graph() const { return impl_->graph; }
 
-exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
-                         int /*threads*/) noexcept {
+namespace {
+
+exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept {
+  thread_local exec::interp::Scratch scratch;
+  if (variant.native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto && variant.native->can_run(launch)) {
+    return variant.native->run(launch, scratch);
+  }
+  return variant.kernel.run(launch, scratch);
+}
+
+// One launch cut into parts along a kept axis; results do not depend on the cut.
+struct Parts {
+  enum class Axis : std::uint8_t { kOuter, kRows, kColumns };
+  static constexpr std::int64_t kColumnStep = 64;  // parts start at whole cache lines
+
+  const Variant& variant;
+  const exec::Launch& launch;
+  Axis axis = Axis::kOuter;
+  std::int64_t extent = 0;  // in steps
+  std::int64_t step = 1;
+  int n = 1;
+  std::atomic<exec::Status> status{exec::Status::kOk};
+
+  Parts(const Variant& v, const exec::Launch& l, bytecode::Fold fold, int threads) : variant(v), launch(l) {
+    const auto& space = l.space;
+    const bool rows_kept = (static_cast<int>(fold) & static_cast<int>(bytecode::Fold::kRows)) == 0;
+    const bool columns_kept = (static_cast<int>(fold) & static_cast<int>(bytecode::Fold::kColumns)) == 0;
+    if (space.n_outer > 0) extent = space.outer[0];
+    if (rows_kept && space.rows > extent) {
+      axis = Axis::kRows;
+      extent = space.rows;
+    }
+    if (columns_kept && extent < threads) {
+      const std::int64_t steps = (space.cols + kColumnStep - 1) / kColumnStep;
+      if (steps > extent) {
+        axis = Axis::kColumns;
+        extent = steps;
+        step = kColumnStep;
+      }
+    }
+    n = static_cast<int>(std::clamp<std::int64_t>(extent, 1, threads));
+  }
+
+  void run(int i) noexcept {
+    const std::int64_t begin = extent * i / n * step;
+    thread_local std::array<exec::Binding, kMaxBindings> moved;
+    exec::Launch part{launch.space, std::span(moved).first(launch.bindings.size())};
+    std::int64_t* size = axis == Axis::kOuter ? &part.space.outer[0] : axis == Axis::kRows ? &part.space.rows : &part.space.cols;
+    const std::int64_t end = std::min(extent * (i + 1) / n * step, *size);
+    *size = end - begin;
+    for (std::size_t o = 0; o < launch.bindings.size(); ++o) {
+      auto& b = moved[o] = launch.bindings[o];
+      const std::int64_t stride = axis == Axis::kOuter ? b.outer[0] : axis == Axis::kRows ? b.y_stride : b.x_stride;
+      if (b.base != nullptr) {
+        b.base += begin * stride;
+      } else {
+        b.start += begin * stride;  // iota
+      }
+    }
+    const exec::Status s = run_inline(variant, part);
+    if (s != exec::Status::kOk) status.store(s, std::memory_order_relaxed);
+  }
+};
+
+}  // namespace
+
+exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands, int threads) noexcept {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
@@ -102,12 +168,12 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<con
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
   }
-  thread_local exec::interp::Scratch scratch;
   const exec::Launch launch{layout.space, std::span(bindings).first(variant->n_operands)};
-  if (variant->native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto && variant->native->can_run(launch)) {
-    return variant->native->run(launch, scratch);
-  }
-  return variant->kernel.run(launch, scratch);
+  if (threads <= 1) return run_inline(*variant, launch);
+  Parts parts(*variant, launch, layout.cls.fold, threads);
+  if (parts.n == 1) return run_inline(*variant, launch);
+  exec::parallel(parts.n, [](void* data, int i) { static_cast<Parts*>(data)->run(i); }, &parts);
+  return parts.status.load();
 }
 
 std::vector<Kernel::VariantInfo> Kernel::variants() const {

@@ -1,6 +1,5 @@
 // What can be said of a size for all values of its symbols.
 #include <algorithm>
-#include <numeric>
 
 #include "shape/table.h"
 
@@ -60,6 +59,8 @@ Interval SizeTable::Impl::interval(Terms poly) const {
 std::int64_t SizeTable::Impl::lower_bound(Terms poly, int depth) const {
   std::int64_t best = interval(poly).min;
   if (depth == 0) return best;
+  constexpr std::size_t kMany = 8;  // terms: keeps the search small
+  if (poly.size() > kMany) depth = 1;
   for (const Term& t : poly) {
     const auto factors = atoms_of(t.mono);
     if (factors.size() != 1) continue;
@@ -79,7 +80,7 @@ std::int64_t SizeTable::Impl::lower_bound(Terms poly, int depth) const {
       const auto c = value(SizeId{e.b});
       if (!c || *c <= 0 || *c > INT32_MAX) continue;
       // Of scale * poly, so that scale * coeff is a multiple of c.
-      const std::int64_t scale = *c / std::gcd(*c, t.coeff);
+      const std::int64_t scale = *c / common_divisor(*c, t.coeff);
       if (std::ranges::any_of(poly, [](const Term& u) {
             return u.coeff > INT32_MAX || u.coeff < -INT32_MAX;
           })) {
@@ -130,7 +131,7 @@ Answer SizeTable::Impl::equal(SizeId a, SizeId b) const {
     if (t.mono == kOne) {
       constant = t.coeff;
     } else {
-      gcd = std::gcd(gcd, t.coeff);
+      gcd = common_divisor(gcd, t.coeff);
     }
   }
   if (gcd == 0 || constant % gcd != 0) return Answer::kNo;
@@ -142,7 +143,7 @@ Answer SizeTable::Impl::equal(SizeId a, SizeId b) const {
 Range SizeTable::range(SizeId a) const {
   const Entry& e = impl_->at(a);
   std::int64_t gcd = 0;
-  for (const Term& t : impl_->terms_of(a)) gcd = std::gcd(gcd, t.coeff);
+  for (const Term& t : impl_->terms_of(a)) gcd = common_divisor(gcd, t.coeff);
   return {e.min, e.max, gcd == 0 ? 1 : gcd};
 }
 

@@ -1,7 +1,6 @@
 #include "shape/size.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "shape/table.h"
 
@@ -243,7 +242,7 @@ std::optional<Poly> SizeTable::Impl::divide_exactly(Terms a, Terms b) {
   Poly rest(a.begin(), a.end()), quotient;
   for (int steps = 0; !rest.empty(); ++steps) {
     const Term top = lead(rest);
-    if (steps == 32 || top.coeff % by.coeff != 0) return std::nullopt;
+    if (steps == 32 || top.coeff == kMinusInf || top.coeff % by.coeff != 0) return std::nullopt;
     const std::int32_t mono = div_mono(top.mono, by.mono);
     if (mono < 0) return std::nullopt;
     const Term t{mono, top.coeff / by.coeff};
@@ -278,7 +277,7 @@ SizeId SizeTable::Impl::floordiv(SizeId a, SizeId b) {
         offset = floor_mod(t.coeff, *c);
         if (const std::int64_t q = floor_div(t.coeff, *c); q != 0) quotient.push_back({kOne, q});
       } else {
-        gcd = std::gcd(gcd, t.coeff);
+        gcd = common_divisor(gcd, t.coeff);
         rest.push_back(t);
       }
     }
@@ -312,7 +311,8 @@ SizeId SizeTable::Impl::floordiv(SizeId a, SizeId b) {
       const Poly numerator(terms_of(a).begin(), terms_of(a).end());
       Poly quotient, rest;
       for (const Term& t : numerator) {
-        const std::int32_t mono = t.coeff % by.coeff == 0 ? div_mono(t.mono, by.mono) : -1;
+        const bool divides = t.coeff != kMinusInf && t.coeff % by.coeff == 0;
+        const std::int32_t mono = divides ? div_mono(t.mono, by.mono) : -1;
         if (mono >= 0) {
           quotient.push_back({mono, t.coeff / by.coeff});
         } else {

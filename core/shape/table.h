@@ -14,6 +14,7 @@
 #include "shape/size.h"
 
 #include <memory>
+#include <numeric>
 #include <string>
 
 namespace tilevm::shape {
@@ -159,6 +160,15 @@ inline std::int64_t floor_mod(std::int64_t a, std::int64_t b) {
   if (b == 0 || b == -1) return 0;
   std::int64_t r = a % b;
   return r != 0 && (r < 0) != (b < 0) ? r + b : r;
+}
+
+// std::gcd without the overflow of |INT64_MIN|: a common divisor, the greatest that fits.
+inline std::int64_t common_divisor(std::int64_t a, std::int64_t b) {
+  const auto magnitude = [](std::int64_t x) {
+    return x < 0 ? 0 - static_cast<std::uint64_t>(x) : static_cast<std::uint64_t>(x);
+  };
+  const std::uint64_t gcd = std::gcd(magnitude(a), magnitude(b));
+  return static_cast<std::int64_t>(gcd > static_cast<std::uint64_t>(kInf) ? gcd / 2 : gcd);
 }
 
 }  // namespace tilevm::shape

@@ -72,6 +72,7 @@ const Case kCases[] = {
     {Op::exp, {"int64[3]"}, {}, "float32[3]"},
     {Op::exp, {"weak int64"}, {}, "weak float64"},
     {Op::exp, {"float64[3]"}, {}, "float64[3]"},
+    {Op::exp, {"opaque[3]"}, {}, "!no rule"},
     {Op::floor, {"int32[3]"}, {}, "int32[3]"},
     {Op::floor, {"bool[3]"}, {}, "!not defined for bool"},
     {Op::isnan, {"int32[3]"}, {}, "bool[3]"},
@@ -95,12 +96,15 @@ const Case kCases[] = {
     {Op::sub, {"bool[2]", "weak int64"}, {}, "int64[2]"},
     {Op::div, {"int32[2]", "int32[2]"}, {}, "float32[2]"},
     {Op::div, {"weak int64", "weak int64"}, {}, "weak float64"},
+    {Op::div, {"int32[2]", "opaque[2]"}, {}, "!no rule"},
     {Op::bitwise_and, {"int32[2]", "bool[2]"}, {}, "int32[2]"},
     {Op::bitwise_and, {"int32[2]", "weak float64"}, {}, "!not defined for float32"},
     {Op::shift_left, {"int32[2]", "weak int64"}, {}, "int32[2]"},
     {Op::shift_left, {"bool[2]", "bool[2]"}, {}, "!not defined for bool"},
     {Op::lt, {"float32[2]", "int64[2]"}, {}, "bool[2]"},
+    {Op::lt, {"float32[2]", "int64[3]"}, {}, "!do not broadcast (2 and 3)"},
     {Op::logical_and, {"float32[2]", "int64[1]"}, {}, "bool[2]"},
+    {Op::logical_and, {"float32[2]", "opaque[1]"}, {}, "!no rule"},
     {Op::where, {"bool[B, 1]", "weak float64", "int64[3]"}, {}, "float32[B, 3]"},
     {Op::where, {"bool[2]", "weak float64", "weak int64"}, {}, "float32[2]"},
     {Op::where, {"int64[2]", "int64[2]", "int64[2]"}, {}, "!x must be bool"},
@@ -119,6 +123,7 @@ const Case kCases[] = {
     {Op::full, {}, {sizes({"B", "2"}), Attr::of_number(1), dtype(DType::kInt32)}, "int32[B, 2]"},
     {Op::full, {}, {sizes({"-2"}), Attr::of_number(1), dtype(DType::kInt32)}, "!negative"},
     {Op::iota, {}, {sizes({"B"})}, "int64[B]"},
+    {Op::iota, {}, {sizes({"-1"})}, "!negative"},
     {Op::scalar, {}, {Attr::of_bool(true)}, "weak bool"},
     {Op::scalar, {}, {Attr::of_number(2.5)}, "weak float64"},
     {Op::size_value, {}, {sizes({"B*2"})}, "weak int64"},
@@ -131,6 +136,8 @@ const Case kCases[] = {
     {Op::amax, {"bool[B, 3]"}, {ints({1})}, "bool[B]"},
     {Op::amax, {"float32[2, 0]"}, {ints({1})}, "!is empty"},
     {Op::any, {"float32[B, 3]"}, {ints({1})}, "bool[B]"},
+    {Op::any, {"float32[B, 3]"}, {ints({-3})}, "!axis -3 does not exist"},
+    {Op::mean, {"float32[B, 3]"}, {ints({1, 1})}, "!named twice"},
     {Op::argmax, {"float32[B, 3]"}, {ints({1}), ints({1})}, "int64[B, 1]"},
     {Op::argmax, {"float32[B, 3]"}, {ints({2})}, "!axis 2 does not exist"},
     {Op::mean, {"int64[B, 3]"}, {ints({1})}, "float32[B]"},
@@ -216,16 +223,21 @@ void typing() {
       expect(got.starts_with("!model.py:41: "), "no line in " + got);
     }
     const std::string want = c.want;
-    const bool wrong = want[0] == '!' ? got[0] != '!' || got.find(want.substr(1)) == std::string::npos
-                                      : got != print(p.sizes, type_of(p, want));
+    const bool rejects = want[0] == '!';
+    const bool wrong = rejects ? got[0] != '!' || got.find(want.substr(1)) == std::string::npos
+                               : got != print(p.sizes, type_of(p, want));
     expect(!wrong, name + ": " + got + ", not " + want);
     expect(static_cast<int>(p.checks.size()) == c.checks,
            name + ": " + std::to_string(p.checks.size()) + " checks");
-    (want[0] == '!' ? rejected : accepted).insert(info(c.op).rule);
+    (rejects ? rejected : accepted).insert(info(c.op).rule);
   }
   for (const OpInfo& row : kOps) {
     expect(row.rule == Rule::kCall || accepted.contains(row.rule),
            std::string("no case for the rule of ") + row.name);
+    const bool never = row.rule == Rule::kCall || row.rule == Rule::kScalar ||
+                       row.rule == Rule::kSizeValue;
+    expect(never || rejected.contains(row.rule),
+           std::string("nothing rejected by the rule of ") + row.name);
   }
 }
 

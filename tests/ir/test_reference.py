@@ -89,7 +89,7 @@ def tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).reshape(x.shape)
 
 
-def agree(found: np.ndarray[Any, Any], expected: torch.Tensor, atol: float = 1e-38) -> None:
+def agree(found: np.ndarray[Any, Any], expected: Any, atol: float = 1e-38) -> None:
     assert found.dtype.name == dtype_name(expected.dtype)
     assert found.shape == tuple(expected.shape)
     # Eager's float32 functions err by a few units, its bfloat16 results by one.

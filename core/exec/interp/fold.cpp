@@ -25,20 +25,25 @@ inline constexpr int64_t kShortRow = 16;  // rows up to here are combined from l
 inline constexpr int64_t kNarrow = 64;     // columns up to here are summed several rows at a time
 inline constexpr int kMaxDepth = 32;       // blocks in float32 partial sums
 
-// Short rows, a vector of them at once: out[r] = a[r*n] op a[r*n + 1] op ..., from left to right.
-// Every run of n neighbours is combined, and those that start a row are picked out, which reads
-// up to n - 1 elements behind the last row.
+// Four short rows at once: out[r] = a[r*n] op a[r*n + 1] op ..., from left to right. (Vectors of
+// shifted neighbours cross a cache line at each load, and were slower.)
+inline constexpr int64_t kShortRows = 4;
 template <class Combine>
 HWY_INLINE void combine_short_rows(const float* a, int64_t n, float* out, const Combine& combine) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    alignas(64) float runs[kShortRow * static_cast<int64_t>(hn::MaxLanes(F32()))];
-    for (int64_t i = 0; i < n * lanes; i += lanes) {
-        VecF32 v = hn::LoadU(d, a + i);
-        for (int64_t k = 1; k < n; ++k) v = combine(v, hn::LoadU(d, a + i + k));
-        hn::Store(v, d, runs + i);
+    float v0 = a[0];
+    float v1 = a[n];
+    float v2 = a[2 * n];
+    float v3 = a[3 * n];
+    for (int64_t i = 1; i < n; ++i) {
+        v0 = combine(v0, a[i]);
+        v1 = combine(v1, a[n + i]);
+        v2 = combine(v2, a[2 * n + i]);
+        v3 = combine(v3, a[3 * n + i]);
     }
-    for (int64_t r = 0; r < lanes; ++r) out[r] = runs[r * n];
+    out[0] = v0;
+    out[1] = v1;
+    out[2] = v2;
+    out[3] = v3;
 }
 
 HWY_INLINE float sum_row(const float* a, int64_t n) {
@@ -72,12 +77,10 @@ void sum_along(FoldBlock& f) {
     const int64_t n = f.n;
     int64_t g = 0;
     if (n <= kShortRow) {
-        const int64_t lanes = static_cast<int64_t>(hn::Lanes(F32()));
-        alignas(64) float sums[hn::MaxLanes(F32())];
-        for (; g + lanes < f.groups; g += lanes) {
-            combine_short_rows(a + g * n, n, sums,
-                               [](VecF32 x, VecF32 y) HWY_ATTR { return hn::Add(x, y); });
-            for (int64_t k = 0; k < lanes; ++k) acc[g + k] += static_cast<double>(sums[k]);
+        float sums[kShortRows];
+        for (; g + kShortRows <= f.groups; g += kShortRows) {
+            combine_short_rows(a + g * n, n, sums, [](float x, float y) { return x + y; });
+            for (int64_t k = 0; k < kShortRows; ++k) acc[g + k] += static_cast<double>(sums[k]);
         }
         for (; g < f.groups; ++g) {
             float s = 0.0f;
@@ -166,7 +169,12 @@ void sum_finish(FoldBlock& f, void* dst) {
     if (*f.depth > 0) sum_flush(f);
     const double* acc = static_cast<const double*>(f.acc);
     float* to = static_cast<float*>(dst);
-    for (int64_t g = 0; g < f.groups; ++g) to[g] = static_cast<float>(acc[g]);
+    int64_t g = 0;
+    for (; g + kChunk <= f.groups; g += kChunk) {
+        TILEVM_INDEPENDENT
+        for (int64_t k = 0; k < kChunk; ++k) to[g + k] = static_cast<float>(acc[g + k]);
+    }
+    for (; g < f.groups; ++g) to[g] = static_cast<float>(acc[g]);
 }
 
 // max_f32, min_f32 -------------------------------------------------------------------------------
@@ -182,7 +190,6 @@ struct MaxF32 {
 #endif
     }
     static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MaxOfLanes(d, m); }
-    static HWY_INLINE VecF32 of_numbers(VecF32 a, VecF32 b) { return hn::Max(a, b); }
     static HWY_INLINE float of_numbers(float acc, float a) { return a > acc ? a : acc; }
 };
 struct MinF32 {
@@ -196,7 +203,6 @@ struct MinF32 {
 #endif
     }
     static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MinOfLanes(d, m); }
-    static HWY_INLINE VecF32 of_numbers(VecF32 a, VecF32 b) { return hn::Min(a, b); }
     static HWY_INLINE float of_numbers(float acc, float a) { return a < acc ? a : acc; }
 };
 
@@ -242,32 +248,32 @@ HWY_INLINE float best_short_row(float best, const float* a, int64_t n) {
     return nan != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
 }
 
+HWY_INLINE bool any_nan(const float* a, int64_t n) {
+    const F32 d;
+    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+    auto nan = hn::IsNaN(hn::Zero(d));
+    int64_t i = 0;
+    for (; i + lanes <= n; i += lanes) nan = hn::Or(nan, hn::IsNaN(hn::LoadU(d, a + i)));
+    if (i < n) nan = hn::Or(nan, hn::IsNaN(load_n(d, a + i, n - i)));
+    return !hn::AllFalse(d, nan);
+}
+
 template <class Best>
 void best_f32_along(FoldBlock& f) {
     float* acc = static_cast<float*>(f.acc);
     const float* a = static_cast<const float*>(f.a);
     const int64_t n = f.n;
     if (n <= kShortRow) {
-        const F32 d;
-        const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-        alignas(64) float best[hn::MaxLanes(F32())];
         int64_t g = 0;
-        for (; g + lanes < f.groups; g += lanes) {
-            const float* rows = a + g * n;
-            auto nan = hn::IsNaN(hn::LoadU(d, acc + g));
-            for (int64_t i = 0; i < n * lanes; i += lanes) {
-                nan = hn::Or(nan, hn::IsNaN(hn::LoadU(d, rows + i)));
-            }
-            if (!hn::AllFalse(d, nan)) {
-                for (int64_t k = g; k < g + lanes; ++k) {
-                    acc[k] = best_short_row<Best>(acc[k], a + k * n, n);
+        if (!any_nan(a, f.groups * n) && !any_nan(acc, f.groups)) {
+            float best[kShortRows];
+            for (; g + kShortRows <= f.groups; g += kShortRows) {
+                combine_short_rows(a + g * n, n, best,
+                                   [](float x, float y) { return Best::of_numbers(x, y); });
+                for (int64_t k = 0; k < kShortRows; ++k) {
+                    acc[g + k] = Best::of_numbers(acc[g + k], best[k]);
                 }
-                continue;
             }
-            combine_short_rows(rows, n, best, [](VecF32 x, VecF32 y) HWY_ATTR {
-                return Best::of_numbers(x, y);
-            });
-            hn::StoreU(Best::of_numbers(hn::Load(d, best), hn::LoadU(d, acc + g)), d, acc + g);
         }
         for (; g < f.groups; ++g) {
             acc[g] = best_short_row<Best>(acc[g], a + g * n, n);

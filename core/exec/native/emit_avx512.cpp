@@ -25,6 +25,7 @@ using M = Avx512::M;
 
 constexpr int kMaxOperands = 9;  // one pointer register each
 constexpr int kLanes = 16;
+constexpr int kMaxCopies = 4;
 
 // What emitted code reads: extents of the two inner loops, an address and a row stride an operand.
 struct Frame {
@@ -50,9 +51,14 @@ struct Unsupported {
 
 class Emitter {
  public:
-  Emitter(asmjit::CodeHolder& holder, bytecode::View program)
-      : a_(&holder), b_(a_), p_(program), values_(program.header->n_registers),
-        last_use_(program.header->n_registers, -1), accumulators_(program.header->n_registers) {}
+  // `copies`: vectors of columns side by side in a fold over rows, so that a row is read in runs.
+  Emitter(asmjit::CodeHolder& holder, bytecode::View program, int copies)
+      : a_(&holder), b_(a_), p_(program), last_use_(program.header->n_registers, -1), copies_(copies) {
+    for (auto& c : columns_) {
+      c.values.resize(program.header->n_registers);
+      c.accumulators.resize(program.header->n_registers);
+    }
+  }
 
   void emit() {
     if (p_.operands.size() > kMaxOperands) throw Unsupported{"more than 9 operands"};
@@ -121,13 +127,14 @@ class Emitter {
 
   // x = 0, 16, ...: whole vectors, then what is left under a mask.
   template <class Body>
-  void columns(Body body) {
+  void columns(Body body, bool from_zero = true) {
     const auto loop = a_.newLabel();
     const auto tail = a_.newLabel();
     const auto done = a_.newLabel();
-    a_.xor_(kX.r32(), kX.r32());
-    a_.cmp(kCols, kLanes);
-    a_.jl(tail);
+    if (from_zero) a_.xor_(kX.r32(), kX.r32());
+    a_.lea(kTemp, x86::ptr(kX, kLanes));
+    a_.cmp(kTemp, kCols);
+    a_.jg(tail);
     a_.align(asmjit::AlignMode::kCode, 32);
     a_.bind(loop);
     body(false);
@@ -157,26 +164,25 @@ class Emitter {
     columns([&](bool masked) {
       range(0, n, [&](const Instr& instr) { return at_columns(instr); }, masked);
     });
-    values_.assign(values_.size(), {});
+    clear();
   }
 
   // Folds over columns: sections once a row, passes over the columns of the row.
   void fold_row(int n) {
-    sections(n, [&](int begin, int end) {
+    sections(n, false, [&](int begin, int end) {
       columns([&](bool masked) {
         range(begin, end, [](const Instr&) { return true; }, masked);
         forget(begin, end);
       });
     });
-    values_.assign(values_.size(), {});
+    clear();
   }
 
-  // Folds over rows: 16 columns at a time, passes over the rows.
+  // Folds over rows: 64 columns at a time, then 16, then what is left; passes over the rows.
   void columns_outside(int n) {
     const auto block = [&](bool masked) {
-      masked_block_ = masked;
       load_pointers();
-      sections(n, [&](int begin, int end) {
+      sections(n, masked, [&](int begin, int end) {
         const auto loop = a_.newLabel();
         const auto done = a_.newLabel();
         a_.mov(kRows, x86::qword_ptr(kFrame, offsetof(Frame, rows)));
@@ -184,33 +190,66 @@ class Emitter {
         a_.jle(done);
         a_.align(asmjit::AlignMode::kCode, 32);
         a_.bind(loop);
-        range(begin, end, [](const Instr&) { return true; }, masked);
-        forget(begin, end);
+        for (each_copy(); more_copies(); next_copy()) {
+          range(begin, end, [](const Instr&) { return true; }, masked);
+          forget(begin, end);
+        }
         advance_pointers();
         a_.dec(kRows);
         a_.jnz(loop);
         a_.bind(done);
         load_pointers();
       });
-      values_.assign(values_.size(), {});
+      clear();
     };
-    columns(block);
+    if (copies_ > 1) {
+      const auto loop = a_.newLabel();
+      const auto rest = a_.newLabel();
+      a_.xor_(kX.r32(), kX.r32());
+      a_.bind(loop);
+      a_.lea(kTemp, x86::ptr(kX, copies_ * kLanes));
+      a_.cmp(kTemp, kCols);
+      a_.jg(rest);
+      block(false);
+      a_.add(kX, copies_ * kLanes);
+      a_.jmp(loop);
+      a_.bind(rest);
+      const int wide = std::exchange(copies_, 1);
+      columns(block, /*from_zero=*/false);
+      copies_ = wide;
+    } else {
+      columns(block);
+    }
   }
+
+  // Several neighbouring vectors of columns side by side, each with registers of its own.
+  void each_copy() { copy_ = 0; }
+  bool more_copies() {
+    if (copy_ < copies_) return true;
+    copy_ = 0;
+    return false;
+  }
+  void next_copy() { ++copy_; }
+  void clear() {
+    for (auto& c : columns_) c.values.assign(c.values.size(), {});
+  }
+  std::vector<Value>& values() { return columns_[at(copy_)].values; }
+  std::array<F, 2>& accumulator(int reg) { return columns_[at(copy_)].accumulators[at(reg)]; }
 
   // Section code inline; `sweep` loops over the body of each pass.
   template <class Sweep>
-  void sections(int n, Sweep sweep) {
+  void sections(int n, bool masked, Sweep sweep) {
     int i = 0;
     while (i < n) {
       const int begin = i;
       while (i < n && op(i) != Op::pass) ++i;
-      range(begin, i, [](const Instr&) { return true; }, masked_block_);
+      for (each_copy(); more_copies(); next_copy()) range(begin, i, [](const Instr&) { return true; }, masked);
       if (i == n) return;
       const int body = ++i;
       while (op(i) != Op::end) ++i;
-      start_folds(body, i);
+      for (each_copy(); more_copies(); next_copy()) start_folds(body, i);
       sweep(body, i);
-      finish_folds(body, i);
+      for (each_copy(); more_copies(); next_copy()) finish_folds(body, i);
       ++i;
     }
   }
@@ -250,7 +289,7 @@ class Emitter {
       if (b_.failed) throw Unsupported{"more registers than there are, or a call out of emitted code"};
       // A value made and last used in this very stretch of code is done with.
       for (const int r : sources(instr)) {
-        if (last_use_[at(r)] == i && made_in(r, begin, end, filter)) values_[at(r)] = {};
+        if (last_use_[at(r)] == i && made_in(r, begin, end, filter)) values()[at(r)] = {};
       }
     }
   }
@@ -270,14 +309,14 @@ class Emitter {
     for (int i = begin; i < end; ++i) {
       const Instr& instr = p_.code[at(i)];
       const auto& row = info(instr);
-      if (row.n_fields > 0 && row.fields[0].kind == bytecode::FieldKind::kDst) values_[instr.dst] = {};
+      if (row.n_fields > 0 && row.fields[0].kind == bytecode::FieldKind::kDst) values()[instr.dst] = {};
     }
   }
 
   x86::Mem address(int mem, Cls cls, int bytes) const {
     const auto& pointer = kPointers[at(mem)];
     if (!varies_x(cls)) return x86::ptr(pointer);
-    return x86::ptr(pointer, kX, static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes))));
+    return x86::ptr(pointer, kX, static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes))), copy_ * kLanes * bytes);
   }
 
   void one(const Instr& instr, bool masked) {
@@ -294,14 +333,14 @@ class Emitter {
 
   void constant(const Instr& instr) {
     if (static_cast<Op>(instr.op) != Op::const_f32) throw Unsupported{std::string(info(instr).name)};
-    values_[instr.dst].f = b_.f32(std::bit_cast<float>(static_cast<std::uint32_t>(instr.imm)));
+    values()[instr.dst].f = b_.f32(std::bit_cast<float>(static_cast<std::uint32_t>(instr.imm)));
   }
 
   void load(const Instr& instr, bool masked) {
     const Cls cls = p_.operands[instr.mem].cls;
     const auto storage = info(instr).storage;
     if (storage == Storage::kI64 && cls == Cls::kScalar) {
-      values_[instr.dst].scalar_operand = instr.mem;  // see cast_i64_f32
+      values()[instr.dst].scalar_operand = instr.mem;  // see cast_i64_f32
       return;
     }
     F r = b_.fresh();
@@ -328,12 +367,12 @@ class Emitter {
     } else {
       throw Unsupported{std::string(info(instr).name)};
     }
-    values_[instr.dst].f = std::move(r);
+    values()[instr.dst].f = std::move(r);
   }
 
   void store(const Instr& instr, bool masked) {
     const Cls cls = p_.operands[instr.mem].cls;
-    const F value = b_.in_register(values_[instr.a].f);
+    const F value = b_.in_register(values()[instr.a].f);
     const auto to = address(instr.mem, cls, bytecode::storage_bytes(info(instr).storage));
     switch (info(instr).storage) {
       case Storage::kF32:
@@ -372,11 +411,11 @@ class Emitter {
   }
 
   void map(const Instr& instr) {
-    const F& x = values_[instr.a].f;
-    const F& y = values_[instr.b].f;
-    const F& z = values_[instr.c].f;
-    const M& m = values_[instr.a].mask;
-    const M& m2 = values_[instr.b].mask;
+    const F& x = values()[instr.a].f;
+    const F& y = values()[instr.b].f;
+    const F& z = values()[instr.c].f;
+    const M& m = values()[instr.a].mask;
+    const M& m2 = values()[instr.b].mask;
     Value r;
     const auto unordered_or = [&](int predicate) {
       M k = b_.fresh_mask();
@@ -430,11 +469,11 @@ class Emitter {
       default: throw Unsupported{std::string(info(instr).name)};
     }
     // clang-format on
-    values_[instr.dst] = std::move(r);
+    values()[instr.dst] = std::move(r);
   }
 
   F scalar_count(const Instr& instr) {
-    const int mem = values_[instr.a].scalar_operand;
+    const int mem = values()[instr.a].scalar_operand;
     if (mem < 0) throw Unsupported{"cast_i64_f32 of a vector"};
     F r = b_.fresh();
     a_.vxorps(b_.xmm(r), b_.xmm(r), b_.xmm(r));
@@ -449,7 +488,7 @@ class Emitter {
     for (int i = begin; i < end; ++i) {
       const Instr& instr = p_.code[at(i)];
       if (info(instr).cls != bytecode::InstrClass::kFold) continue;
-      auto& acc = accumulators_[instr.dst];
+      auto& acc = accumulator(instr.dst);
       switch (static_cast<Op>(instr.op)) {
         case Op::sum_f32:
           for (auto& half : acc) {
@@ -465,8 +504,8 @@ class Emitter {
   }
 
   void accumulate(const Instr& instr, bool masked) {
-    auto& acc = accumulators_[instr.dst];
-    F x = b_.in_register(values_[instr.a].f);
+    auto& acc = accumulator(instr.dst);
+    F x = b_.in_register(values()[instr.a].f);
     const bool lanes_fold = p_.header->fold == Fold::kColumns;
     if (static_cast<Op>(instr.op) == Op::sum_f32) {  // in double: half the lanes each
       F low = b_.fresh();
@@ -495,7 +534,7 @@ class Emitter {
     for (int i = begin; i < end; ++i) {
       const Instr& instr = p_.code[at(i)];
       if (info(instr).cls != bytecode::InstrClass::kFold) continue;
-      auto acc = std::exchange(accumulators_[instr.dst], {});
+      auto acc = std::exchange(accumulator(instr.dst), {});
       F r = acc[0];
       if (static_cast<Op>(instr.op) == Op::sum_f32) {
         if (lanes_fold) {
@@ -522,17 +561,22 @@ class Emitter {
           r = extremum(turned, r, largest);
         }
       }
-      values_[instr.dst].f = std::move(r);
+      values()[instr.dst].f = std::move(r);
     }
   }
 
   asmjit::x86::Assembler a_;
   Avx512 b_;
   bytecode::View p_;
-  std::vector<Value> values_;
+  // Registers of one vector of columns.
+  struct Columns {
+    std::vector<Value> values;
+    std::vector<std::array<F, 2>> accumulators;  // of folds
+  };
+  std::array<Columns, kMaxCopies> columns_;
   std::vector<int> last_use_;
-  std::vector<std::array<F, 2>> accumulators_;
-  bool masked_block_ = false;
+  int copies_;
+  int copy_ = 0;
 };
 
 // Memory mapped twice, writable here and executable there; freed with the last program.
@@ -580,12 +624,18 @@ Code::~Code() = default;
 std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, std::string* why) {
   const auto view = bytecode::view(program);
   asmjit::CodeHolder holder;
-  holder.init(runtime().environment());
-  try {
-    Emitter(holder, view).emit();
-  } catch (const Unsupported& u) {
-    if (why != nullptr) *why = u.what;
-    return nullptr;
+  // Side by side if the registers suffice, else one vector of columns at a time.
+  for (int copies = view.header->fold == Fold::kRows ? kMaxCopies : 1;; copies = 1) {
+    holder.reset();
+    holder.init(runtime().environment());
+    try {
+      Emitter(holder, view, copies).emit();
+      break;
+    } catch (const Unsupported& u) {
+      if (copies > 1) continue;
+      if (why != nullptr) *why = u.what;
+      return nullptr;
+    }
   }
   auto impl = std::make_unique<Impl>();
   if (runtime().add(&impl->entry, &holder) != asmjit::kErrorOk) {

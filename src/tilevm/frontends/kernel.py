@@ -13,15 +13,17 @@ import functools
 import inspect
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn, Protocol, get_args, get_origin, overload
+from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
 
 import numpy as np
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, DTypeError, ShapeError, TilevmError, describe
+from tilevm.frontends.arrays import NUMPY, Arrays, framework_of
 from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
@@ -32,73 +34,16 @@ from tilevm.runtime import program as runtime
 from tilevm.stats import stats
 
 _WEAK = {bool: "bool", int: "int64", float: "float64"}
-_epoch = 0  # counts changes of the configuration: variants of another epoch are not used
+_kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
 
 
-def _new_epoch(_: Mapping[str, Any]) -> None:
-    global _epoch  # noqa: PLW0603
-    _epoch += 1
+def _forget_variants(_: Mapping[str, Any]) -> None:
+    """After a change of the configuration, which variants were compiled for."""
+    for kernel in list(_kernels):
+        kernel.forget()
 
 
-config.watch(_new_epoch)
-
-
-class Arrays(Protocol):
-    """What is known of a framework's arrays."""
-
-    name: str
-
-    def dtype(self, x: Any) -> str:
-        """Name of the element type."""
-
-    def check(self, x: Any, label: str, line: str) -> None:
-        """Raise DeviceError, DTypeError or TilevmError, if a kernel cannot take `x`."""
-
-    def to_numpy(self, x: Any) -> Any:
-        """The same elements as a NumPy array."""
-
-    def from_numpy(self, x: Any) -> Any:
-        """An array of this framework."""
-
-
-class NumpyArrays:
-    """`Arrays` of NumPy."""
-
-    name = "numpy"
-
-    def dtype(self, x: Any) -> str:
-        """Name of the element type."""
-        return str(x.dtype.name)
-
-    def check(self, x: Any, label: str, line: str) -> None:
-        """Raise DTypeError, if the bytes are not in this machine's order."""
-        if not x.dtype.isnative:
-            remedy = f"Use {label}.astype({label}.dtype.newbyteorder('='))."
-            what = f"{label} has bytes in the other order ({x.dtype.str})"
-            raise DTypeError(describe(what, line=line, remedy=remedy))
-
-    def to_numpy(self, x: Any) -> Any:
-        """The same array."""
-        return x
-
-    def from_numpy(self, x: Any) -> Any:
-        """The same array."""
-        return x
-
-
-_NUMPY: Arrays = NumpyArrays()
-
-
-def _framework(x: Any) -> Arrays | None:
-    """Whose array `x` is; None: it is no array."""
-    if isinstance(x, np.ndarray):
-        return _NUMPY
-    torch = sys.modules.get("torch")  # a tensor exists only once it has been imported
-    if torch is not None and isinstance(x, torch.Tensor):
-        from tilevm.frontends import torch_arrays
-
-        return torch_arrays
-    return None
+config.watch(_forget_variants)
 
 
 @dataclass(frozen=True)
@@ -129,10 +74,11 @@ class Variant:
     ones: frozenset[str]  # symbols that are the constant 1
     guards: tuple[Guard, ...]
     run: Callable[..., Any]  # what the function returns, for the program's inputs
-    epoch: int
-    # The arguments that must be numbers, and their types; None: `run` takes only what was checked.
-    # Otherwise it checks all else itself, and refuses what it is not for.
-    numbers: tuple[tuple[int, type], ...] | None
+    # `run` itself checks and refuses arguments that it is not for, if there are `count` of them
+    # and those at the positions in `numbers` are of these types. count -1: it takes only what was
+    # found to fit.
+    count: int
+    numbers: tuple[tuple[int, type], ...]
 
     def fits(self, env: Mapping[str, int]) -> bool:
         """Whether this variant is for these sizes."""
@@ -141,6 +87,8 @@ class Variant:
 
 class Kernel:
     """A function decorated with `@tilevm.kernel`: call it with arrays, numbers, static values."""
+
+    __name__: str
 
     def __init__(
         self, function: Callable[..., Any], dims: Mapping[str, Any], static: Sequence[str]
@@ -161,24 +109,30 @@ class Kernel:
         if unknown := [name for name in static if name not in names]:
             self._refuse(f"static names {unknown}", f"The parameters are {list(names)}.")
         self._specs, self._facts = _dimensions(self, dims)
+        _kernels.add(self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for these arguments."""
         variant = self._latest
-        if variant is not None and not kwargs and variant.epoch == _epoch:
-            for i, number in variant.numbers or ():
-                if i >= len(args) or type(args[i]) is not number:
+        if variant is not None and len(args) == variant.count and not kwargs:
+            for i, number in variant.numbers:
+                if type(args[i]) is not number:
                     break
             else:
                 with suppress(TilevmError):  # of arguments for another variant, or wrong ones
                     return variant.run(*args)
         variant, operands = self._find(args, kwargs)
-        self._latest = variant if variant.numbers is not None else None
+        self._latest = variant
         return variant.run(*operands)
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph that a call with these arguments runs."""
         return self._find(args, kwargs)[0].graph
+
+    def forget(self) -> None:
+        """Drop what was traced: the next call traces again."""
+        self._latest = None
+        self._variants = {}
 
     def variants(self) -> list[Graph]:
         """The graphs traced so far."""
@@ -197,7 +151,7 @@ class Kernel:
         with self._lock:
             known = self._variants.setdefault(signature, [])
             for variant in known:
-                if variant.epoch == _epoch and variant.fits(env):
+                if variant.fits(env):
                     return variant, operands
             variant = self._capture(signature, env)
             if config.debug >= 2:
@@ -217,10 +171,10 @@ class Kernel:
 
     def _classify(self, values: Mapping[str, Any]) -> Signature:
         found: dict[str, str] = {}  # framework -> a parameter of it
-        arrays = _NUMPY
+        arrays = NUMPY
         arguments = []
         for name, value in values.items():
-            framework = None if name in self._static else _framework(value)
+            framework = None if name in self._static else framework_of(value)
             if framework is not None:
                 arrays = framework
                 found[framework.name] = name
@@ -423,16 +377,13 @@ class Kernel:
                 builder.program, [], framework=arrays.name, input_names=names, single=single
             )
             rebuild = _same if single or rebuild is tuple else rebuild
-        numbers = None
-        branches = any(guard.branch for guard in guards)
-        if (
-            config.tier != "reference"
-            and not branches
-            and names == list(self._signature.parameters)
-        ):
-            numbers = tuple(_number_types(signature))
+        in_order = list(self._signature.parameters)[: len(names)] == names
+        all_inputs = in_order and len(names) == len(signature.arguments)
+        checks = config.tier != "reference" and not any(guard.branch for guard in guards)
+        count = len(names) if all_inputs and checks else -1
         whole = run if rebuild is _same else lambda *inputs: rebuild(run(*inputs))
-        return Variant(graph, ones, guards, whole, _epoch, numbers)
+        numbers = tuple(_number_types(signature))
+        return Variant(graph, ones, guards, whole, count, numbers)
 
 
 def _python(value: Any) -> Any:
@@ -482,7 +433,7 @@ def _reference(graph: Graph, arrays: Arrays) -> Callable[..., tuple[Any, ...]]:
     """The tier `reference`."""
 
     def run(*inputs: Any) -> tuple[Any, ...]:
-        plain = [arrays.to_numpy(x) if _framework(x) else x for x in inputs]
+        plain = [arrays.to_numpy(x) if framework_of(x) else x for x in inputs]
         return tuple(arrays.from_numpy(x) for x in reference.evaluate(graph, *plain))
 
     return run
@@ -581,6 +532,7 @@ def kernel(
     run-time scalars; other values, and the arguments that `static` names, are fixed while tracing.
     dims: `{"x": ("B", "D")}` names dimensions in place of annotations, `{"B": Dim(max=64)}` or
     `{"B": 8}` says what is known of one; dimensions without a name are called x0, x1, ...
+    Results share memory with arguments where they are views of them, as in eager.
     Raises: CaptureError, ShapeError, DTypeError, DeviceError, when called.
     """
     if function is None:

@@ -450,7 +450,7 @@ class Array:
         )
 
     __float__ = __int__ = __index__ = __complex__ = _no_value
-    __str__ = __format__ = _no_value  # type: ignore[assignment]
+    __str__ = __format__ = _no_value
 
     def __setitem__(self, index: Any, value: Any) -> NoReturn:
         refuse(

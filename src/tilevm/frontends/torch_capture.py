@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 import linecache
 import logging
+import math
+import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
 import torch
 import torch.fx.experimental._config as symbolic_config
+from torch.fx.experimental import symbolic_shapes
 from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind, OutputKind
@@ -21,7 +24,7 @@ from tilevm.errors import ShapeError
 from tilevm.frontends import torch_program, torch_tree
 from tilevm.frontends.torch_import import Refused
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
-from tilevm.frontends.torch_sizes import MOST, Sizes
+from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Leaf, Tree
 from tilevm.ir.types import Dim
 
@@ -37,6 +40,7 @@ class Capture:
     conditions: tuple[str, ...]
     captured: Captured
     bound: tuple[torch.Tensor, ...]
+    binds: tuple[str, ...]  # Python statements that bind the symbols of the guards
     _bound_types: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -60,10 +64,26 @@ class Capture:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one attempt treats what is special: sizes 0 and 1, and numbers."""
+    """How one attempt treats what is special.
 
-    ones_dynamic: bool
-    numbers_dynamic: bool
+    fixed: (leaf, axis) of sizes 0 and 1 that stay what they are. numbers: whether they may vary.
+    unify: whether guards may make sizes equal that are equal in this call. positive: whether a
+    guard excludes sizes of 0, which lets PyTorch know that x[:1] has a size of 1.
+    """
+
+    fixed: frozenset[tuple[int, int]]
+    numbers: bool
+    unify: bool = True
+    positive: bool = False
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A guard: Python source over the leaves `l`, text for people, and the sizes it is about."""
+
+    source: str
+    text: str
+    about: frozenset[tuple[int, int]] = frozenset()
 
 
 class _Seen:
@@ -142,24 +162,55 @@ def capture(
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise Refused(f"an argument is on {leaf.device.type}")
-    small = any(isinstance(x, torch.Tensor) and any(n < 2 for n in x.shape) for x in leaves)
+    small = frozenset(
+        (index, axis)
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+        for axis, size in enumerate(leaf.shape)
+        if size < 2
+    )
     numbers = any(not isinstance(x, torch.Tensor) for x in leaves)
-    plans = [Plan(True, True)]
-    plans += [Plan(False, True)] if small else []
-    plans += [Plan(True, False)] if numbers else []
-    plans += [Plan(False, False)] if small and numbers else []
+    plans = [Plan(frozenset(), True)]
+    tried: set[Plan] = set()
     first: Exception | None = None
-    for plan in plans:
+    while plans:
+        plan = plans.pop(0)
+        if plan in tried:
+            continue
+        tried.add(plan)
         try:
-            made = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
+            made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
         except ShapeError:
             raise
         except Exception as error:
             first = first or error
-            continue
-        if made.holds(leaves):
-            return made
+            plans.append(replace(plan, positive=True))
+        else:
+            failing = [c for c in conditions if not _holds(c, made.binds, leaves)]
+            if not failing:
+                return made
+            # Fix only what the guards that fail are about.
+            about = frozenset(place for c in failing for place in c.about) & small
+            plans.append(replace(plan, fixed=plan.fixed | about))
+            plans.append(replace(plan, unify=False))
+        plans += [replace(plan, fixed=small)] if small else []
+        plans += [Plan(frozenset(), False), Plan(small, False)] if numbers else []
     raise first or Refused("no capture whose guards hold for the sizes of its own call")
+
+
+def _holds(condition: Condition, binds: tuple[str, ...], leaves: list[Any]) -> bool:
+    return bool(_predicate([condition], binds)(leaves))
+
+
+def _predicate(conditions: Sequence[Condition], binds: Sequence[str]) -> Any:
+    """`holds(leaves)`: whether all conditions do."""
+    test = " and ".join(c.source for c in conditions) or "True"
+    used = [line for line in binds if re.search(rf"\b{line.partition(' ')[0]}\b", test)]
+    lines = [*used, f"return {test}"]
+    if "//" in test or "%" in test:
+        body = [f"  {line}" for line in lines]
+        lines = ["try:", *body, "except ZeroDivisionError:", "  return False"]
+    return _function("holds(l)", lines, {"math": math})
 
 
 def _attempt(
@@ -170,7 +221,7 @@ def _attempt(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
-) -> Capture:
+) -> tuple[Capture, list[Condition]]:
     call = _Call(fn, modules, tree, leaves)
     taken = {n for x in leaves if isinstance(x, torch.Tensor) for n in x.shape}
     stand_ins = {n: next(h for h in _STAND_INS[n] if h not in taken) for n in (0, 1)}
@@ -178,8 +229,9 @@ def _attempt(
     shapes: list[Any] = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            example, dynamic = _example(leaf, stand_ins if plan.ones_dynamic else {})
-        elif not plan.numbers_dynamic or (type(leaf) is int and leaf < 0):
+            fixed = {axis for at, axis in plan.fixed if at == index}
+            example, dynamic = _example(leaf, stand_ins, fixed)
+        elif not plan.numbers or (type(leaf) is int and leaf < 0):
             continue
         elif type(leaf) is float:
             example, dynamic = torch.zeros((), dtype=torch.float64), None
@@ -188,7 +240,9 @@ def _attempt(
         call.given.append((index, type(leaf) is float))
         examples.append(example)
         shapes.append(dynamic)
-    with _quiet(), symbolic_config.patch(backed_size_oblivious=True), torch.no_grad():
+    oblivious = symbolic_config.patch(backed_size_oblivious=True)
+    from_zero = nullcontext() if plan.positive else _sizes_from_zero()
+    with _quiet(), from_zero, oblivious, torch.no_grad():
         program = torch.export.export(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
         )
@@ -204,12 +258,12 @@ def _attempt(
 _STAND_INS = {1: (7, 11, 13, 17, 19, 23, 29, 31, 37, 41), 0: (43, 47, 53, 59, 61, 67, 71, 73, 79)}
 
 
-def _example(leaf: torch.Tensor, stand_ins: Mapping[int, int]) -> tuple[torch.Tensor, Any]:
+def _example(
+    leaf: torch.Tensor, stand_ins: Mapping[int, int], fixed: set[int]
+) -> tuple[torch.Tensor, Any]:
     """A tensor laid out as `leaf` with other sizes for 0 and 1, and what export may vary."""
-    sizes = [stand_ins.get(n, n) for n in leaf.shape]
-    dynamic = {
-        d: ExportDim.STATIC if n < 2 else ExportDim.AUTO for d, n in enumerate(sizes)
-    }
+    sizes = [n if d in fixed else stand_ins.get(n, n) for d, n in enumerate(leaf.shape)]
+    dynamic = {d: ExportDim.STATIC if d in fixed else ExportDim.AUTO for d in range(leaf.dim())}
     if sizes == list(leaf.shape):
         return leaf.detach(), dynamic
     order = [d if d >= 0 else ~d for d in torch_tree.layout(leaf)]
@@ -220,9 +274,34 @@ def _example(leaf: torch.Tensor, stand_ins: Mapping[int, int]) -> tuple[torch.Te
 
 
 @contextmanager
+def _sizes_from_zero() -> Iterator[None]:
+    """Symbols of sizes are 0 or more while this holds.
+
+    PyTorch calls them positive, from which sympy concludes `size != 0` without a guard: a branch
+    on an empty tensor would be lost.
+    """
+    make = symbolic_shapes.make_symbol
+
+    def make_symbol(kind: Any, number: int, **assumptions: Any) -> Any:
+        if assumptions.pop("positive", None):
+            assumptions["nonnegative"] = True
+        return make(kind, number, **assumptions)
+
+    with _capturing:
+        symbolic_shapes.make_symbol = make_symbol
+        try:
+            yield
+        finally:
+            symbolic_shapes.make_symbol = make
+
+
+_capturing = threading.RLock()
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
     """No messages of export about what it could not do: we try again, or run eagerly."""
-    names = ("torch.export", "torch.fx.experimental.symbolic_shapes", "torch._export")
+    names = ("torch.export", "torch.fx", "torch._export", "torch._subclasses", "torch._dynamo")
     loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -243,7 +322,7 @@ def _finish(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
-) -> Capture:
+) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, and write what runs around it."""
     signature = program.graph_signature
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -269,9 +348,9 @@ def _finish(
             inputs.append(value)
         else:
             raise Refused(f"the graph has an input of kind {spec.kind.name}")
-    captured = torch_program.build(program.graph, inputs, knobs)
-    conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, facts)
-    constants: dict[str, Any] = {"inner": captured.run, "math": __import__("math")}
+    captured = torch_program.build(program.graph, inputs, knobs, own_guards=plan.unify)
+    conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, plan)
+    constants: dict[str, Any] = {"inner": captured.run, "math": math}
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
     outputs: list[str] = []
     lines = [f"o = inner({', '.join(names)})"]
@@ -295,10 +374,14 @@ def _finish(
     if lines[-2] == f"r = {built}":
         lines[-2:] = [f"return {built}"]
     run = _function("run(l, args, kwargs)", lines, constants)
-    test = " and ".join(text for text, _ in conditions) or "True"
-    binds = [f"{_symbol(s)} = l[{places[i]}]" + (f".shape[{d}]" if d >= 0 else "") for s, i, d in captured.sizes.sources if i in places]
-    holds = _function("holds(l)", [*binds, f"return {test}"], {"math": constants["math"]})
-    return Capture(holds, run, tuple(said for _, said in conditions), captured, tuple(bound))
+    binds = tuple(
+        f"{symbol} = l[{places[i]}]" + (f".shape[{d}]" if d >= 0 else "")
+        for symbol, i, d in captured.sizes.sources
+        if i in places
+    )
+    said = tuple(c.text for c in conditions)
+    holds = _predicate(conditions, binds)
+    return Capture(holds, run, said, captured, tuple(bound), binds), conditions
 
 
 def _write(target: str, tree: Branch, outputs: list[str], constants: dict[str, Any]) -> list[str]:
@@ -347,10 +430,6 @@ def _tensor(call: _Call, program: Any, spec: Any) -> torch.Tensor:
     return value
 
 
-def _symbol(symbol: Any) -> str:
-    return str(symbol)
-
-
 def _conditions(
     sizes: Sizes,
     inputs: list[Any],
@@ -358,78 +437,78 @@ def _conditions(
     leaves: list[Any],
     call: _Call,
     captured: Captured,
-    facts: dict[tuple[int, int], Dim],
-) -> list[tuple[str, str]]:
-    """Guards as (Python source over the leaves `l`, text for people)."""
-    found: list[tuple[str, str]] = []
-    written = {s: _symbol(s) for s, i, _ in sizes.sources if i in places}
-    said = {
-        s: f"{_leaf_name(call.tree, places[i])}" + (f".shape[{d}]" if d >= 0 else "")
-        for s, i, d in sizes.sources
-        if i in places
-    }
-    sources = {(i, d) for _, i, d in sizes.sources}
+    plan: Plan,
+) -> list[Condition]:
+    """The guards of a capture, without repetitions."""
+    found: dict[str, Condition] = {}
+    where = {s: (places[i], d) for s, i, d in sizes.sources if i in places}
+    written = {s: str(s) for s in where}
+    said = {s: _place(call.tree, *at) for s, at in where.items()}
+    sources = set(where.values())
+    shown: dict[Any, set[tuple[int, int]]] = {}  # symbol -> all places whose size it is part of
+    for place, index in places.items():
+        value = inputs[place]
+        for d, size in enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]:
+            if isinstance(size, torch.SymInt):
+                for symbol in sizes.expr(size).free_symbols:
+                    shown.setdefault(symbol, set()).add((index, d))
 
-    def add(template: str, expr: Any) -> None:
+    def add(expr: Any, *, test: str = "", at: tuple[int, int] | None = None) -> None:
+        """`expr test`; with `at`, `expr == the size there`."""
         expr = sizes.over_sources(expr)
-        if not set(expr.free_symbols) <= set(written):
+        if not set(expr.free_symbols) <= set(where):
             raise Refused(f"a guard is over {expr}")
-        item = (
-            template.format(sizes.python(expr, written)),
-            template.format(sizes.python(expr, said)),
-        )
-        if item not in found:
-            found.append(item)
+        about = {at} if at else set()
+        about.update(*(shown[s] for s in expr.free_symbols))
+        texts = []
+        for names, place in ((written, _source_place), (said, _place)):
+            text = sizes.python(expr, names)
+            tail = f" == {place(call.tree, *at)}" if at else test
+            texts.append(f"({text}){tail}" if " or " in text or " and " in text else text + tail)
+        found.setdefault(texts[0], Condition(texts[0], texts[1], frozenset(about)))
+
+    def equal(at: tuple[int, int], value: Any) -> None:
+        """The size or number at that place is `value`."""
+        test = f" == {value!r}"
+        source = _source_place(call.tree, *at)
+        if value != value:
+            test = f" != {source}"  # NaN
+        text = _place(call.tree, *at) + f" == {value!r}"
+        found.setdefault(source + test, Condition(source + test, text, frozenset({at})))
 
     for place, index in places.items():
-        value, leaf = inputs[place], f"l[{index}]"
-        name = _leaf_name(call.tree, index)
-        if isinstance(value, torch.Tensor):
-            for d, size in enumerate(value.shape):
-                if (place, d) in sources:
-                    continue
-                if isinstance(size, int):
-                    found.append((f"{leaf}.shape[{d}] == {size}", f"{name}.shape[{d}] == {size}"))
-                else:
-                    add("{} == " + f"{leaf}.shape[{d}]", size.node.expr)
-                    found[-1] = (found[-1][0], found[-1][1].replace(leaf, name))
-        elif isinstance(value, torch.SymInt):
-            if (place, -1) not in sources:
-                add("{} == " + leaf, value.node.expr)
-        elif isinstance(value, int | float):
-            found.append((f"{leaf} == {value!r}", f"{name} == {value!r}"))
+        value = inputs[place]
+        axes = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]
+        for d, size in axes:
+            if (index, d) in sources or isinstance(size, FloatInput):
+                continue
+            if isinstance(size, torch.SymInt):
+                add(size.node.expr, at=(index, d))
+            else:
+                equal((index, d), size)
     traced = {index for index, _ in call.given}
     for index, value in enumerate(leaves):
         if index not in traced:
-            name = _leaf_name(call.tree, index)
-            same = f"!= l[{index}]" if value != value else f"== {value!r}"
-            found.append((f"l[{index}] {same}", f"{name} {same.replace(f'l[{index}]', name)}"))
-    environment = sizes.env
-    if environment is not None:
-        ints = {s for s, i, d in sizes.sources if d < 0}
-        for symbol in written:
-            bounds = environment.var_to_range.get(symbol)
-            if bounds is None:
-                continue
-            low, high = bounds.lower, bounds.upper
-            if isinstance(low, sympy.Integer) and (int(low) > 0 or symbol in ints):
-                add("{} >= " + str(low), symbol)
-            if isinstance(high, sympy.Integer) and int(high) < MOST // 2:
-                add("{} <= " + str(high), symbol)
-        for guard in environment.guards:
-            expr = environment.replace(guard.expr)
-            if expr not in (sympy.true, True):
-                add("{}", expr)
-        for deferred in environment.deferred_runtime_asserts.values():
-            for item in deferred:
-                expr = environment.replace(item.expr)
-                if expr not in (sympy.true, True):
-                    add("{}", expr)
+            equal((index, -1), value)
+    if plan.positive:
+        for symbol, (_, axis) in where.items():
+            if axis >= 0:
+                add(symbol, test=" >= 1")
+    for expr in sizes.guards():
+        add(expr)
     for expr, factor in sizes.divides:
-        add("{} % " + f"{factor} == 0", expr)
-    for size in captured.imported.not_one:
-        add("{} != 1", size.node.expr)
-    return found
+        add(expr, test=f" % {factor} == 0")
+    for expr, test in captured.imported.assumed:
+        add(expr, test=f" {test}")
+    return list(found.values())
+
+
+def _source_place(tree: Tree, index: int, axis: int) -> str:
+    return f"l[{index}]" + (f".shape[{axis}]" if axis >= 0 else "")
+
+
+def _place(tree: Tree, index: int, axis: int) -> str:
+    return _leaf_name(tree, index) + (f".shape[{axis}]" if axis >= 0 else "")
 
 
 def _leaf_name(tree: Tree, index: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import sympy
@@ -64,6 +65,14 @@ class Refused(CaptureError):
     """This graph cannot become a program; it has to run eagerly. The message is the reason."""
 
 
+class Unify(Exception):  # noqa: N818
+    """Start again with two symbols as one; a guard will say that they are equal."""
+
+    def __init__(self, gone: sympy.Symbol, kept: sympy.Symbol) -> None:
+        super().__init__(gone, kept)
+        self.gone, self.kept = gone, kept
+
+
 class Mutates(Refused):
     """The graph changes an input, or a tensor that has views, in place."""
 
@@ -107,7 +116,7 @@ class Imported:
     float_inputs: list[int] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
-    not_one: list[Any] = field(default_factory=list)  # sizes assumed not to be 1, by squeeze
+    assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
 
     def compile(self) -> Callable[..., Any]:
         """The executable. The program is empty afterwards."""
@@ -130,15 +139,19 @@ def short_name(dtype: torch.dtype) -> str:
 _DTYPES = {*KERNEL_DTYPES, "float64", "float16", "int16", "int8", "uint8"}
 
 
+_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+
 def line_of(node: torch.fx.Node) -> str | None:
-    """`model.py:41` of the innermost frame of the user's code."""
+    """`model.py:41`: the innermost frame of the user's code, or of PyTorch's if there is none."""
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
-    at = trace.rfind('File "')
-    if at < 0:
+    frames = [frame.partition('", line ') for frame in trace.split('File "')[1:]]
+    if not frames:
         return None
-    path, _, rest = trace[at + 6 :].partition('", line ')
+    users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
+    path, _, rest = (users or frames)[-1]
     return f"{path.rpartition('/')[2]}:{rest.partition(',')[0].partition(chr(10))[0]}"
 
 
@@ -169,14 +182,15 @@ def order_of(value: torch.Tensor) -> list[int] | None:
 class Importer:
     """Translates one graph, node by node. What `torch_ops` rows see as `b`."""
 
-    def __init__(self, graph: torch.fx.Graph, sizes: Sizes) -> None:
+    def __init__(self, graph: torch.fx.Graph, sizes: Sizes, *, may_unify: bool) -> None:
         self.graph = graph
+        self.may_unify = may_unify
         self.sizes = sizes
         self.program = runtime.new_program()
         self.result = Imported(self.program)
         self.values: dict[torch.fx.Node, Any] = {}
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.users: dict[int, int] = {}
+        self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
         self._last_trace: tuple[str | None, str | None] = (None, None)
@@ -231,8 +245,26 @@ class Importer:
 
     def not_one(self, size: Any) -> None:
         """Record that the graph is right only if `size` is not 1."""
-        if not isinstance(size, int):
-            self.result.not_one.append(size)
+        if isinstance(size, torch.SymInt):
+            self.result.assumed.append((self.sizes.expr(size), "!= 1"))
+
+    def at_least(self, size: Any, least: int) -> None:
+        """Record that the graph is right only if `size` is `least` or more."""
+        if isinstance(size, torch.SymInt):
+            expr = self.sizes.expr(size)
+            self.sizes.learn_least(expr, least)
+            self.result.assumed.append((expr, f">= {least}"))
+
+    def same_size(self, a: Any, b: Any) -> bool:
+        """Whether two sizes are equal; may make it so, by a guard."""
+        if self.size(a) == self.size(b):
+            return True
+        if self.may_unify and isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
+            one, other = self.sizes.expr(a), self.sizes.expr(b)
+            if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol):
+                if a.node.hint == b.node.hint:
+                    raise Unify(other, one)
+        return False
 
     # Nodes --------------------------------------------------------------------------------------
 

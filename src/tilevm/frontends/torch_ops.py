@@ -136,12 +136,10 @@ for _op, _names in UNARY.items():
     row(*_names.split())(_unary(_op))
 for _op, _names in BINARY.items():
     for _name in _names.split():
-        row(*([_name] if "." in _name else [f"{_name}.{o}" for o in _OVERLOADS]))(_binary(_op))
-
-
-@row("isposinf", "isneginf")
-def _signed_inf(b: Importer, out: Any, x: Tensor) -> int:
-    raise Unsupported("not in the table of operators")
+        _known = getattr(torch.ops.aten, _name.partition(".")[0]).overloads()
+        row(*([_name] if "." in _name else [f"{_name}.{o}" for o in _OVERLOADS if o in _known]))(
+            _binary(_op)
+        )
 
 
 @row("square")
@@ -166,7 +164,9 @@ def _scaled(b: Importer, y: int, alpha: Any) -> int:
 
 
 @row("add.Tensor", "add.Scalar")
-def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
+def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
+    if isinstance(x, Tensor) and type(y) is int and y == 0 and out.dtype == x.dtype == torch.int64:
+        return x
     return b.add("add", b.operand(x), _scaled(b, b.operand(y), alpha))
 
 
@@ -486,6 +486,11 @@ def _std_all(b: Importer, out: Any, x: Tensor, unbiased: bool) -> int:
     return b.add("sqrt", _variance(b, x, None, int(unbiased), False))
 
 
+@row("var_mean.dim")
+def _var_mean_dim(b: Importer, out: Any, x: Tensor, dims: Any, unbiased: bool, keep: bool) -> Any:
+    return _var_mean(b, out, x, dims, int(unbiased), keep)
+
+
 @row("var_mean.correction")
 def _var_mean(b: Importer, out: Any, x: Tensor, dims: Any, correction: Any, keep: bool) -> Any:
     return (
@@ -699,7 +704,12 @@ def _movedim(b: Importer, out: Any, x: Tensor, source: Any, destination: Any) ->
 
 @row("unsqueeze", "unsqueeze_copy")
 def _unsqueeze(b: Importer, out: Any, x: Tensor, dim: int) -> int:
-    return b.add("unsqueeze", x.id, axis=axis_of(dim, x.rank + 1))
+    axis = axis_of(dim, x.rank + 1)
+    value = b.add("unsqueeze", x.id, axis=axis)
+    if x.id in b.iotas:
+        size, at = b.iotas[x.id]
+        b.iotas[value] = size, at + (axis <= at)
+    return value
 
 
 @row("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim")
@@ -729,6 +739,9 @@ def _slice(
         raise Unsupported("the step is not known")
     if start in (None, 0) and step == 1 and (end is None or (is_number(end) and end == NO_END)):
         return x
+    if step == 1 and is_number(end) and (start or 0) == end - 1 >= 0:
+        b.at_least(x.shape[axis], end)
+        return b.add("unsqueeze", b.add("select", x.id, axis=axis, index=end - 1), axis=axis)
     return b.add(
         "slice",
         x.id,
@@ -905,6 +918,8 @@ def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -
     if not axes or axes != list(range(axes[0], axes[0] + len(axes))):
         raise Unsupported("indices on axes that are not neighbours")
     first, last = axes[0], axes[-1]
+    if first == 0 and (view := _all_of(b, x, used)) is not None:
+        return view
     position = -1
     inside = -1
     for axis, index in zip(axes, used, strict=True):
@@ -925,6 +940,25 @@ def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -
         # an index that is out of bounds on its own axis must not find a neighbour's element
         position = b.add("where", inside, position, b.number(total))
     return b.add("take", value, position, axis=first)
+
+
+def _all_of(b: Importer, x: Tensor, indices: Sequence[Tensor]) -> int | None:
+    """x[i[:, None], j] where i and j count all of their axes: a view. Masks are made so."""
+    found = [b.iotas.get(index.id) for index in indices]
+    rank = max(index.rank for index in indices)
+    dims: list[int] = []
+    for axis, (index, iota) in enumerate(zip(indices, found, strict=True)):
+        if iota is None or not b.same_size(iota[0], x.shape[axis]):
+            return None
+        dims.append(iota[1] + rank - index.rank)
+    if len(set(dims)) != len(dims):
+        return None
+    order = sorted(range(len(dims)), key=lambda axis: dims[axis])
+    value = b.add("permute", x.id, axes=[*order, *range(len(dims), x.rank)])
+    for dim in range(rank):
+        if dim not in dims:
+            value = b.add("unsqueeze", value, axis=dim)
+    return value
 
 
 # Create ------------------------------------------------------------------------------------------
@@ -976,7 +1010,10 @@ def _range(b: Importer, out: Any, start: Any, step: Any) -> int:
         step = int(step)
     if any(isinstance(n, float | torch.SymFloat) for n in (start, step)):
         raise Unsupported("steps that are not integers")
-    return b.add("iota", size=b.size(out.shape[0]), start=b.size(start), step=b.size(step))
+    value = b.add("iota", size=b.size(out.shape[0]), start=b.size(start), step=b.size(step))
+    if is_number(start) and start == 0 and is_number(step) and step == 1:
+        b.iotas[value] = out.shape[0], 0
+    return value
 
 
 @row("arange")

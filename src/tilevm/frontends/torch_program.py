@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import sympy
 import torch
 import torch.fx
 
 from tilevm.config import config
 from tilevm.frontends import torch_import
-from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Mutates, Refused, View
+from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Mutates, Refused, Unify, View
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.stats import stats
 
@@ -32,9 +33,18 @@ class Captured:
 
 
 def build(
-    graph: torch.fx.Graph, inputs: Sequence[Any], knobs: dict[str, Any], *, views: bool = True
+    graph: torch.fx.Graph,
+    inputs: Sequence[Any],
+    knobs: dict[str, Any],
+    *,
+    views: bool = True,
+    own_guards: bool = False,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
+
+    views: outputs that share memory with an input in eager code do so. own_guards: the caller
+    checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
+    are what is checked.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -43,20 +53,31 @@ def build(
         (s.node.shape_env for s in _symbolic(inputs)),
         None,
     )
-    try:
-        sizes = Sizes(inputs, environment)
-        importer = Importer(graph, sizes)
-        placeholders = graph.find_nodes(op="placeholder")
-        importer.inputs(placeholders, inputs)
-        importer.run()
-        (output,) = graph.find_nodes(op="output")
-        results = output.args[0]
-        results = results if isinstance(results, list | tuple) else (results,)
-        torch_import.outputs(importer, results, views)
-    except Untranslatable as error:
-        raise Refused(f"a size is not an expression of the inputs' sizes: {error}") from error
-    with config.patch(**knobs):
-        executable = importer.result.compile()
+    unified: dict[Any, Any] = {}
+    while True:
+        try:
+            sizes = Sizes(inputs, environment, unified)
+            importer = Importer(graph, sizes, may_unify=own_guards)
+            placeholders = graph.find_nodes(op="placeholder")
+            importer.inputs(placeholders, inputs)
+            importer.run()
+            (output,) = graph.find_nodes(op="output")
+            results = output.args[0]
+            results = results if isinstance(results, list | tuple) else (results,)
+            torch_import.outputs(importer, results, views)
+            break
+        except Unify as pair:
+            unified = {old: pair.kept if new == pair.gone else new for old, new in unified.items()}
+            unified[pair.gone] = pair.kept
+        except Untranslatable as error:
+            raise Refused(f"a size is not an expression of the inputs' sizes: {error}") from error
+    if not own_guards:
+        for expr, test in importer.result.assumed:
+            relation = sympy.Ne if test.startswith("!=") else sympy.Ge
+            condition = relation(expr, int(test.split()[1]))
+            if condition != sympy.true and not environment.evaluate_expr(condition):
+                raise Refused(f"the graph needs {condition}, which does not hold")
+    executable = importer.result.compile()
     run = _around(importer.result, sizes, executable, len(placeholders))
     return Captured(importer.result, sizes, executable, run, graph)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
+from torch.utils._sympy.functions import FloorDiv, Min
 
 MOST = 2**63 - 1
 
@@ -70,16 +71,27 @@ class Sizes:
     `a*s + b`, then that size becomes the symbol and s is written in terms of it.
     """
 
-    def __init__(self, inputs: Iterable[Any], shape_env: Any) -> None:
+    def __init__(
+        self,
+        inputs: Iterable[Any],
+        shape_env: Any,
+        unified: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
+    ) -> None:
         self.env = shape_env
+        self._unified = dict(unified or {})
+        self._least: dict[sympy.Symbol, int] = {}
         self._texts: dict[Any, int | str] = {}
         self._names: dict[sympy.Symbol, str] = {}
         self._solved: dict[sympy.Symbol, sympy.Expr] = {}
+        self._maybe_one: set[sympy.Symbol] = set()  # of guards that were dropped
+        self._most: dict[sympy.Symbol, int] = {}
+        self._guards = list(self._read_guards())
         self.sources: list[tuple[sympy.Symbol, int, int]] = []  # symbol, input, dim (-1: an int)
         self.divides: list[tuple[sympy.Expr, int]] = []  # expression that must be a multiple
         derived: list[tuple[sympy.Expr, int, int]] = []
         for index, value in enumerate(inputs):
-            for dim, expr in _expressions(value):
+            for dim, given in _expressions(value):
+                expr = given.xreplace(self._unified)
                 if isinstance(expr, sympy.Symbol):
                     if expr not in self._names:
                         self._names[expr] = str(expr)
@@ -102,10 +114,42 @@ class Sizes:
         fresh = sympy.Symbol(f"d{index}_{dim if dim >= 0 else 'n'}", integer=True)
         self._names[fresh] = str(fresh)
         self.sources.append((fresh, index, dim))
-        from torch.utils._sympy.functions import FloorDiv
-
         self._solved[symbol] = FloorDiv(fresh - rest, factor)
         self.divides.append((fresh - rest, int(factor)))
+
+    def _read_guards(self) -> Iterator[Any]:
+        if self.env is None:
+            return
+        asserts = [a for many in self.env.deferred_runtime_asserts.values() for a in many]
+        for guard in [*self.env.guards, *asserts]:
+            expr = self.env.replace(guard.expr).xreplace(self._unified)
+            if expr == sympy.true:
+                continue
+            one = _not_one(expr)
+            if one is not None and _is_metadata(guard):
+                self._maybe_one.add(one)
+                continue
+            if isinstance(expr, sympy.Eq):
+                self._learn(*expr.args)
+                self._learn(*reversed(expr.args))
+            yield from _factors_not_zero(expr)
+
+    def _learn(self, a: Any, b: Any) -> None:
+        """From Min(c, s) = s: s is at most c."""
+        if isinstance(a, sympy.Symbol) and type(b).__name__ == "Min" and a in b.args:
+            for arg in b.args:
+                if isinstance(arg, sympy.Integer):
+                    self._most[a] = min(int(arg), self._most.get(a, MOST))
+
+    def learn_least(self, expr: Any, least: int) -> None:
+        """`expr` is at least that: a guard of the graph says so."""
+        if isinstance(expr, sympy.Symbol):
+            self._least[expr] = max(least, self._least.get(expr, 0))
+            self._texts.clear()
+
+    def guards(self) -> Sequence[Any]:
+        """Conditions on sizes that tracing assumed; sympy expressions."""
+        return self._guards
 
     def symbols(self) -> Iterator[tuple[str, int, int, int]]:
         """Name, min, max, multiple_of of each symbol."""
@@ -114,7 +158,10 @@ class Sizes:
             low, high = 0, MOST
             if bounds is not None:
                 low, high = _bound(bounds.lower, 0), _bound(bounds.upper, MOST)
-            yield name, max(low, -MOST), min(high, MOST), 1
+            others = [a for a, b in self._unified.items() if b == symbol]
+            if self._maybe_one.intersection([symbol, *others]):
+                low = min(low, 1)
+            yield name, max(low, -MOST), min(high, self._most.get(symbol, MOST)), 1
 
     def expr(self, size: Any) -> Any:
         """The expression of a SymInt over the symbols of `sources`."""
@@ -123,6 +170,8 @@ class Sizes:
 
     def over_sources(self, expr: Any) -> Any:
         """`expr` over the symbols of `sources`."""
+        if self._unified and getattr(expr, "free_symbols", None):
+            expr = expr.xreplace(self._unified)
         if self._solved and getattr(expr, "free_symbols", None):
             expr = expr.xreplace(self._solved)
         return expr
@@ -134,10 +183,30 @@ class Sizes:
         expr = size.node.expr if isinstance(size, torch.SymInt) else size
         known = self._texts.get(expr)
         if known is None:
-            full = self.over_sources(expr)
+            full = self._without_min(self.over_sources(expr))
             known = int(full) if isinstance(full, sympy.Integer) else _strip(_text(full, self._name))
             self._texts[expr] = known
         return known
+
+    def _without_min(self, expr: Any) -> Any:
+        """`expr` with Min(c, s) replaced by s where s is known to be at most c."""
+        if not (self._most or self._least) or not hasattr(expr, "replace"):
+            return expr
+
+        def smaller(*args: Any) -> Any:
+            for arg in args:
+                if isinstance(arg, sympy.Integer) and all(
+                    b is arg or self._least.get(b, -1) >= arg for b in args
+                ):
+                    return arg
+                if all(
+                    b is arg or (isinstance(b, sympy.Integer) and self._most.get(arg, MOST) <= b)
+                    for b in args
+                ):
+                    return arg
+            return Min(*args)
+
+        return expr.replace(Min, smaller)
 
     def symbol_text(self, symbol: sympy.Symbol) -> int | str:
         """The core's text of a symbol."""
@@ -161,6 +230,43 @@ class Sizes:
                 return f"float({self._print(made.args[0])})"
 
         return str(Printer().doprint(expr))
+
+
+# Where PyTorch computes metadata of an operator that the graph has as a whole.
+_METADATA = (
+    "/torch/_decomp/", "/torch/_refs/", "/torch/_prims", "/torch/_subclasses/",
+    "/torch/_meta_registrations.py", "/torch/_export/non_strict_utils.py",
+)  # fmt: skip
+
+
+def _is_metadata(guard: Any) -> bool:
+    """Whether a guard comes from computing metadata, and not from code that took a branch."""
+    frame = getattr(getattr(guard, "sloc", None), "framework_loc", None)
+    name = str(getattr(frame, "filename", ""))
+    return any(part in name for part in _METADATA)
+
+
+def _factors_not_zero(expr: Any) -> Iterator[Any]:
+    """`expr`, or, if it says that a product of sizes is not 0, that for each of its symbols."""
+    if isinstance(expr, sympy.Ne | sympy.Gt) and expr.args[1] == 0:
+        product = expr.args[0]
+        factors = product.args if isinstance(product, sympy.Mul) else (product,)
+        if all(f.is_nonnegative and (f.is_Symbol or f.is_Integer) for f in factors):
+            yield from (sympy.Ne(f, 0) for f in factors if f.is_Symbol)
+            return
+    yield expr
+
+
+def _not_one(expr: Any) -> sympy.Symbol | None:
+    """s, if `expr` says that s is not 1: metadata is then computed as for any size."""
+    if not isinstance(expr, sympy.Ne) or len(expr.free_symbols) != 1:
+        return None
+    (symbol,) = expr.free_symbols
+    difference = sympy.expand(expr.args[0] - expr.args[1])
+    if difference.subs(symbol, 1) != 0 or sympy.degree(difference, symbol) != 1:
+        return None
+    found: sympy.Symbol = symbol
+    return found
 
 
 def _bound(value: Any, infinite: int) -> int:

@@ -44,7 +44,7 @@ class Graph:
     params: tuple[tuple[str, Type], ...]
     nodes: tuple[Node, ...]
     results: tuple[str, ...]
-    symbols: tuple[Symbol, ...] = ()
+    symbols: tuple[Symbol, ...] = ()  # in an order that the normal form of sizes depends on
 
     def types(self) -> dict[str, Type]:
         """The type of each value."""
@@ -179,11 +179,9 @@ class GraphBuilder:
         return replace(type_, shape=tuple(self.size(size) for size in type_.shape))
 
     def build(self) -> Graph:
-        """The graph so far. Symbols are in the order in which the parameters' types name them."""
+        """The graph so far."""
         params = tuple((name, self._types[name]) for name in self._params)
-        order = dict.fromkeys(symbols_of(size for _, t in params for size in t.shape))
-        names = [*order, *(name for name in self._symbols if name not in order)]
-        symbols = tuple(self._symbols[name] for name in names)
+        symbols = tuple(self._symbols.values())
         return Graph(params, tuple(self._nodes), tuple(self._results), symbols)
 
     def _define(self, name: str, value: int) -> str:

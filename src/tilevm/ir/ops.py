@@ -90,6 +90,10 @@ def _quiet(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _sign(x: Array) -> Array:
+    return np.where(x > 0, 1, np.where(x < 0, -1, 0)).astype(x.dtype)
+
+
 def _erf(x: Array) -> Array:
     return np.vectorize(erf, otypes=[np.float64])(np.asarray(x))
 
@@ -248,7 +252,7 @@ OPS: tuple[Op, ...] = (
     # unary
     Op("abs", _E, 1, "same", np.abs, "|x|", (), "abs", "fi"),
     Op("neg", _E, 1, "same_number", np.negative, "-x", (), "neg", "fi"),
-    Op("sign", _E, 1, "same", np.sign, "-1, 0 or 1 by the sign of x; NaN gives 0", (), "sign", "fi"),
+    Op("sign", _E, 1, "same", _sign, "-1, 0 or 1 by the sign of x; NaN gives 0", (), "sign", "fi"),
     Op("relu", _E, 1, "same_number", lambda x: np.maximum(x, np.zeros((), x.dtype)), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum x, z"),
     Op("logical_not", _E, 1, "predicate", np.logical_not, "not x", (), "not", "b"),
     Op("bitwise_not", _E, 1, "same_integer", np.invert, "~x", (), "not", "ib"),

@@ -36,11 +36,14 @@ _INT = re.compile(r"-?\d+$")
 def to_text(graph: Graph, *, lines: bool = True) -> str:
     """The graph as text; `lines`: with the source line of each operator as a comment."""
     params = ", ".join(f"{name}: {type_}" for name, type_ in graph.params)
-    named = set(symbols_of(size for _, t in graph.params for size in t.shape))
-    facts = [str(s) for s in graph.symbols if s.name not in named or s != Symbol(s.name)]
     rows = [f"graph({params})"]
-    if facts:
-        rows.append(f"  where {', '.join(facts)}")
+    named = dict.fromkeys(symbols_of(size for _, t in graph.params for size in t.shape))
+    stated = [s for s in graph.symbols if s.name not in named or s != Symbol(s.name)]
+    parsed = [*(s.name for s in stated), *(n for n in named if n not in {s.name for s in stated})]
+    if parsed != [s.name for s in graph.symbols]:
+        stated = list(graph.symbols)  # to keep their order
+    if stated:
+        rows.append(f"  where {', '.join(map(str, stated))}")
     rows += [_node_text(node, lines) for node in graph.nodes]
     rows.append(f"  return {', '.join(graph.results)}".rstrip())
     return "\n".join(rows) + "\n"
@@ -124,8 +127,6 @@ def _header(builder: GraphBuilder, row: str, where: str) -> None:
         raise ParseError("expected `graph(name: type, ...)`")
     params = [_declaration(part) for part in _split(match[1])]
     symbols: dict[str, dict[str, Any]] = {}
-    for name in symbols_of(size for _, t in params if t for size in t.shape):
-        symbols.setdefault(name, {})
     for fact in _split(where):
         if match := _RANGE.match(fact):
             least, most = int(match[2]), int(match[3]) if match[3] else None
@@ -139,6 +140,8 @@ def _header(builder: GraphBuilder, row: str, where: str) -> None:
                 f"`{fact}` is no fact: write `B in 1..64`, `B % 8 == 0` or `B likely [1, 8]`"
             )
         symbols.setdefault(match[1], {}).update(known)
+    for name in symbols_of(size for _, t in params if t for size in t.shape):
+        symbols.setdefault(name, {})
     for name, facts in symbols.items():
         builder.symbol(Symbol(name, **facts))
     for name, type_ in params:

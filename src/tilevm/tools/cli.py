@@ -70,6 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # of `| head`
+        sys.stdout = None
+        return 0
     return code
 
 

@@ -79,7 +79,9 @@ class Runner:
 
     def block(self, start: int, stop: int) -> tuple[list[float], list[float], Any]:
         """Seconds of each sentence the first time and again; embeddings."""
-        once, again, embeddings = [], [], []
+        once: list[float] = []
+        again: list[float] = []
+        embeddings = []
         for seconds in (once, again):
             for ids in self._inputs[start:stop]:
                 begin = time.perf_counter()
@@ -108,7 +110,8 @@ class Runner:
         before = tilevm.stats()["callouts"]
         self._embed(self._inputs[0])
         after = tilevm.stats()["callouts"]
-        return {name: n - before.get(name, 0) for name, n in after.items() if n > before.get(name, 0)}
+        more = {name: n - before.get(name, 0) for name, n in after.items()}
+        return {name: n for name, n in more.items() if n}
 
     def embed(self, ids: Sequence[Sequence[int]]) -> Any:
         """Embeddings of other texts."""
@@ -171,9 +174,8 @@ def run(*, quick: bool, threads: int, all_peers: bool, questions: Sequence[str] 
         rows = [_first(c, w, bar) for c, w in zip(contestants, workers, strict=True)]
         for block in range(blocks):
             turn = block % len(rows)  # another one begins each time
-            for row, worker in [*zip(rows, workers, strict=True)][turn:] + [
-                *zip(rows, workers, strict=True)
-            ][:turn]:
+            pairs = list(zip(rows, workers, strict=True))
+            for row, worker in pairs[turn:] + pairs[:turn]:
                 _block(row, worker, block * BLOCK, bar)
         for row, worker in zip(rows, workers, strict=True):
             _finish(row, worker)
@@ -275,7 +277,7 @@ def table(rows: Sequence[Row], exact: Any) -> str:
         "p99",
         "error against float64",
     )
-    lines = [head]
+    lines: list[tuple[str, ...]] = [head]
     for row in rows:
         if row.failure:
             lines.append((row.contestant.label, f"failed: {row.failure}", *[""] * 6))

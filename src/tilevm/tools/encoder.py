@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -38,9 +38,11 @@ class Encoder(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-        self.bert = BertModel.from_pretrained(folder(), add_pooling_layer=False).eval()
+        quiet: Any = logging
+        quiet.set_verbosity_error()
+        quiet.disable_progress_bar()
+        bert: Any = BertModel
+        self.bert = bert.from_pretrained(folder(), add_pooling_layer=False).eval()
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Mean of the tokens' vectors where the mask is 1, normalised."""

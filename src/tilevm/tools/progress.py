@@ -1,4 +1,4 @@
-"""A progress bar on standard error: one line that is drawn over, nothing where it is no terminal."""
+"""A progress bar on standard error: one line, drawn over; nothing where it is no terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
     ) -> None:
         if self._shown:
             sys.stderr.write("\r\x1b[K")

@@ -18,9 +18,9 @@ MODULES = (
     "heapq hmac html/parser http/client http/cookiejar http/server imaplib inspect ipaddress "
     "json/__init__ locale logging/__init__ logging/handlers mailbox mimetypes optparse os "
     "pathlib pdb pickle pickletools platform plistlib pprint profile pydoc queue quopri random "
-    "re reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver sqlite3/dbapi2 "
-    "ssl statistics string subprocess tarfile tempfile textwrap threading timeit tokenize trace "
-    "turtle typing unittest/case unittest/mock urllib/request uuid warnings wave weakref "
+    "re reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver "
+    "sqlite3/dbapi2 ssl statistics string subprocess tarfile tempfile textwrap threading timeit "
+    "tokenize trace turtle typing unittest/case unittest/mock urllib/request uuid warnings wave weakref "
     "webbrowser xml/dom/minidom zipfile"
 ).split()
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")

@@ -25,7 +25,9 @@ class WorkerDied(WorkerError):
 class Worker:
     """`Worker("package.module:Class", arguments, environment).call("method", ...)`."""
 
-    def __init__(self, target: str, arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
+    def __init__(
+        self, target: str, arguments: tuple[Any, ...], environment: dict[str, str]
+    ) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(

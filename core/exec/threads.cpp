@@ -1,0 +1,85 @@
+#include "exec/threads.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstring>
+
+namespace tilevm::exec {
+namespace {
+
+// GNU OpenMP's entry points (libgomp ABI); the Intel and LLVM runtimes offer them as well.
+using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
+using ThreadNumber = int (*)();
+using TeamSize = int (*)();
+
+struct Runtime {
+  Parallel parallel = nullptr;
+  ThreadNumber thread = nullptr;
+  TeamSize size = nullptr;
+};
+
+std::atomic<bool> forked{false};
+
+// The loaded library whose name says it is an OpenMP runtime.
+int find(dl_phdr_info* info, std::size_t, void* result) {
+  const char* slash = std::strrchr(info->dlpi_name, '/');
+  const char* name = slash == nullptr ? info->dlpi_name : slash + 1;
+  if (std::strncmp(name, "libgomp", 7) != 0 && std::strncmp(name, "libomp", 6) != 0 && std::strncmp(name, "libiomp", 7) != 0) return 0;
+  void* library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return 0;
+  auto* runtime = static_cast<Runtime*>(result);
+  runtime->parallel = reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel"));
+  runtime->thread = reinterpret_cast<ThreadNumber>(dlsym(library, "omp_get_thread_num"));
+  runtime->size = reinterpret_cast<TeamSize>(dlsym(library, "omp_get_num_threads"));
+  if (runtime->parallel != nullptr && runtime->thread != nullptr && runtime->size != nullptr) return 1;
+  *runtime = {};
+  return 0;
+}
+
+// Looked for again until one is there: torch may be imported after us.
+const Runtime* runtime() {
+  static std::atomic<const Runtime*> found{nullptr};
+  if (const Runtime* r = found.load(std::memory_order_acquire)) return r;
+  static Runtime storage[2];  // a race fills both alike
+  static std::atomic<int> next{0};
+  Runtime candidate;
+  dl_iterate_phdr(find, &candidate);
+  if (candidate.parallel == nullptr) return nullptr;
+  const int slot = next.fetch_add(1);
+  if (slot > 1) return found.load(std::memory_order_acquire);
+  static const int at_fork = pthread_atfork(nullptr, nullptr, [] { forked.store(true); });
+  (void)at_fork;
+  storage[slot] = candidate;
+  found.store(&storage[slot], std::memory_order_release);
+  return &storage[slot];
+}
+
+struct Job {
+  void (*work)(void*, int);
+  void* data;
+  int n;
+  const Runtime* runtime;
+};
+
+void member(void* argument) {
+  const auto* job = static_cast<const Job*>(argument);
+  const int team = job->runtime->size();  // may be smaller than asked for
+  for (int i = job->runtime->thread(); i < job->n; i += team) job->work(job->data, i);
+}
+
+}  // namespace
+
+void parallel(int n, void (*work)(void*, int), void* data) noexcept {
+  const Runtime* r = n > 1 && !forked.load(std::memory_order_relaxed) ? runtime() : nullptr;
+  if (r == nullptr) {
+    for (int i = 0; i < n; ++i) work(data, i);
+    return;
+  }
+  Job job{work, data, n, r};
+  r->parallel(member, &job, static_cast<unsigned>(n), 0);
+}
+
+}  // namespace tilevm::exec

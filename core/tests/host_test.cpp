@@ -1,0 +1,297 @@
+// The host program without Python: views, reshape strides, sizes, arena and memory.
+#include <numeric>
+
+#include "host/arena.h"
+#include "host/errors.h"
+#include "host/executable.h"
+#include "host/memory.h"
+#include "host/sizes.h"
+#include "host/views.h"
+#include "tests/check.h"
+
+namespace {
+
+using namespace tilevm;
+using namespace tilevm::host;
+
+Record record(std::byte* data, std::initializer_list<std::int64_t> sizes,
+              std::initializer_list<std::int64_t> strides) {
+  Record r;
+  r.data = data;
+  r.rank = static_cast<int>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), r.sizes.begin());
+  std::copy(strides.begin(), strides.end(), r.strides.begin());
+  return r;
+}
+
+Geometry sizes_only(std::initializer_list<std::int64_t> sizes) {
+  Geometry g;
+  g.rank = static_cast<int>(sizes.size());
+  std::copy(sizes.begin(), sizes.end(), g.sizes.begin());
+  return g;
+}
+
+int test_reshape_strides() {
+  Geometry out = sizes_only({6, 4});
+  CHECK(reshape_strides(record(nullptr, {2, 3, 4}, {12, 4, 1}), out));
+  CHECK(out.stride(0) == 4 && out.stride(1) == 1);
+  out = sizes_only({24});
+  CHECK(!reshape_strides(record(nullptr, {4, 6}, {1, 4}), out));
+  out = sizes_only({2, 2, 6});  // the outer dim of a transposed matrix splits
+  CHECK(reshape_strides(record(nullptr, {4, 6}, {1, 4}), out));
+  CHECK(out.stride(0) == 2 && out.stride(1) == 1 && out.stride(2) == 4);
+  out = sizes_only({1, 1});
+  CHECK(reshape_strides(record(nullptr, {}, {}), out));
+  out = sizes_only({0, 7});
+  CHECK(reshape_strides(record(nullptr, {5, 0}, {1, 5}), out));
+  out = sizes_only({3, 3});
+  CHECK(!reshape_strides(record(nullptr, {2, 3}, {3, 1}), out));
+  out = sizes_only({std::int64_t{1} << 62, 16});  // the product wraps to 0
+  CHECK(!reshape_strides(record(nullptr, {0}, {1}), out));
+  return 0;
+}
+
+int test_views() {
+  std::array<std::int64_t, 8> regs{0, 1, 2, 3, 4, 5, 6, 7};
+  std::array<std::byte, 64> memory;
+  const Record x = record(memory.data(), {2, 8}, {8, 1});
+  Record out;
+  View view{Op::slice, {1}, {SizeId{1}, SizeId{3}}, 2};  // x[:, 1::2], three elements
+  apply(view, regs, x, 4, out);
+  CHECK(out.size(1) == 3 && out.stride(1) == 2 && out.data == memory.data() + 4);
+  bool thrown = false;
+  try {
+    view.sizes[1] = SizeId{5};
+    apply(view, regs, x, 4, out);
+  } catch (const ShapeError&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  apply({Op::flip, {1}, {}, 1}, regs, x, 4, out);
+  CHECK(out.stride(1) == -1 && out.data == memory.data() + 28);
+  apply({Op::select, {0}, {SizeId{1}}, 1}, regs, x, 4, out);
+  CHECK(out.rank == 1 && out.size(0) == 8 && out.data == memory.data() + 32);
+  thrown = false;
+  try {
+    apply({Op::select, {0}, {SizeId{2}}, 1}, regs, x, 4, out);
+  } catch (const IndexError&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  return 0;
+}
+
+int test_copy() {
+  std::array<std::int32_t, 24> from, to{};
+  std::iota(from.begin(), from.end(), 0);
+  const Record in = record(reinterpret_cast<std::byte*>(from.data()), {2, 3, 4}, {1, 2, 6});
+  const Record out = record(reinterpret_cast<std::byte*>(to.data()), {2, 3, 4}, {12, 4, 1});
+  copy(in, out, 4);
+  for (int i = 0; i < 2; ++i) {
+    for (int j = 0; j < 3; ++j) {
+      for (int k = 0; k < 4; ++k) CHECK(to[i * 12 + j * 4 + k] == i + 2 * j + 6 * k);
+    }
+  }
+  return 0;
+}
+
+int test_sizes() {
+  Program program;
+  shape::SizeTable& sizes = program.sizes;
+  const SizeId n = sizes.symbol("n"), m = sizes.symbol("m", {0, 8, 1}), u = sizes.symbol("u");
+  Type type;
+  type.shape.push(n);
+  type.shape.push(sizes.add(sizes.mul(sizes.constant(2), m), sizes.constant(1)));
+  const ValueId x = program.input(type);
+  Type later;
+  later.shape.push(u);
+  const ValueId y = program.input(later);
+  const SizeId product = sizes.mul(n, m), both = sizes.add(product, u);
+
+  SizeProgram run;
+  const Arrival first[] = {{x, "x"}}, second[] = {{y, "y"}};
+  run.add_stage(program, first);
+  run.add_stage(program, second);
+  const SizeId wanted[] = {product, both};
+  run.compile(program, wanted);
+  CHECK(run.stage_of(product) == 0 && run.stage_of(both) == 1);
+
+  std::vector<Record> records(program.values.size());
+  std::vector<std::int64_t> ints(program.values.size());
+  std::vector<std::int64_t> regs(run.initial().begin(), run.initial().end());
+  records[0] = record(nullptr, {3, 11}, {11, 1});
+  records[1] = record(nullptr, {4}, {1});
+  run.run(0, sizes, records, ints, regs);
+  CHECK(regs[static_cast<std::size_t>(m)] == 5 && regs[static_cast<std::size_t>(product)] == 15);
+  run.run(1, sizes, records, ints, regs);
+  CHECK(regs[static_cast<std::size_t>(both)] == 19);
+  for (const std::int64_t bad : {12, 99}) {  // even; m would be 49
+    bool thrown = false;
+    records[0].size(1) = bad;
+    try {
+      run.run(0, sizes, records, ints, regs);
+    } catch (const ShapeError&) {
+      thrown = true;
+    }
+    CHECK(thrown);
+  }
+  SizeProgram missing;
+  missing.add_stage(program, second);
+  bool thrown = false;
+  try {
+    missing.compile(program, wanted);
+  } catch (const ShapeError&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+  return 0;
+}
+
+int test_arena() {
+  shape::SizeTable sizes;
+  const SizeId n = sizes.symbol("n"), m = sizes.symbol("m");
+  const SizeId n2 = sizes.mul(n, sizes.constant(2));
+  const Lifetime lives[] = {
+      {0, n, 0, 0, 2},   // slot 0
+      {1, m, 0, 1, 3},   // slot 1
+      {2, n, 0, 3, 5},   // 0: equal
+      {3, n2, 0, 4, 9},  // 1: unknown, the larger of m and 2 n
+      {4, n, 0, 6, 9},   // 0
+      {5, n, 1, 7, 9},   // 2: its size is known later
+  };
+  const ArenaPlan plan = plan_arena(sizes, lives, 6);
+  const std::vector<std::int32_t> expected = {0, 1, 0, 1, 0, 2};
+  CHECK(plan.slot_of == expected);
+  CHECK(plan.slots[0].bytes.size() == 1 && plan.slots[1].bytes.size() == 2);
+  return 0;
+}
+
+int test_memory() {
+  free_idle_memory();
+  reset_memory_peak();
+  const std::int64_t used = memory_stats().used_bytes;
+  Block blocks[3] = {acquire(1), acquire(100'000), acquire(std::size_t{5} << 20)};
+  for (const Block& b : blocks) CHECK(reinterpret_cast<std::uintptr_t>(b.data) % kAlignment == 0);
+  for (const Block& b : blocks) std::fill_n(b.data, b.bytes, std::byte{1});
+  const Block again = blocks[2];
+  for (const Block& b : blocks) release(b);
+  CHECK(memory_stats().used_bytes == used && memory_stats().idle_bytes > 5 << 20);
+  const Block smaller =
+      acquire(std::size_t{4} << 20);  // a block that is a little too large will do
+  CHECK(smaller.data == again.data && smaller.bytes == again.bytes);
+  release(smaller);
+  set_memory_budget(1 << 20);
+  CHECK(memory_stats().idle_bytes <= 1 << 20);
+  set_memory_budget(0);
+  CHECK(acquire(SIZE_MAX / 2).data == nullptr);
+  free_idle_memory();
+  CHECK(memory_stats().idle_bytes == 0 && memory_stats().used_bytes == used);
+  return 0;
+}
+
+// Tensors are plain structs with a count of references.
+struct Tensor {
+  Record record;
+  std::vector<float> elements;
+  int references = 1;
+};
+
+class Heap final : public Framework {
+ public:
+  int living = 0;
+
+  void describe(Object tensor, const Type&, const std::string&, Record& out) override {
+    const ValueId root = out.root;
+    out = static_cast<Tensor*>(tensor)->record;
+    out.root = root;
+  }
+  Object empty(DType, std::int64_t elements, Record& out) override {
+    auto* t = new Tensor{out, std::vector<float>(static_cast<std::size_t>(elements)), 1};
+    ++living;
+    out.data = t->record.data = reinterpret_cast<std::byte*>(t->elements.data());
+    return t;
+  }
+  Object view(Object, const Record&, DType, const Record& part) override {
+    ++living;
+    return new Tensor{part, {}, 1};
+  }
+  bool negative_strides() const override { return true; }
+  std::int64_t integer(Object n, const std::string&) override {
+    return *static_cast<std::int64_t*>(n);
+  }
+  double real(Object n, const std::string&) override { return *static_cast<double*>(n); }
+  bool boolean(Object n, const std::string&) override { return *static_cast<bool*>(n); }
+  Object from_integer(std::int64_t) override { return nullptr; }
+  Object from_real(double) override { return nullptr; }
+  Object from_boolean(bool) override { return nullptr; }
+  void call(std::int64_t, std::span<const Object> args, std::span<Object> results) override {
+    if (fail) throw ForeignError();
+    results[0] = retain(args[0]);
+  }
+  Object retain(Object o) noexcept override {
+    ++static_cast<Tensor*>(o)->references;
+    return o;
+  }
+  void drop(Object o) noexcept override {
+    if (--static_cast<Tensor*>(o)->references > 0) return;
+    --living;
+    delete static_cast<Tensor*>(o);
+  }
+  void unlock() noexcept override {}
+  void lock() noexcept override {}
+  int threads() noexcept override { return 1; }
+
+  bool fail = false;
+};
+
+int test_executable() {
+  Program program;
+  Type type;
+  type.shape.push(program.sizes.symbol("a"));
+  type.shape.push(program.sizes.symbol("b"));
+  const ValueId x = program.input(type);
+  const ValueId in[] = {x, x};
+  const ValueId y = program.add(Op::add, in);
+  const Type results[] = {type};
+  const ValueId args[] = {y};
+  const ValueId z = program.call(0, args, results);
+  const ValueId in2[] = {z, x};
+  program.outputs = {program.add(Op::mul, in2), y};
+
+  Heap heap;
+  Executable executable(fuse::fuse(lower(program)), {}, heap);
+  Tensor tensor;
+  tensor.elements = {1, 2, 3, 4, 5, 6};
+  tensor.record = record(reinterpret_cast<std::byte*>(tensor.elements.data()), {2, 3}, {3, 1});
+  const Object inputs[] = {&tensor};
+  Object outputs[2] = {};
+  for (int i = 0; i < 3; ++i) {
+    executable.run(inputs, outputs);
+    CHECK(heap.living == 2);
+    const auto& out = *static_cast<Tensor*>(outputs[0]);
+    for (std::size_t e = 0; e < 6; ++e) {
+      CHECK(out.elements[e] == 2 * tensor.elements[e] * tensor.elements[e]);
+    }
+    for (const Object o : outputs) heap.drop(o);
+    CHECK(heap.living == 0);
+  }
+  heap.fail = true;
+  bool thrown = false;
+  try {
+    executable.run(inputs, outputs);
+  } catch (const ForeignError&) {
+    thrown = true;
+  }
+  CHECK(thrown && heap.living == 0 && tensor.references == 1);
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  for (const auto test : {test_reshape_strides, test_views, test_copy, test_sizes, test_arena,
+                          test_memory, test_executable}) {
+    if (test() != 0) return 1;
+  }
+  return 0;
+}

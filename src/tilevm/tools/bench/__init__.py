@@ -1,0 +1,1 @@
+"""`tilevm bench`: operators, subgraphs and models over dynamic shapes, against the peers."""

@@ -1,0 +1,165 @@
+"""Ways to run a case: eager, the peers, and tilevm through each door."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tilevm.tools.bench.cases import Case, Function
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`build(case, function)` gives what is timed; `takes(case)`: whether it can run the case."""
+
+    key: str
+    label: str
+    build: Callable[[Case, Function], Function]
+    takes: Callable[[Case], bool] = lambda case: True
+    quick: bool = True  # part of --quick
+
+
+def available() -> tuple[Contestant, ...]:
+    """All that is installed; eager, the measure of the others, is first."""
+    return tuple(c for c in CONTESTANTS if c.key != "onnxruntime" or _has_onnxruntime())
+
+
+def twin(function: Function, name: str) -> types.FunctionType:
+    """A function of the same meaning with code of its own: Dynamo keys all it knows on the code."""
+    if not isinstance(function, types.FunctionType):
+        module = function
+
+        def call(*args: Any) -> Any:
+            return module(*args)
+
+        function = call
+    code = function.__code__.replace(co_name=name, co_qualname=name) if _QUALIFIED else None
+    code = code or function.__code__.replace(co_name=name)
+    return types.FunctionType(
+        code, function.__globals__, name, function.__defaults__, function.__closure__
+    )
+
+
+_QUALIFIED = hasattr(twin.__code__, "co_qualname")
+
+
+def _eager(case: Case, function: Function) -> Function:
+    return function
+
+
+def _dynamo(key: str, **options: Any) -> Callable[[Case, Function], Function]:
+    def build(case: Case, function: Function) -> Function:
+        compiled: Function = torch.compile(twin(function, f"{case.name}_{key}"), **options)
+        return compiled
+
+    return build
+
+
+def _kernel(case: Case, function: Function) -> Function:
+    import tilevm
+    from tilevm.tools.bench import kernels
+
+    return tilevm.kernel(getattr(kernels, case.kernel))
+
+
+def _compile(case: Case, function: Function) -> Function:
+    import tilevm
+
+    compiled: Function = tilevm.compile(function)
+    return compiled
+
+
+def _onnxruntime(case: Case, function: Function) -> Function:
+    """The case exported with dynamic sizes; arrays go in and out without a copy."""
+    import onnxruntime
+
+    module = function if isinstance(function, torch.nn.Module) else _Module(function)
+    sizes = case.sweep[len(case.sweep) // 2]
+    dims = [
+        {i: torch.export.Dim.AUTO for i, d in enumerate(shape) if isinstance(d, str)}
+        for _, shape in case.symbolic()
+    ]
+    shapes = (dims,) if isinstance(module, _Module) else dims
+    inputs = tuple(case.tensors(sizes))
+    exported = torch.onnx.export(
+        module, inputs, dynamo=True, dynamic_shapes=tuple(shapes), verbose=False
+    )
+    if exported is None:
+        raise RuntimeError("torch.onnx.export gave nothing")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.inter_op_num_threads = 1
+    # Its threads must not spin while the next contestant runs.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    session = onnxruntime.InferenceSession(
+        exported.model_proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    names = [i.name for i in session.get_inputs()]
+    run = session.run
+
+    def call(*args: torch.Tensor) -> list[torch.Tensor]:
+        feed = {name: x.numpy() for name, x in zip(names, args, strict=True)}
+        return [torch.from_numpy(y) for y in run(None, feed)]
+
+    return call
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *args: torch.Tensor) -> Any:
+        return self._function(*args)
+
+
+def _has_parameters(case: Case) -> bool:
+    return case.suite != "operators"
+
+
+def _has_onnxruntime() -> bool:
+    try:
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+CONTESTANTS: tuple[Contestant, ...] = (
+    Contestant("eager", "eager", _eager),
+    Contestant("inductor", "Inductor dynamic", _dynamo("inductor", dynamic=True)),
+    Contestant(
+        "inductor_static",
+        "Inductor static",
+        _dynamo("inductor_static", dynamic=False),
+        quick=False,
+    ),
+    Contestant(
+        "inductor_frozen",
+        "Inductor frozen",
+        _dynamo("inductor_frozen", dynamic=True, options={"freezing": True}),
+        _has_parameters,
+        quick=False,
+    ),
+    Contestant(
+        "onnxruntime",
+        "ONNX Runtime",
+        _onnxruntime,
+        lambda case: case.dtype == "float32",
+        quick=False,
+    ),
+    Contestant("kernel", "tilevm.kernel", _kernel, lambda case: bool(case.kernel)),
+    Contestant("compile", "tilevm.compile", _compile),
+    Contestant(
+        "torch_compile",
+        "torch.compile(tilevm)",
+        _dynamo("torch_compile", dynamic=True, backend="tilevm"),
+    ),
+)
+BY_KEY = {contestant.key: contestant for contestant in CONTESTANTS}
+TILEVM = ("kernel", "compile", "torch_compile")

@@ -1,0 +1,68 @@
+"""`tilevm explain FILE:FUNCTION ARRAY...`: explain a call with random arrays."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tilevm.errors import TilevmError
+from tilevm.ir.types import numpy_dtype
+
+_ARRAY = re.compile(r"(\w+)\[([\d, ]*)\]$")
+
+
+def explain(target: str, texts: Sequence[str]) -> int:
+    """Print what the call runs. Returns the exit code."""
+    from tilevm.tools.explain import explain as explain_call
+
+    try:
+        function = load(target)
+        own = hasattr(function, "variants")  # a kernel: takes NumPy arrays
+        arguments = [argument(text, torch=not own) for text in texts]
+        print(explain_call(function)(*arguments))
+    except (TilevmError, ValueError, AttributeError, FileNotFoundError) as error:
+        sys.stderr.write(f"tilevm explain: {error}\n")
+        return 1
+    return 0
+
+
+def load(target: str) -> Callable[..., Any]:
+    """The function that `model.py:forward` names; the file is run for it. Raises: ValueError."""
+    file, colon, name = target.rpartition(":")
+    if not colon:
+        raise ValueError(f"{target!r} names no function: write {target}:FUNCTION")
+    path = Path(file)
+    if not path.exists():
+        raise FileNotFoundError(f"there is no file {file}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    function: Callable[..., Any] = getattr(module, name)
+    return function
+
+
+def argument(text: str, *, torch: bool) -> Any:
+    """A number, or an array of random elements: `3`, `0.5`, `float32[7, 33]`."""
+    match = _ARRAY.match(text)
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            return float(text)
+    shape = tuple(int(size) for size in match[2].split(",") if size.strip())
+    random = np.random.default_rng(0)
+    if not torch:
+        return np.asarray(random.standard_normal(shape) * 4).astype(numpy_dtype(match[1]))
+    import torch as framework
+
+    values = framework.from_numpy(np.asarray(random.standard_normal(shape)))
+    return (values * 4).to(getattr(framework, match[1]))

@@ -1,0 +1,133 @@
+"""`tilevm.explain(f)(*args)`: what a call runs, from the graph down to the bytecode, as text."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tilevm.errors import CaptureError
+
+
+@dataclass(frozen=True)
+class CallOut:
+    """An operator that the host framework runs."""
+
+    name: str
+    reason: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What runs for a call. `str()` of it is the report; the parts are there for programs.
+
+    graph: the program, one line an operator. guards: what it assumes of a call. kernels: as the
+    core describes them, with the variants encoded so far. cuts: (value, why a kernel ends there).
+    """
+
+    title: str
+    graph: str
+    guards: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...]
+    kernels: tuple[dict[str, Any], ...]
+    cuts: tuple[tuple[str, str], ...]
+    callouts: tuple[CallOut, ...]
+
+    def __str__(self) -> str:
+        kernels = sum(step["kind"] == "kernel" for step in self.steps)
+        parts = [
+            f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
+            _section("graph", self.graph.splitlines()),
+            _section("guards", self.guards or ("none: any sizes",)),
+            _section("steps", [step["text"] for step in self.steps]),
+            _section("cuts: values stored between kernels", [f"{v}: {r}" for v, r in self.cuts]),
+            _section("call-outs", self._callout_rows()),
+        ]
+        parts += [_kernel(number, kernel) for number, kernel in enumerate(self.kernels)]
+        return "\n".join(part for part in parts if part)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _callout_rows(self) -> list[str]:
+        counts = Counter((c.name, c.reason) for c in self.callouts)
+        return [
+            f"{count:4} {name}: {reason} ({', '.join(self._lines(name, reason))})"
+            for (name, reason), count in counts.items()
+        ] or ["none"]
+
+    def _lines(self, name: str, reason: str) -> list[str]:
+        found = [c.line for c in self.callouts if (c.name, c.reason) == (name, reason)]
+        return list(dict.fromkeys(line or "?" for line in found))
+
+
+def _section(title: str, rows: Any) -> str:
+    return "\n".join([f"\n{title}:", *(f"  {row}" for row in rows)]) if rows else ""
+
+
+def _kernel(number: int, kernel: dict[str, Any]) -> str:
+    rows = [f"axes: {', '.join(kernel['axes'])}", *kernel["nodes"]]
+    for variant in kernel["variants"]:
+        why = f", not native: {variant['why_interp']}" if variant.get("why_interp") else ""
+        rows.append(f"bytecode for {variant['layout']} ({variant['tier']}{why}):")
+        rows += [f"  {line}" for line in variant["disassembly"].splitlines()]
+    return _section(f"kernel {number} {kernel['name']}", rows)
+
+
+def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
+    """A function that takes a call's arguments, makes the call, and says what ran.
+
+    function: what `tilevm.kernel` or `tilevm.compile` returned; anything else is compiled first.
+    Raises: CaptureError, if the call runs eagerly: the message is the reason.
+    """
+
+    def run(*args: Any, **kwargs: Any) -> Explanation:
+        if hasattr(function, "variants") and hasattr(function, "graph"):
+            return _explain_kernel(function, args, kwargs)
+        from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
+
+        made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
+        compiled = made._tilevm if isinstance(made, CompiledModule) else made
+        return _explain_capture(compiled, args, kwargs)
+
+    return run
+
+
+def _explain_capture(compiled: Any, args: Any, kwargs: Any) -> Explanation:
+    capture = compiled.find(*args, **kwargs)
+    imported = capture.captured.imported
+    callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
+    title = getattr(compiled, "__name__", None) or type(compiled._fn).__name__
+    return _explanation(title, capture.captured.executable, capture.conditions, callouts)
+
+
+def _explain_kernel(kernel: Any, args: Any, kwargs: Any) -> Explanation:
+    from tilevm.ir.text import to_text
+
+    kernel(*args, **kwargs)
+    graph = kernel.graph(*args, **kwargs)
+    for variant in kernel._variants.values() if hasattr(kernel, "_variants") else ():
+        for one in variant if isinstance(variant, list | tuple) else (variant,):
+            if one.graph == graph and hasattr(one.run, "steps"):
+                guards = tuple(str(guard) for guard in one.guards)
+                return _explanation(kernel.__name__, one.run, guards, ())
+    return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
+
+
+def _explanation(
+    title: str, executable: Any, guards: tuple[str, ...], callouts: tuple[CallOut, ...]
+) -> Explanation:
+    if not hasattr(executable, "steps"):
+        raise CaptureError(f"{title} runs on the reference, which has no kernels")
+    named = callouts or tuple(CallOut(name, "", line) for name, line in executable.callouts())
+    return Explanation(
+        title=title,
+        graph=executable.plan_text().partition("\nsteps:")[0],
+        guards=guards,
+        steps=tuple(executable.steps()),
+        kernels=tuple(executable.kernels()),
+        cuts=tuple(executable.cuts()),
+        callouts=named,
+    )
