@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 
 #include "bind/python.h"
+#include "schedule/kernel.h"
 
 namespace nb = nanobind;
 
@@ -24,4 +25,5 @@ NB_MODULE(_core, m) {
   tilevm::bind::bind_program(m);
   tilevm::bind::bind_executable(m);
   tilevm::bind::bind_bytecode(m);
+  tilevm::schedule::warm_up();
 }

@@ -188,6 +188,28 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
   return result;
 }
 
+void warm_up() {
+  Program program;
+  Type type;
+  type.shape.push(program.sizes.symbol("n"));
+  const ValueId x[] = {program.input(type)};
+  const ValueId y[] = {program.add(Op::softmax, x, {Attr::of_ints({0})})};
+  program.outputs = {y[0]};
+  fuse::Plan plan = fuse::fuse(lower(std::move(program)));
+  Kernel kernel(std::move(plan.kernels.front()));
+  float in[4] = {1, 2, 3, 4};
+  float out[4];
+  std::vector<OperandView> views(kernel.graph().operands.size());
+  for (std::size_t i = 0; i < views.size(); ++i) {
+    const bool output = kernel.graph().operands[i].role == bytecode::Role::kOutput;
+    views[i].base = reinterpret_cast<std::byte*>(output ? out : in);
+    views[i].stride[0] = sizeof(float);
+  }
+  const std::int64_t sizes[] = {4};
+  kernel.run(sizes, views, 1);
+  reset_compile_stats();
+}
+
 void set_tier(Tier tier) { chosen_tier = tier; }
 
 CompileStats compile_stats() {

@@ -61,6 +61,10 @@ class Kernel {
 enum class Tier : std::uint8_t { kAuto, kInterp };
 void set_tier(Tier tier);
 
+// Compiles and runs one small kernel, so that the first compile of a user's program does not pay
+// for looking up tables, processor features and executable memory. Called when the module loads.
+void warm_up();
+
 CompileStats compile_stats();   // process-wide
 void reset_compile_stats();
 

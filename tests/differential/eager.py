@@ -74,23 +74,18 @@ def _var(x: T, axes: Sequence[int], keepdims: bool, correction: float) -> T:
     return torch.var(_floats(x), _axes(x, axes), correction=correction, keepdim=keepdims)
 
 
-def _clamp(x: T, low: T, high: T) -> T:
-    return torch.minimum(torch.maximum(x, low), high)
-
-
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         op.name: getattr(torch, op.name)
         for op in OPS
         if op.cls is Class.ELEMENTWISE and hasattr(torch, op.name)
     },
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": lambda x: F.silu(_floats(x)),
+    "gelu": lambda x: F.gelu(_floats(x)),
+    "gelu_tanh": lambda x: F.gelu(_floats(x), approximate="tanh"),
     "floor_div": torch.floor_divide,
     "shift_left": torch.bitwise_left_shift,
     "shift_right": torch.bitwise_right_shift,
-    "clamp": _clamp,
     "cast": lambda x, dtype: torch.as_tensor(x).to(getattr(torch, dtype)),
     "full": _full,
     "iota": lambda size, start, step: torch.arange(size) * step + start,

@@ -38,6 +38,8 @@ INTS = [
 ]
 LONGS = [*INTS, 2**31, 2**32 + 1, -(2**33), 2**53 + 1, 2**63 - 1, -(2**63), 2**62 + 3]
 DIVIDES = ("floor_div", "remainder", "fmod")
+# Which zero is larger depends, in eager, on the place of the element.
+ANY_ZERO = (*DIVIDES, "maximum", "minimum")
 # Units of the last place mean nothing where the formula of the operator cancels: gelu's at -9.
 BY_LARGEST = ("gelu", "gelu_tanh", "silu")
 ELEMENTWISE = [op.name for op in OPS if op.cls is Class.ELEMENTWISE and not op.params]
@@ -89,6 +91,8 @@ def known_difference(op: str, expected: Array, theirs: Array, inputs: list[Array
         return none
     if op == "gelu":  # eager: -inf * 0
         return none | np.isinf(wide(inputs[0]))
+    if op in ("remainder", "fmod"):  # eager's vector code gives up on large quotients
+        return none | np.isnan(wide(theirs))
     return none
 
 
@@ -98,7 +102,7 @@ def compare(op: str, tier: str, graph: Graph, executable: Any, inputs: list[Any]
     theirs = eager_result(graph, inputs)
     (found,) = run(executable, tier, inputs)
     by = "largest" if op in BY_LARGEST else "units"
-    check(found, expected, theirs, by=by, zeros=op not in DIVIDES)
+    check(found, expected, theirs, by=by, zeros=op not in ANY_ZERO)
     if theirs is not None:
         agree(theirs, expected, known_difference(op, expected, theirs, numbers))
 
@@ -212,8 +216,9 @@ def test_numbers_promote_as_in_eager(op: str, tier: str) -> None:
         try:
             graph = graph_of(op, types)
         except DTypeError:
-            with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
-                eager.call(op, inputs, {})
+            if op != "pow":  # eager's pow of bools to the power True is a copy, others raise
+                with pytest.raises((RuntimeError, NotImplementedError, TypeError)):
+                    eager.call(op, inputs, {})
             continue
         if op == "pow" and weak == "float64" and not is_float(array(x)):
             continue  # as above
@@ -270,14 +275,14 @@ SHAPED: dict[str, list[Case]] = {
     },
     "reshape": [([M], {"shape": (A * B,)}), ([N], {"shape": (A * B, C)}), ([N], {"shape": (-1, C, B)})],
     "permute": [([M], {"axes": (1, 0)}), ([N], {"axes": (1, 2, 0)})],
-    "expand": [([(A, 1)], {"shape": (A, B)}), ([M], {"shape": (C, A, B)})],
+    "expand": [([(A, 1)], {"shape": (A, A + 2)}), ([M], {"shape": (A, A, B)})],
     "slice": [
         ([M], {"axis": 1, "start": 1, "stop": B, "step": 2}),
         ([N], {"axis": 0, "start": A // 2, "stop": A}),
         ([M], {"axis": 0, "start": -3, "stop": 10**9}),
         ([M], {"axis": 1, "start": 5, "stop": 2}),
     ],
-    "select": [([(A + 1, B)], {"axis": 0, "index": A}), ([(B, 3)], {"axis": 1, "index": -1})],
+    "select": [([M], {"axis": 0, "index": A - 1}), ([(B, 3)], {"axis": 1, "index": -1})],
     "unsqueeze": [([M], {"axis": 0}), ([M], {"axis": -1})],
     "squeeze": [([(A, 1, B)], {"axes": (1,)}), ([(1, A, 1)], {"axes": (0, 2)})],
     "flip": [([M], {"axes": (1,)}), ([N], {"axes": (0, 2)})],
@@ -294,11 +299,11 @@ SHAPED: dict[str, list[Case]] = {
     "iota": [([(A,)], {"size": A * 2, "start": A, "step": -3}), ([(A,)], {"size": A})],
 }  # fmt: skip
 GATHERS: dict[str, list[Case]] = {
-    "gather": [([(A + 1, B), (C, B)], {"axis": 0}), ([(B, A + 1), (B, C)], {"axis": 1})],
+    "gather": [([(A, B), (C, B)], {"axis": 0}), ([(B, A), (B, C)], {"axis": 1})],
     "take": [
-        ([(A + 1, B), (C,)], {"axis": 0}),
-        ([(B, A + 1), (C, 2)], {"axis": 1}),
-        ([(A + 1,), (C,)], {"axis": 0}),
+        ([(A, B), (C,)], {"axis": 0}),
+        ([(B, A), (C, 2)], {"axis": 1}),
+        ([(A,), (C,)], {"axis": 0}),
     ],
 }
 SIZES = [
@@ -330,6 +335,7 @@ def test_shaped(op: str, tier: str) -> None:
             env = dict(zip("ABC", sizes, strict=True))
             if op == "pad" and env["A"] > 100:
                 continue
+            env["A"] += op == "select"
             inputs = []
             for i, shape in enumerate(operands):
                 x = filled(dtype, shape_for(shape, env), seed + i)
@@ -372,10 +378,11 @@ def test_gathers(op: str, index_dtype: str, tier: str) -> None:
         executable = compiled(graph)
         for seed, (sizes, layout) in enumerate(product(SIZES, LAYOUTS)):
             env = dict(zip("ABC", sizes, strict=True))
+            env["A"] += 1
             x = filled(dtype, shape_for(operands[0], env), seed)
             shape = shape_for(operands[1], env)
             generator = torch.Generator().manual_seed(seed)
-            index = torch.randint(0, env["A"] + 1, shape, generator=generator)
+            index = torch.randint(0, env["A"], shape, generator=generator)
             index = index.to(getattr(torch, index_dtype))
             other = [*LAYOUTS][(seed * 5) % len(LAYOUTS)]
             compare_shaped(op, tier, graph, executable, [LAYOUTS[layout](x), LAYOUTS[other](index)])
@@ -413,7 +420,7 @@ def test_division_of_integers_by_zero_raises(op: str, dtype: str, tier: str) -> 
     for n in (1, 7, 65):
         x, y = torch.ones(n, dtype=getattr(torch, dtype)), torch.ones(n).to(getattr(torch, dtype))
         y[n - 1] = 0
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):  # as eager
             run(executable, tier, [x, y])
 
 

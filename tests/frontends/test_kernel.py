@@ -444,7 +444,7 @@ BODIES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: f"{x}", "the value of an array is asked for"),
     (_loop, r"the size x0 is used as a Python int(.|\n)*dims="),
     (lambda x: [y for y in x], r"a loop over an array of type float32\[x0\]"),
-    (lambda x: len(x), r"len\(\) of an array(.|\n)*x\.shape\[0\]"),  # noqa: PLW0108
+    (lambda x: len(x), r"len\(\) of an array(.|\n)*x\.shape\[0\]"),
     (_assign, r"an assignment to elements(.|\n)*lang\.where"),
     (lambda x: x.nope, "no attribute 'nope'"),
     (lambda x: x[x > 0], r"indexed by a mask(.|\n)*lang\.where"),
@@ -453,15 +453,15 @@ BODIES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x[::-2], "a slice has step -2"),
     (lambda x: x + OUTSIDE, r"an operand is a torch\.Tensor(.|\n)*arguments"),
     (lambda x: x + "a", "an operand is a builtins.str"),
-    (lambda x: np.exp(x), r"numpy\.exp is called(.|\n)*tilevm\.lang"),  # noqa: PLW0108
-    (lambda x: np.asarray(x), "NumPy function"),  # noqa: PLW0108
-    (lambda x: torch.exp(x), r"torch's exp is called(.|\n)*tilevm\.lang"),  # noqa: PLW0108
+    (lambda x: np.exp(x), r"numpy\.exp is called(.|\n)*tilevm\.lang"),
+    (lambda x: np.asarray(x), "NumPy function"),
+    (lambda x: torch.exp(x), r"torch's exp is called(.|\n)*tilevm\.lang"),
     (lambda x: None, r"the kernel returns a NoneType(.|\n)*Return an array"),
     (lambda x: [[x]], "containers in containers"),
     (lambda x: lang.softmax(x, axis=x), "a parameter of an operator is an array"),
     (lambda x: lang.arange(x.dtype), "arange of a str"),
     (lambda x: lang.gelu(x, "fast"), r"gelu\(approximate='fast'\)"),
-    (lambda x: lang.clip(x), "clip without limits"),  # noqa: PLW0108
+    (lambda x: lang.clip(x), "clip without limits"),
 ]
 
 

@@ -9,25 +9,38 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F  # noqa: E402, N812
+import torch.nn.functional as F  # noqa: E402
 
 import tilevm  # noqa: E402
 
 Case = tuple[str, Callable[..., Any], str]  # name, function, dtypes of the arguments by letter
 
+UNARY = (
+    "abs neg sign exp exp2 expm1 sin cos tan tanh sigmoid erf relu floor ceil round trunc isnan "
+    "isinf isfinite square"
+)
+ACTIVATIONS = (
+    "silu gelu relu6 hardtanh hardsigmoid hardswish leaky_relu elu softplus logsigmoid mish"
+)
+LOGICAL = "logical_and logical_or logical_xor"
+BITWISE = "bitwise_and bitwise_or bitwise_xor"
+SCALARS = (
+    ("x + 2", "f"), ("2 - x", "f"), ("x * 0.5", "h"), ("x / 3", "l"), ("x // 2", "l"),
+    ("x % 3", "l"), ("x + 1.5", "l"), ("x * True", "l"), ("1 / x", "p"), ("x > 0.5", "f"),
+    ("x ** 2", "f"), ("x ** 3", "f"), ("x ** 0.5", "p"), ("x ** -1", "p"), ("x ** -0.5", "p"),
+    ("x ** 1.7", "p"), ("2 ** x", "f"), ("x ** 2", "l"), ("x ** 2.0", "l"), ("x & 3", "l"),
+    ("~x", "b"), ("x ^ True", "b"), ("-x", "f"), ("abs(x)", "l"), ("x.float() + 1", "l"),
+)  # fmt: skip
+REDUCTIONS = (
+    ("sum", "f"), ("sum", "l"), ("sum", "b"), ("mean", "f"), ("mean", "h"), ("amax", "f"),
+    ("amin", "l"), ("any", "b"), ("all", "b"), ("var", "f"), ("std", "f"),
+)  # fmt: skip
+
 # f float32, h bfloat16, l int64, i int32, b bool, p positive float32, n int64 in 1..8
 CASES: list[Case] = [
-    *[
-        (name, getattr(torch, name), "f")
-        for name in (
-            "abs neg sign exp exp2 expm1 sin cos tan tanh sigmoid erf relu floor ceil round trunc "
-            "isnan isinf isfinite square"
-        ).split()
-    ],
+    *[(name, getattr(torch, name), "f") for name in UNARY.split()],
     *[(name, getattr(torch, name), "p") for name in "log log2 log1p sqrt rsqrt reciprocal".split()],
-    *[(f"F.{name}", getattr(F, name), "f") for name in (
-        "silu gelu relu6 hardtanh hardsigmoid hardswish leaky_relu elu softplus logsigmoid mish"
-    ).split()],  # fmt: skip
+    *[(f"F.{name}", getattr(F, name), "f") for name in ACTIVATIONS.split()],
     ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), "f"),
     ("threshold", lambda x: F.threshold(x, 0.1, -2.0), "f"),
     *[(f"bf16 {name}", getattr(torch, name), "h") for name in "exp tanh sigmoid neg abs".split()],
@@ -42,19 +55,14 @@ CASES: list[Case] = [
     *[(f"{name} ff", getattr(torch, name), "ff") for name in "atan2 fmod remainder".split()],
     *[(f"{name} ln", getattr(torch, name), "ln") for name in "fmod remainder floor_divide".split()],
     ("floor_divide ff", torch.floor_divide, "ff"),
-    *[(f"{name} bb", getattr(torch, name), "bb") for name in (
-        "logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor add mul".split()
-    )],  # fmt: skip
-    *[(f"{name} ll", getattr(torch, name), "ll") for name in "bitwise_and bitwise_or bitwise_xor".split()],
+    *[
+        (f"{name} bb", getattr(torch, name), "bb")
+        for name in f"{LOGICAL} {BITWISE} add mul".split()
+    ],
+    *[(f"{name} ll", getattr(torch, name), "ll") for name in BITWISE.split()],
     ("shift left", lambda x, n: x << n, "ln"),
     ("shift right", lambda x, n: x >> n, "ln"),
-    *[(f"scalar {text}", eval(f"lambda x: {text}"), kinds) for text, kinds in (  # noqa: S307
-        ("x + 2", "f"), ("2 - x", "f"), ("x * 0.5", "h"), ("x / 3", "l"), ("x // 2", "l"),
-        ("x % 3", "l"), ("x + 1.5", "l"), ("x * True", "l"), ("1 / x", "p"), ("x > 0.5", "f"),
-        ("x ** 2", "f"), ("x ** 3", "f"), ("x ** 0.5", "p"), ("x ** -1", "p"), ("x ** -0.5", "p"),
-        ("x ** 1.7", "p"), ("2 ** x", "f"), ("x ** 2", "l"), ("x ** 2.0", "l"), ("x & 3", "l"),
-        ("~x", "b"), ("x ^ True", "b"), ("-x", "f"), ("abs(x)", "l"), ("x.float() + 1", "l"),
-    )],  # fmt: skip
+    *[(f"scalar {text}", eval(f"lambda x: {text}"), kinds) for text, kinds in SCALARS],
     ("pow tensor", torch.pow, "pf"),
     ("add alpha", lambda x, y: torch.add(x, y, alpha=2.5), "ff"),
     ("sub alpha", lambda x, y: torch.sub(x, y, alpha=3), "ll"),
@@ -77,15 +85,10 @@ CASES: list[Case] = [
     ("lerp tensor", torch.lerp, "fff"),
     # reductions
     *[
-        (f"{name} {how}", eval(f"lambda x: x.{name}({args})"), kinds)  # noqa: S307
-        for name, kinds in (
-            ("sum", "f"), ("sum", "l"), ("sum", "b"), ("mean", "f"), ("mean", "h"), ("amax", "f"),
-            ("amin", "l"), ("any", "b"), ("all", "b"), ("var", "f"), ("std", "f"),
-        )
-        for how, args in (
-            ("all", ""), ("0", "0"), ("last", "-1"), ("kept", "-1, keepdim=True"), ("both", "(0, 1)"),
-        )
-    ],  # fmt: skip
+        (f"{name} {kind} {args}", eval(f"lambda x: x.{name}({args})"), kind)
+        for name, kind in REDUCTIONS
+        for args in ("", "0", "-1", "-1, keepdim=True", "(0, 1)")
+    ],
     ("sum dtype", lambda x: x.sum(-1, dtype=torch.float32), "l"),
     ("sum int32", lambda x: x.sum(), "i"),
     ("prod", lambda x: x.prod(-1), "f"),
@@ -132,7 +135,7 @@ CASES: list[Case] = [
     ("select", lambda x: x[:, -1] * 2, "f"),
     ("narrow", lambda x: x.narrow(1, 1, 2) * 2, "f"),
     ("split", lambda x: torch.split(torch.cat([x, x], 1), x.shape[1], 1), "f"),
-    ("split sizes", lambda x: [p + 1 for p in torch.cat([x, x], 1).split([1, 2 * x.shape[1] - 1], 1)], "f"),
+    ("split sizes", lambda x: [p + 1 for p in _twice(x).split([1, 2 * x.shape[1] - 1], 1)], "f"),
     ("chunk", lambda x: [p * 2 for p in torch.cat([x, x], 1).chunk(2, 1)], "f"),
     ("unbind", lambda x: [p * 2 for p in torch.stack([x, x + 1]).unbind(0)], "f"),
     ("flip", lambda x: x.flip(0) + 1, "f"),
@@ -154,7 +157,7 @@ CASES: list[Case] = [
     ("index", lambda x, i: x[i[0] % x.shape[0]], "fn"),
     ("index negative", lambda x, i: x[:, -1 - (i[0] % x.shape[1])], "fn"),
     ("index pair", lambda x, i: x[i[0] % x.shape[0], i[0] % x.shape[1]], "fn"),
-    ("index iota", lambda x: x[torch.arange(x.shape[0])[:, None, None], torch.arange(x.shape[1])] * 2, "f"),
+    ("index iota", lambda x: x[_iota(x, 0)[:, None, None], _iota(x, 1)] * 2, "f"),
     # create
     ("zeros", lambda x: torch.zeros(x.shape[0], 3) + x[:, :1], "f"),
     ("ones_like", lambda x: torch.ones_like(x) + x, "f"),
@@ -179,7 +182,15 @@ CASES: list[Case] = [
     ("add_", lambda x: (x * 2).add_(1).mul_(x), "f"),
     ("masked_fill_", lambda x, b: (x * 2).masked_fill_(b, 0), "fb"),
     ("assign", lambda x: _assign(x), "f"),
-]  # fmt: skip
+]
+
+
+def _twice(x: Any) -> Any:
+    return torch.cat([x, x], 1)
+
+
+def _iota(x: Any, axis: int) -> Any:
+    return torch.arange(x.shape[axis])
 
 
 def _assign(x: Any) -> Any:

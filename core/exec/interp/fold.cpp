@@ -19,408 +19,427 @@ namespace {
 using std::int64_t;
 
 // sum_f32 ----------------------------------------------------------------------------------------
-// float32 lanes within a block, double between blocks.
+// A few numbers in float32 lanes, then double: even for equal numbers, the worst case, the sum of so
+// few errs by no more than eager's.
 
 inline constexpr int64_t kShortRow = 16;  // rows up to here are combined from left to right
-inline constexpr int64_t kNarrow = 64;     // columns up to here are summed several rows at a time
-inline constexpr int kMaxDepth = 32;       // blocks in float32 partial sums
+inline constexpr int64_t kNarrow = 64;    // columns up to here are summed several rows at a time
+inline constexpr int64_t kRun = 8;        // numbers added in float32
 
 // Four short rows at once: out[r] = a[r*n] op a[r*n + 1] op ..., from left to right. (Vectors of
 // shifted neighbours cross a cache line at each load, and were slower.)
 inline constexpr int64_t kShortRows = 4;
 template <class Combine>
 HWY_INLINE void combine_short_rows(const float* a, int64_t n, float* out, const Combine& combine) {
-    float v0 = a[0];
-    float v1 = a[n];
-    float v2 = a[2 * n];
-    float v3 = a[3 * n];
-    for (int64_t i = 1; i < n; ++i) {
-        v0 = combine(v0, a[i]);
-        v1 = combine(v1, a[n + i]);
-        v2 = combine(v2, a[2 * n + i]);
-        v3 = combine(v3, a[3 * n + i]);
-    }
-    out[0] = v0;
-    out[1] = v1;
-    out[2] = v2;
-    out[3] = v3;
+  float v0 = a[0];
+  float v1 = a[n];
+  float v2 = a[2 * n];
+  float v3 = a[3 * n];
+  for (int64_t i = 1; i < n; ++i) {
+    v0 = combine(v0, a[i]);
+    v1 = combine(v1, a[n + i]);
+    v2 = combine(v2, a[2 * n + i]);
+    v3 = combine(v3, a[3 * n + i]);
+  }
+  out[0] = v0;
+  out[1] = v1;
+  out[2] = v2;
+  out[3] = v3;
 }
 
-HWY_INLINE float sum_row(const float* a, int64_t n) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+HWY_INLINE double sum_row(const float* a, int64_t n) {
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t step = 4 * lanes;
+  double sum = 0.0;
+  int64_t i = 0;
+  while (i < n) {
     VecF32 s0 = hn::Zero(d);
     VecF32 s1 = s0;
     VecF32 s2 = s0;
     VecF32 s3 = s0;
-    int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        s0 = hn::Add(s0, hn::LoadU(d, a + i));
-        s1 = hn::Add(s1, hn::LoadU(d, a + i + lanes));
-        s2 = hn::Add(s2, hn::LoadU(d, a + i + 2 * lanes));
-        s3 = hn::Add(s3, hn::LoadU(d, a + i + 3 * lanes));
+    const int64_t end = std::min(n, i + kRun * step);
+    for (; i + step <= end; i += step) {
+      s0 = hn::Add(s0, hn::LoadU(d, a + i));
+      s1 = hn::Add(s1, hn::LoadU(d, a + i + lanes));
+      s2 = hn::Add(s2, hn::LoadU(d, a + i + 2 * lanes));
+      s3 = hn::Add(s3, hn::LoadU(d, a + i + 3 * lanes));
     }
-    for (; i + lanes <= n; i += lanes) s0 = hn::Add(s0, hn::LoadU(d, a + i));
-    if (i < n) s1 = hn::Add(s1, load_n(d, a + i, n - i));
-    return hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))));
+    for (; i + lanes <= end; i += lanes) s0 = hn::Add(s0, hn::LoadU(d, a + i));
+    if (i < end) {
+      s1 = hn::Add(s1, load_n(d, a + i, end - i));
+      i = end;
+    }
+    const VecF32 s = hn::Add(hn::Add(s0, s1), hn::Add(s2, s3));
+    sum += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, s)));
+  }
+  return sum;
 }
 
 void sum_reset(FoldBlock& f) {
-    std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
-    std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
-    *f.depth = 0;
+  std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
+  std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
+  *f.depth = 0;
 }
 
 void sum_along(FoldBlock& f) {
-    double* acc = static_cast<double*>(f.acc);
-    const float* a = static_cast<const float*>(f.a);
-    const int64_t n = f.n;
-    int64_t g = 0;
-    if (n <= kShortRow) {
-        float sums[kShortRows];
-        for (; g + kShortRows <= f.groups; g += kShortRows) {
-            combine_short_rows(a + g * n, n, sums, [](float x, float y) { return x + y; });
-            for (int64_t k = 0; k < kShortRows; ++k) acc[g + k] += static_cast<double>(sums[k]);
-        }
-        for (; g < f.groups; ++g) {
-            float s = 0.0f;
-            for (int64_t i = 0; i < n; ++i) s += a[g * n + i];
-            acc[g] += static_cast<double>(s);
-        }
-        return;
+  double* acc = static_cast<double*>(f.acc);
+  const float* a = static_cast<const float*>(f.a);
+  const int64_t n = f.n;
+  int64_t g = 0;
+  if (n <= kShortRow) {
+    float sums[kShortRows];
+    for (; g + kShortRows <= f.groups; g += kShortRows) {
+      combine_short_rows(a + g * n, n, sums, [](float x, float y) { return x + y; });
+      for (int64_t k = 0; k < kShortRows; ++k) acc[g + k] += static_cast<double>(sums[k]);
     }
-    for (; g < f.groups; ++g) acc[g] += static_cast<double>(sum_row(a + g * n, n));
+    for (; g < f.groups; ++g) {
+      float s = 0.0f;
+      for (int64_t i = 0; i < n; ++i) s += a[g * n + i];
+      acc[g] += static_cast<double>(s);
+    }
+    return;
+  }
+  for (; g < f.groups; ++g) acc[g] += sum_row(a + g * n, n);
 }
 
 void sum_flush(FoldBlock& f) {
-    double* HWY_RESTRICT acc = static_cast<double*>(f.acc);
-    float* HWY_RESTRICT partial = static_cast<float*>(f.extra);
-    int64_t g = 0;
-    for (; g + kChunk <= f.groups; g += kChunk) {
-        for (int64_t k = 0; k < kChunk; ++k) acc[g + k] += static_cast<double>(partial[g + k]);
-    }
-    for (; g < f.groups; ++g) acc[g] += static_cast<double>(partial[g]);
-    std::memset(partial, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
-    *f.depth = 0;
+  double* HWY_RESTRICT acc = static_cast<double*>(f.acc);
+  float* HWY_RESTRICT partial = static_cast<float*>(f.extra);
+  int64_t g = 0;
+  for (; g + kChunk <= f.groups; g += kChunk) {
+    for (int64_t k = 0; k < kChunk; ++k) acc[g + k] += static_cast<double>(partial[g + k]);
+  }
+  for (; g < f.groups; ++g) acc[g] += static_cast<double>(partial[g]);
+  std::memset(partial, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
+  *f.depth = 0;
 }
 
 // Narrow blocks: `lanes` rows are one run of groups * lanes elements, summed vector by vector.
 HWY_INLINE void sum_down_narrow(FoldBlock& f) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    const int64_t groups = f.groups;
-    alignas(64) float runs[kNarrow * static_cast<int64_t>(hn::MaxLanes(F32()))];
-    const float* a = static_cast<const float*>(f.a);
-    double* acc = static_cast<double*>(f.acc);
-    int64_t y = 0;
-    if (f.n >= lanes) {
-        for (int64_t v = 0; v < groups; ++v) hn::Store(hn::Zero(d), d, runs + v * lanes);
-        for (; y + lanes <= f.n; y += lanes, a += groups * lanes) {
-            for (int64_t v = 0; v < groups * lanes; v += lanes) {
-                hn::Store(hn::Add(hn::Load(d, runs + v), hn::LoadU(d, a + v)), d, runs + v);
-            }
-        }
-        for (int64_t k = 0; k < lanes; ++k) {
-            for (int64_t g = 0; g < groups; ++g) {
-                acc[g] += static_cast<double>(runs[k * groups + g]);
-            }
-        }
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t groups = f.groups;
+  alignas(64) float runs[kNarrow * static_cast<int64_t>(hn::MaxLanes(F32()))];
+  const float* a = static_cast<const float*>(f.a);
+  double* acc = static_cast<double*>(f.acc);
+  int64_t y = 0;
+  while (y + lanes <= f.n) {
+    for (int64_t v = 0; v < groups; ++v) hn::Store(hn::Zero(d), d, runs + v * lanes);
+    for (int64_t k = 0; k < kRun && y + lanes <= f.n; ++k, y += lanes, a += groups * lanes) {
+      for (int64_t v = 0; v < groups * lanes; v += lanes) {
+        hn::Store(hn::Add(hn::Load(d, runs + v), hn::LoadU(d, a + v)), d, runs + v);
+      }
     }
-    for (; y < f.n; ++y, a += groups) {
-        for (int64_t g = 0; g < groups; ++g) acc[g] += static_cast<double>(a[g]);
+    for (int64_t k = 0; k < lanes; ++k) {
+      for (int64_t g = 0; g < groups; ++g) {
+        acc[g] += static_cast<double>(runs[k * groups + g]);
+      }
     }
+  }
+  for (; y < f.n; ++y, a += groups) {
+    for (int64_t g = 0; g < groups; ++g) acc[g] += static_cast<double>(a[g]);
+  }
+}
+
+// partial[g] += a[g] + a[groups + g] + ... over n rows.
+HWY_INLINE void add_rows(float* partial, const float* a, int64_t groups, int64_t n) {
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t g = 0;
+  if (n == 1) {  // wide rows: one at a time
+    for (; g + 4 * lanes <= groups; g += 4 * lanes) {
+      for (int64_t k = 0; k < 4; ++k) {
+        const int64_t i = g + k * lanes;
+        hn::StoreU(hn::Add(hn::LoadU(d, partial + i), hn::LoadU(d, a + i)), d, partial + i);
+      }
+    }
+  }
+  for (; g < groups; g += lanes) {
+    const int64_t left = groups - g;
+    if (left >= lanes) {
+      VecF32 s = hn::LoadU(d, partial + g);
+      for (int64_t y = 0; y < n; ++y) s = hn::Add(s, hn::LoadU(d, a + y * groups + g));
+      hn::StoreU(s, d, partial + g);
+    } else {
+      VecF32 s = load_n(d, partial + g, left);
+      for (int64_t y = 0; y < n; ++y) s = hn::Add(s, load_n(d, a + y * groups + g, left));
+      store_n(s, d, partial + g, left);
+    }
+  }
 }
 
 void sum_down(FoldBlock& f) {
-    if (f.groups <= kNarrow) {
-        sum_down_narrow(f);
-        return;
-    }
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    const float* a = static_cast<const float*>(f.a);
-    float* partial = static_cast<float*>(f.extra);
-    const int64_t n = f.n;
-    int64_t g = 0;
-    if (n == 1) {  // wide rows: one at a time
-        for (; g + 4 * lanes <= f.groups; g += 4 * lanes) {
-            for (int64_t k = 0; k < 4; ++k) {
-                const int64_t i = g + k * lanes;
-                hn::StoreU(hn::Add(hn::LoadU(d, partial + i), hn::LoadU(d, a + i)), d, partial + i);
-            }
-        }
-    }
-    for (; g < f.groups; g += lanes) {
-        const int64_t left = f.groups - g;
-        if (left >= lanes) {
-            VecF32 s = hn::LoadU(d, partial + g);
-            for (int64_t y = 0; y < n; ++y) s = hn::Add(s, hn::LoadU(d, a + y * f.groups + g));
-            hn::StoreU(s, d, partial + g);
-        } else {
-            VecF32 s = load_n(d, partial + g, left);
-            for (int64_t y = 0; y < n; ++y) s = hn::Add(s, load_n(d, a + y * f.groups + g, left));
-            store_n(s, d, partial + g, left);
-        }
-    }
-    if (++*f.depth == kMaxDepth) sum_flush(f);
+  if (f.groups <= kNarrow) {
+    sum_down_narrow(f);
+    return;
+  }
+  const float* a = static_cast<const float*>(f.a);
+  for (int64_t y = 0; y < f.n;) {
+    const int64_t rows = std::min(f.n - y, kRun - *f.depth);
+    add_rows(static_cast<float*>(f.extra), a + y * f.groups, f.groups, rows);
+    y += rows;
+    *f.depth += static_cast<int>(rows);
+    if (*f.depth == kRun) sum_flush(f);
+  }
 }
 
 void sum_finish(FoldBlock& f, void* dst) {
-    if (*f.depth > 0) sum_flush(f);
-    const double* acc = static_cast<const double*>(f.acc);
-    float* to = static_cast<float*>(dst);
-    int64_t g = 0;
-    for (; g + kChunk <= f.groups; g += kChunk) {
-        TILEVM_INDEPENDENT
-        for (int64_t k = 0; k < kChunk; ++k) to[g + k] = static_cast<float>(acc[g + k]);
-    }
-    for (; g < f.groups; ++g) to[g] = static_cast<float>(acc[g]);
+  if (*f.depth > 0) sum_flush(f);
+  const double* acc = static_cast<const double*>(f.acc);
+  float* to = static_cast<float*>(dst);
+  int64_t g = 0;
+  for (; g + kChunk <= f.groups; g += kChunk) {
+    TILEVM_INDEPENDENT
+    for (int64_t k = 0; k < kChunk; ++k) to[g + k] = static_cast<float>(acc[g + k]);
+  }
+  for (; g < f.groups; ++g) to[g] = static_cast<float>(acc[g]);
 }
 
 // max_f32, min_f32 -------------------------------------------------------------------------------
 
 struct MaxF32 {
-    static constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-    static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
-        const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, acc));
+  static constexpr float kEmpty = -std::numeric_limits<float>::infinity();
+  static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
+    const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, acc));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-        return m;  // a NaN in acc is the second operand, which x86 keeps
+    return m;  // a NaN in acc is the second operand, which x86 keeps
 #else
-        return hn::IfThenElse(hn::IsNaN(acc), acc, m);
+    return hn::IfThenElse(hn::IsNaN(acc), acc, m);
 #endif
-    }
-    static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MaxOfLanes(d, m); }
-    static HWY_INLINE float of_numbers(float acc, float a) { return a > acc ? a : acc; }
+  }
+  static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MaxOfLanes(d, m); }
+  static HWY_INLINE float of_numbers(float acc, float a) { return a > acc ? a : acc; }
 };
 struct MinF32 {
-    static constexpr float kEmpty = std::numeric_limits<float>::infinity();
-    static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
-        const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, acc));
+  static constexpr float kEmpty = std::numeric_limits<float>::infinity();
+  static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
+    const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, acc));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-        return m;
+    return m;
 #else
-        return hn::IfThenElse(hn::IsNaN(acc), acc, m);
+    return hn::IfThenElse(hn::IsNaN(acc), acc, m);
 #endif
-    }
-    static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MinOfLanes(d, m); }
-    static HWY_INLINE float of_numbers(float acc, float a) { return a < acc ? a : acc; }
+  }
+  static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MinOfLanes(d, m); }
+  static HWY_INLINE float of_numbers(float acc, float a) { return a < acc ? a : acc; }
 };
 
 template <class Best>
 void best_f32_reset(FoldBlock& f) {
-    std::fill_n(static_cast<float*>(f.acc), f.groups, Best::kEmpty);
+  std::fill_n(static_cast<float*>(f.acc), f.groups, Best::kEmpty);
 }
 
 template <class Best>
 HWY_INLINE float best_row(const float* a, int64_t n) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    VecF32 m0 = hn::Set(d, Best::kEmpty);
-    VecF32 m1 = m0;
-    VecF32 m2 = m0;
-    VecF32 m3 = m0;
-    int64_t i = 0;
-    for (; i + 4 * lanes <= n; i += 4 * lanes) {
-        m0 = Best::run(m0, hn::LoadU(d, a + i));
-        m1 = Best::run(m1, hn::LoadU(d, a + i + lanes));
-        m2 = Best::run(m2, hn::LoadU(d, a + i + 2 * lanes));
-        m3 = Best::run(m3, hn::LoadU(d, a + i + 3 * lanes));
-    }
-    for (; i + lanes <= n; i += lanes) m0 = Best::run(m0, hn::LoadU(d, a + i));
-    if (i < n) {
-        const auto some = hn::FirstN(d, static_cast<std::size_t>(n - i));
-        const VecF32 rest = load_n(d, a + i, n - i);
-        m1 = Best::run(m1, hn::IfThenElse(some, rest, hn::Set(d, Best::kEmpty)));
-    }
-    m0 = Best::run(Best::run(m0, m1), Best::run(m2, m3));
-    if (!hn::AllFalse(d, hn::IsNaN(m0))) return std::numeric_limits<float>::quiet_NaN();
-    return hn::GetLane(Best::across(d, m0));
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  VecF32 m0 = hn::Set(d, Best::kEmpty);
+  VecF32 m1 = m0;
+  VecF32 m2 = m0;
+  VecF32 m3 = m0;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    m0 = Best::run(m0, hn::LoadU(d, a + i));
+    m1 = Best::run(m1, hn::LoadU(d, a + i + lanes));
+    m2 = Best::run(m2, hn::LoadU(d, a + i + 2 * lanes));
+    m3 = Best::run(m3, hn::LoadU(d, a + i + 3 * lanes));
+  }
+  for (; i + lanes <= n; i += lanes) m0 = Best::run(m0, hn::LoadU(d, a + i));
+  if (i < n) {
+    const auto some = hn::FirstN(d, static_cast<std::size_t>(n - i));
+    const VecF32 rest = load_n(d, a + i, n - i);
+    m1 = Best::run(m1, hn::IfThenElse(some, rest, hn::Set(d, Best::kEmpty)));
+  }
+  m0 = Best::run(Best::run(m0, m1), Best::run(m2, m3));
+  if (!hn::AllFalse(d, hn::IsNaN(m0))) return std::numeric_limits<float>::quiet_NaN();
+  return hn::GetLane(Best::across(d, m0));
 }
 
 // Short rows, without branches on values: a NaN is noticed apart.
 template <class Best>
 HWY_INLINE float best_short_row(float best, const float* a, int64_t n) {
-    int nan = best != best;
-    for (int64_t i = 0; i < n; ++i) {
-        nan |= a[i] != a[i];
-        best = Best::of_numbers(best, a[i]);
-    }
-    return nan != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
+  int nan = best != best;
+  for (int64_t i = 0; i < n; ++i) {
+    nan |= a[i] != a[i];
+    best = Best::of_numbers(best, a[i]);
+  }
+  return nan != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
 }
 
 HWY_INLINE bool any_nan(const float* a, int64_t n) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    auto nan = hn::IsNaN(hn::Zero(d));
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) nan = hn::Or(nan, hn::IsNaN(hn::LoadU(d, a + i)));
-    if (i < n) nan = hn::Or(nan, hn::IsNaN(load_n(d, a + i, n - i)));
-    return !hn::AllFalse(d, nan);
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto nan = hn::IsNaN(hn::Zero(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) nan = hn::Or(nan, hn::IsNaN(hn::LoadU(d, a + i)));
+  if (i < n) nan = hn::Or(nan, hn::IsNaN(load_n(d, a + i, n - i)));
+  return !hn::AllFalse(d, nan);
 }
 
 template <class Best>
 void best_f32_along(FoldBlock& f) {
-    float* acc = static_cast<float*>(f.acc);
-    const float* a = static_cast<const float*>(f.a);
-    const int64_t n = f.n;
-    if (n <= kShortRow) {
-        int64_t g = 0;
-        if (!any_nan(a, f.groups * n) && !any_nan(acc, f.groups)) {
-            float best[kShortRows];
-            for (; g + kShortRows <= f.groups; g += kShortRows) {
-                combine_short_rows(a + g * n, n, best,
-                                   [](float x, float y) { return Best::of_numbers(x, y); });
-                for (int64_t k = 0; k < kShortRows; ++k) {
-                    acc[g + k] = Best::of_numbers(acc[g + k], best[k]);
-                }
-            }
+  float* acc = static_cast<float*>(f.acc);
+  const float* a = static_cast<const float*>(f.a);
+  const int64_t n = f.n;
+  if (n <= kShortRow) {
+    int64_t g = 0;
+    if (!any_nan(a, f.groups * n) && !any_nan(acc, f.groups)) {
+      float best[kShortRows];
+      for (; g + kShortRows <= f.groups; g += kShortRows) {
+        combine_short_rows(a + g * n, n, best,
+                           [](float x, float y) { return Best::of_numbers(x, y); });
+        for (int64_t k = 0; k < kShortRows; ++k) {
+          acc[g + k] = Best::of_numbers(acc[g + k], best[k]);
         }
-        for (; g < f.groups; ++g) {
-            acc[g] = best_short_row<Best>(acc[g], a + g * n, n);
-        }
-        return;
+      }
     }
-    for (int64_t g = 0; g < f.groups; ++g) {
-        const float best = best_row<Best>(a + g * n, n);
-        acc[g] = best_short_row<Best>(acc[g], &best, 1);
+    for (; g < f.groups; ++g) {
+      acc[g] = best_short_row<Best>(acc[g], a + g * n, n);
     }
+    return;
+  }
+  for (int64_t g = 0; g < f.groups; ++g) {
+    const float best = best_row<Best>(a + g * n, n);
+    acc[g] = best_short_row<Best>(acc[g], &best, 1);
+  }
 }
 
 template <class Best>
 void best_f32_down(FoldBlock& f) {
-    const F32 d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    float* acc = static_cast<float*>(f.acc);
-    const float* a = static_cast<const float*>(f.a);
-    for (int64_t g = 0; g < f.groups; g += lanes) {
-        const int64_t left = f.groups - g;
-        if (left >= lanes) {
-            VecF32 m = hn::LoadU(d, acc + g);
-            for (int64_t y = 0; y < f.n; ++y) {
-                m = Best::run(m, hn::LoadU(d, a + y * f.groups + g));
-            }
-            hn::StoreU(m, d, acc + g);
-        } else {
-            VecF32 m = load_n(d, acc + g, left);
-            for (int64_t y = 0; y < f.n; ++y) {
-                m = Best::run(m, load_n(d, a + y * f.groups + g, left));
-            }
-            store_n(m, d, acc + g, left);
-        }
+  const F32 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  float* acc = static_cast<float*>(f.acc);
+  const float* a = static_cast<const float*>(f.a);
+  for (int64_t g = 0; g < f.groups; g += lanes) {
+    const int64_t left = f.groups - g;
+    if (left >= lanes) {
+      VecF32 m = hn::LoadU(d, acc + g);
+      for (int64_t y = 0; y < f.n; ++y) {
+        m = Best::run(m, hn::LoadU(d, a + y * f.groups + g));
+      }
+      hn::StoreU(m, d, acc + g);
+    } else {
+      VecF32 m = load_n(d, acc + g, left);
+      for (int64_t y = 0; y < f.n; ++y) {
+        m = Best::run(m, load_n(d, a + y * f.groups + g, left));
+      }
+      store_n(m, d, acc + g, left);
     }
+  }
 }
 
 template <class T>
 void finish_as_is(FoldBlock& f, void* dst) {
-    std::memcpy(dst, f.acc, static_cast<std::size_t>(f.groups) * sizeof(T));
+  std::memcpy(dst, f.acc, static_cast<std::size_t>(f.groups) * sizeof(T));
 }
 
 // Others: run(acc, a) is associative and commutative, lane by lane --------------------------------
 
 struct ProdF32 {
-    using Acc = double;
-    using A = float;
-    using D = float;
-    static constexpr Acc kEmpty = 1.0;
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return acc * a; }
+  using Acc = double;
+  using A = float;
+  using D = float;
+  static constexpr Acc kEmpty = 1.0;
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return acc * a; }
 };
 struct SumI64 {
-    using Acc = std::uint64_t;
-    using A = int64_t;
-    using D = int64_t;
-    static constexpr Acc kEmpty = 0;
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return acc + a; }
+  using Acc = std::uint64_t;
+  using A = int64_t;
+  using D = int64_t;
+  static constexpr Acc kEmpty = 0;
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return acc + a; }
 };
 struct ProdI64 {
-    using Acc = std::uint64_t;
-    using A = int64_t;
-    using D = int64_t;
-    static constexpr Acc kEmpty = 1;
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return acc * a; }
+  using Acc = std::uint64_t;
+  using A = int64_t;
+  using D = int64_t;
+  static constexpr Acc kEmpty = 1;
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return acc * a; }
 };
 template <class T>
 struct MaxInt {
-    using Acc = T;
-    using A = T;
-    using D = T;
-    static constexpr Acc kEmpty = std::numeric_limits<T>::min();
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return acc > a ? acc : a; }
+  using Acc = T;
+  using A = T;
+  using D = T;
+  static constexpr Acc kEmpty = std::numeric_limits<T>::min();
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return acc > a ? acc : a; }
 };
 template <class T>
 struct MinInt {
-    using Acc = T;
-    using A = T;
-    using D = T;
-    static constexpr Acc kEmpty = std::numeric_limits<T>::max();
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return acc < a ? acc : a; }
+  using Acc = T;
+  using A = T;
+  using D = T;
+  static constexpr Acc kEmpty = std::numeric_limits<T>::max();
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return acc < a ? acc : a; }
 };
 struct AnyB8 {
-    using Acc = std::uint8_t;
-    using A = std::uint8_t;
-    using D = std::uint8_t;
-    static constexpr Acc kEmpty = 0;
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return static_cast<Acc>(acc | a); }
+  using Acc = std::uint8_t;
+  using A = std::uint8_t;
+  using D = std::uint8_t;
+  static constexpr Acc kEmpty = 0;
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return static_cast<Acc>(acc | a); }
 };
 struct AllB8 {
-    using Acc = std::uint8_t;
-    using A = std::uint8_t;
-    using D = std::uint8_t;
-    static constexpr Acc kEmpty = 1;
-    static HWY_INLINE Acc run(Acc acc, Acc a) { return static_cast<Acc>(acc & a); }
+  using Acc = std::uint8_t;
+  using A = std::uint8_t;
+  using D = std::uint8_t;
+  static constexpr Acc kEmpty = 1;
+  static HWY_INLINE Acc run(Acc acc, Acc a) { return static_cast<Acc>(acc & a); }
 };
 
 template <class M>
 void reset(FoldBlock& f) {
-    std::fill_n(static_cast<typename M::Acc*>(f.acc), f.groups, M::kEmpty);
+  std::fill_n(static_cast<typename M::Acc*>(f.acc), f.groups, M::kEmpty);
 }
 
 template <class M>
 void along(FoldBlock& f) {
-    using Acc = typename M::Acc;
-    constexpr int64_t kLanes = 32;
-    Acc* acc = static_cast<Acc*>(f.acc);
-    const auto* a = static_cast<const typename M::A*>(f.a);
-    const int64_t n = f.n;
-    for (int64_t g = 0; g < f.groups; ++g, a += n) {
-        Acc total = acc[g];
-        int64_t i = 0;
-        if (n >= 2 * kLanes) {
-            Acc lanes[kLanes];
-            for (int64_t k = 0; k < kLanes; ++k) lanes[k] = static_cast<Acc>(a[k]);
-            for (i = kLanes; i + kLanes <= n; i += kLanes) {
-                for (int64_t k = 0; k < kLanes; ++k) {
-                    lanes[k] = M::run(lanes[k], static_cast<Acc>(a[i + k]));
-                }
-            }
-            for (int64_t k = 0; k < kLanes; ++k) total = M::run(total, lanes[k]);
+  using Acc = typename M::Acc;
+  constexpr int64_t kLanes = 32;
+  Acc* acc = static_cast<Acc*>(f.acc);
+  const auto* a = static_cast<const typename M::A*>(f.a);
+  const int64_t n = f.n;
+  for (int64_t g = 0; g < f.groups; ++g, a += n) {
+    Acc total = acc[g];
+    int64_t i = 0;
+    if (n >= 2 * kLanes) {
+      Acc lanes[kLanes];
+      for (int64_t k = 0; k < kLanes; ++k) lanes[k] = static_cast<Acc>(a[k]);
+      for (i = kLanes; i + kLanes <= n; i += kLanes) {
+        for (int64_t k = 0; k < kLanes; ++k) {
+          lanes[k] = M::run(lanes[k], static_cast<Acc>(a[i + k]));
         }
-        for (; i < n; ++i) total = M::run(total, static_cast<Acc>(a[i]));
-        acc[g] = total;
+      }
+      for (int64_t k = 0; k < kLanes; ++k) total = M::run(total, lanes[k]);
     }
+    for (; i < n; ++i) total = M::run(total, static_cast<Acc>(a[i]));
+    acc[g] = total;
+  }
 }
 
 template <class M>
 void down(FoldBlock& f) {
-    using Acc = typename M::Acc;
-    Acc* HWY_RESTRICT acc = static_cast<Acc*>(f.acc);
-    const auto* HWY_RESTRICT a = static_cast<const typename M::A*>(f.a);
-    for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
-        int64_t g = 0;
-        for (; g + kChunk <= f.groups; g += kChunk) {
-            TILEVM_INDEPENDENT
-            for (int64_t k = 0; k < kChunk; ++k) {
-                acc[g + k] = M::run(acc[g + k], static_cast<Acc>(a[g + k]));
-            }
-        }
-        for (; g < f.groups; ++g) acc[g] = M::run(acc[g], static_cast<Acc>(a[g]));
+  using Acc = typename M::Acc;
+  Acc* HWY_RESTRICT acc = static_cast<Acc*>(f.acc);
+  const auto* HWY_RESTRICT a = static_cast<const typename M::A*>(f.a);
+  for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
+    int64_t g = 0;
+    for (; g + kChunk <= f.groups; g += kChunk) {
+      TILEVM_INDEPENDENT
+      for (int64_t k = 0; k < kChunk; ++k) {
+        acc[g + k] = M::run(acc[g + k], static_cast<Acc>(a[g + k]));
+      }
     }
+    for (; g < f.groups; ++g) acc[g] = M::run(acc[g], static_cast<Acc>(a[g]));
+  }
 }
 
 template <class M>
 void finish(FoldBlock& f, void* dst) {
-    const auto* acc = static_cast<const typename M::Acc*>(f.acc);
-    auto* to = static_cast<typename M::D*>(dst);
-    for (int64_t g = 0; g < f.groups; ++g) to[g] = static_cast<typename M::D>(acc[g]);
+  const auto* acc = static_cast<const typename M::Acc*>(f.acc);
+  auto* to = static_cast<typename M::D*>(dst);
+  for (int64_t g = 0; g < f.groups; ++g) to[g] = static_cast<typename M::D>(acc[g]);
 }
 
 // argmax, argmin ---------------------------------------------------------------------------------
@@ -428,82 +447,81 @@ void finish(FoldBlock& f, void* dst) {
 
 template <class T, bool kMax>
 struct ArgBest {
-    static HWY_INLINE bool is_nan(T x) { return x != x; }  // integers: never
-    static HWY_INLINE bool better(T a, T b) { return kMax ? a > b : a < b; }
+  static HWY_INLINE bool is_nan(T x) { return x != x; }  // integers: never
+  static HWY_INLINE bool better(T a, T b) { return kMax ? a > b : a < b; }
 
-    static HWY_INLINE void take(T& value, int64_t& index, bool& seen, T a, int64_t b) {
-        const bool nan = is_nan(a);
-        const bool wins = !seen || (is_nan(value) ? nan && b < index
-                                                  : nan || better(a, value) ||
-                                                        (a == value && b < index));
-        if (!wins) return;
-        value = a;
-        index = b;
-        seen = true;
-    }
+  static HWY_INLINE void take(T& value, int64_t& index, bool& seen, T a, int64_t b) {
+    const bool nan = is_nan(a);
+    const bool wins =
+        !seen ||
+        (is_nan(value) ? nan && b < index : nan || better(a, value) || (a == value && b < index));
+    if (!wins) return;
+    value = a;
+    index = b;
+    seen = true;
+  }
 };
 
 template <class T, bool kMax>
 void arg_reset(FoldBlock& f) {
-    std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * 8);
-    std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * 8);
-    *f.depth = 0;
+  std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * 8);
+  std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * 8);
+  *f.depth = 0;
 }
 
 template <class T, bool kMax>
 void arg_along(FoldBlock& f) {
-    T* acc = static_cast<T*>(f.acc);
-    int64_t* indices = static_cast<int64_t*>(f.extra);
-    const T* a = static_cast<const T*>(f.a);
-    for (int64_t g = 0; g < f.groups; ++g, a += f.n) {
-        T value = acc[g];
-        int64_t index = indices[g];
-        bool seen = *f.depth != 0;
-        const int64_t* b = f.b + g * f.b_group;
-        for (int64_t i = 0; i < f.n; ++i) {
-            // Most elements lose; the rest is decided in full. Never true of NaN.
-            if (seen && (kMax ? a[i] < value : a[i] > value)) continue;
-            ArgBest<T, kMax>::take(value, index, seen, a[i], b[i * f.b_step]);
-        }
-        acc[g] = value;
-        indices[g] = index;
+  T* acc = static_cast<T*>(f.acc);
+  int64_t* indices = static_cast<int64_t*>(f.extra);
+  const T* a = static_cast<const T*>(f.a);
+  for (int64_t g = 0; g < f.groups; ++g, a += f.n) {
+    T value = acc[g];
+    int64_t index = indices[g];
+    bool seen = *f.depth != 0;
+    const int64_t* b = f.b + g * f.b_group;
+    for (int64_t i = 0; i < f.n; ++i) {
+      // Most elements lose; the rest is decided in full. Never true of NaN.
+      if (seen && (kMax ? a[i] < value : a[i] > value)) continue;
+      ArgBest<T, kMax>::take(value, index, seen, a[i], b[i * f.b_step]);
     }
-    *f.depth = 1;
+    acc[g] = value;
+    indices[g] = index;
+  }
+  *f.depth = 1;
 }
 
 template <class T, bool kMax>
 void arg_down(FoldBlock& f) {
-    T* acc = static_cast<T*>(f.acc);
-    int64_t* indices = static_cast<int64_t*>(f.extra);
-    const T* a = static_cast<const T*>(f.a);
-    for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
-        const int64_t* b = f.b + y * f.b_step;
-        for (int64_t g = 0; g < f.groups; ++g) {
-            bool seen = *f.depth != 0;
-            ArgBest<T, kMax>::take(acc[g], indices[g], seen, a[g], b[g * f.b_group]);
-        }
-        *f.depth = 1;
+  T* acc = static_cast<T*>(f.acc);
+  int64_t* indices = static_cast<int64_t*>(f.extra);
+  const T* a = static_cast<const T*>(f.a);
+  for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
+    const int64_t* b = f.b + y * f.b_step;
+    for (int64_t g = 0; g < f.groups; ++g) {
+      bool seen = *f.depth != 0;
+      ArgBest<T, kMax>::take(acc[g], indices[g], seen, a[g], b[g * f.b_group]);
     }
+    *f.depth = 1;
+  }
 }
 
 template <class T, bool kMax>
 void arg_finish(FoldBlock& f, void* dst) {
-    std::memcpy(dst, f.extra, static_cast<std::size_t>(f.groups) * sizeof(int64_t));
+  std::memcpy(dst, f.extra, static_cast<std::size_t>(f.groups) * sizeof(int64_t));
 }
 
 template <bytecode::Op>
 struct Fold;
-#define TILEVM_FOLD(name, ...)                                    \
-    template <>                                                   \
-    struct Fold<Op::name> {                                       \
-        static constexpr FoldEntry kEntry = {__VA_ARGS__};        \
-    };
-#define TILEVM_FOLD_OF(name, ...)                                 \
-    TILEVM_FOLD(name, reset<__VA_ARGS__>, along<__VA_ARGS__>, down<__VA_ARGS__>, \
-                finish<__VA_ARGS__>)
-#define TILEVM_ARG(name, ...)                                     \
-    TILEVM_FOLD(name, arg_reset<__VA_ARGS__>, arg_along<__VA_ARGS__>, arg_down<__VA_ARGS__>, \
-                arg_finish<__VA_ARGS__>)
+#define TILEVM_FOLD(name, ...)                         \
+  template <>                                          \
+  struct Fold<Op::name> {                              \
+    static constexpr FoldEntry kEntry = {__VA_ARGS__}; \
+  };
+#define TILEVM_FOLD_OF(name, ...) \
+  TILEVM_FOLD(name, reset<__VA_ARGS__>, along<__VA_ARGS__>, down<__VA_ARGS__>, finish<__VA_ARGS__>)
+#define TILEVM_ARG(name, ...)                                                              \
+  TILEVM_FOLD(name, arg_reset<__VA_ARGS__>, arg_along<__VA_ARGS__>, arg_down<__VA_ARGS__>, \
+              arg_finish<__VA_ARGS__>)
 TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish)
 TILEVM_FOLD(max_f32, best_f32_reset<MaxF32>, best_f32_along<MaxF32>, best_f32_down<MaxF32>,
             finish_as_is<float>)
@@ -532,8 +550,8 @@ TILEVM_ARG(argmin_i64, int64_t, false)
 
 void fill_folds(Tables& tables) {
 #define TILEVM_FILL(name, ...) \
-    tables.fold[static_cast<std::size_t>(Op::name)] = Fold<Op::name>::kEntry;
-    TILEVM_ISA_FOLD(TILEVM_FILL)
+  tables.fold[static_cast<std::size_t>(Op::name)] = Fold<Op::name>::kEntry;
+  TILEVM_ISA_FOLD(TILEVM_FILL)
 #undef TILEVM_FILL
 }
 

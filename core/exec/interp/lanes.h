@@ -34,11 +34,11 @@ using VecF32 = hn::Vec<F32>;
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE hn::Vec<D> load_n(D d, const T* from, std::int64_t n) {
 #if HWY_TARGET == HWY_AVX3
-    return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(n)), d, from);
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<std::size_t>(n)), d, from);
 #else
-    alignas(64) T lanes[hn::MaxLanes(D())] = {};
-    std::memcpy(lanes, from, static_cast<std::size_t>(n) * sizeof(T));
-    return hn::Load(d, lanes);
+  alignas(64) T lanes[hn::MaxLanes(D())] = {};
+  std::memcpy(lanes, from, static_cast<std::size_t>(n) * sizeof(T));
+  return hn::Load(d, lanes);
 #endif
 }
 
@@ -46,11 +46,11 @@ HWY_INLINE hn::Vec<D> load_n(D d, const T* from, std::int64_t n) {
 template <class D, class T = hn::TFromD<D>>
 HWY_INLINE void store_n(hn::Vec<D> v, D d, T* to, std::int64_t n) {
 #if HWY_TARGET == HWY_AVX3
-    hn::BlendedStore(v, hn::FirstN(d, static_cast<std::size_t>(n)), d, to);
+  hn::BlendedStore(v, hn::FirstN(d, static_cast<std::size_t>(n)), d, to);
 #else
-    alignas(64) T lanes[hn::MaxLanes(D())];
-    hn::Store(v, d, lanes);
-    std::memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
+  alignas(64) T lanes[hn::MaxLanes(D())];
+  hn::Store(v, d, lanes);
+  std::memcpy(to, lanes, static_cast<std::size_t>(n) * sizeof(T));
 #endif
 }
 
@@ -58,78 +58,78 @@ HWY_INLINE void store_n(hn::Vec<D> v, D d, T* to, std::int64_t n) {
 // ones get an unrolled loop besides.
 template <class Op>
 bool unary_f32(void* dst, const void* a_, const void*, const void*, std::int64_t n) {
-    const F32 d;
-    const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const float* HWY_RESTRICT a = static_cast<const float*>(a_);
-    float* to = static_cast<float*>(dst);
-    std::int64_t i = 0;
-    if constexpr (Op::kCheap) {
-        for (; i + 4 * lanes <= n; i += 4 * lanes) {
-            const VecF32 v0 = Op::run(d, hn::LoadU(d, a + i));
-            const VecF32 v1 = Op::run(d, hn::LoadU(d, a + i + lanes));
-            const VecF32 v2 = Op::run(d, hn::LoadU(d, a + i + 2 * lanes));
-            const VecF32 v3 = Op::run(d, hn::LoadU(d, a + i + 3 * lanes));
-            hn::StoreU(v0, d, to + i);
-            hn::StoreU(v1, d, to + i + lanes);
-            hn::StoreU(v2, d, to + i + 2 * lanes);
-            hn::StoreU(v3, d, to + i + 3 * lanes);
-        }
+  const F32 d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const float* HWY_RESTRICT a = static_cast<const float*>(a_);
+  float* to = static_cast<float*>(dst);
+  std::int64_t i = 0;
+  if constexpr (Op::kCheap) {
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+      const VecF32 v0 = Op::run(d, hn::LoadU(d, a + i));
+      const VecF32 v1 = Op::run(d, hn::LoadU(d, a + i + lanes));
+      const VecF32 v2 = Op::run(d, hn::LoadU(d, a + i + 2 * lanes));
+      const VecF32 v3 = Op::run(d, hn::LoadU(d, a + i + 3 * lanes));
+      hn::StoreU(v0, d, to + i);
+      hn::StoreU(v1, d, to + i + lanes);
+      hn::StoreU(v2, d, to + i + 2 * lanes);
+      hn::StoreU(v3, d, to + i + 3 * lanes);
     }
-    for (; i < n; i += lanes) {
-        const bool whole = n - i >= lanes;
-        const VecF32 v = Op::run(d, whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i));
-        if (whole) {
-            hn::StoreU(v, d, to + i);
-        } else {
-            store_n(v, d, to + i, n - i);
-        }
+  }
+  for (; i < n; i += lanes) {
+    const bool whole = n - i >= lanes;
+    const VecF32 v = Op::run(d, whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i));
+    if (whole) {
+      hn::StoreU(v, d, to + i);
+    } else {
+      store_n(v, d, to + i, n - i);
     }
-    return true;
+  }
+  return true;
 }
 
 // kSplat: bit 0, a is one value; bit 1, b is.
 template <class Op, int kSplat>
 bool binary_f32(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
-    const F32 d;
-    const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const float* a = static_cast<const float*>(a_);
-    const float* b = static_cast<const float*>(b_);
-    float* to = static_cast<float*>(dst);
-    VecF32 splat = hn::Zero(d);
-    if constexpr (kSplat == 1) splat = hn::Set(d, *a);
-    if constexpr (kSplat == 2) splat = hn::Set(d, *b);
-    std::int64_t i = 0;
-    if constexpr (Op::kCheap) {
-        const auto at = [&](std::int64_t j) HWY_ATTR {
-            if constexpr (kSplat == 1) return Op::run(d, splat, hn::LoadU(d, b + j));
-            if constexpr (kSplat == 2) return Op::run(d, hn::LoadU(d, a + j), splat);
-            if constexpr (kSplat == 0) return Op::run(d, hn::LoadU(d, a + j), hn::LoadU(d, b + j));
-        };
-        for (; i + 4 * lanes <= n; i += 4 * lanes) {
-            const VecF32 v0 = at(i);
-            const VecF32 v1 = at(i + lanes);
-            const VecF32 v2 = at(i + 2 * lanes);
-            const VecF32 v3 = at(i + 3 * lanes);
-            hn::StoreU(v0, d, to + i);
-            hn::StoreU(v1, d, to + i + lanes);
-            hn::StoreU(v2, d, to + i + 2 * lanes);
-            hn::StoreU(v3, d, to + i + 3 * lanes);
-        }
+  const F32 d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const float* a = static_cast<const float*>(a_);
+  const float* b = static_cast<const float*>(b_);
+  float* to = static_cast<float*>(dst);
+  VecF32 splat = hn::Zero(d);
+  if constexpr (kSplat == 1) splat = hn::Set(d, *a);
+  if constexpr (kSplat == 2) splat = hn::Set(d, *b);
+  std::int64_t i = 0;
+  if constexpr (Op::kCheap) {
+    const auto at = [&](std::int64_t j) HWY_ATTR {
+      if constexpr (kSplat == 1) return Op::run(d, splat, hn::LoadU(d, b + j));
+      if constexpr (kSplat == 2) return Op::run(d, hn::LoadU(d, a + j), splat);
+      if constexpr (kSplat == 0) return Op::run(d, hn::LoadU(d, a + j), hn::LoadU(d, b + j));
+    };
+    for (; i + 4 * lanes <= n; i += 4 * lanes) {
+      const VecF32 v0 = at(i);
+      const VecF32 v1 = at(i + lanes);
+      const VecF32 v2 = at(i + 2 * lanes);
+      const VecF32 v3 = at(i + 3 * lanes);
+      hn::StoreU(v0, d, to + i);
+      hn::StoreU(v1, d, to + i + lanes);
+      hn::StoreU(v2, d, to + i + 2 * lanes);
+      hn::StoreU(v3, d, to + i + 3 * lanes);
     }
-    for (; i < n; i += lanes) {
-        const bool whole = n - i >= lanes;
-        VecF32 va = splat;
-        VecF32 vb = splat;
-        if constexpr (kSplat != 1) va = whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i);
-        if constexpr (kSplat != 2) vb = whole ? hn::LoadU(d, b + i) : load_n(d, b + i, n - i);
-        const VecF32 v = Op::run(d, va, vb);
-        if (whole) {
-            hn::StoreU(v, d, to + i);
-        } else {
-            store_n(v, d, to + i, n - i);
-        }
+  }
+  for (; i < n; i += lanes) {
+    const bool whole = n - i >= lanes;
+    VecF32 va = splat;
+    VecF32 vb = splat;
+    if constexpr (kSplat != 1) va = whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i);
+    if constexpr (kSplat != 2) vb = whole ? hn::LoadU(d, b + i) : load_n(d, b + i, n - i);
+    const VecF32 v = Op::run(d, va, vb);
+    if (whole) {
+      hn::StoreU(v, d, to + i);
+    } else {
+      store_n(v, d, to + i, n - i);
     }
-    return true;
+  }
+  return true;
 }
 
 // Other types: Op::run takes and gives scalars, and the compiler makes vectors of chunks of a
@@ -138,113 +138,113 @@ inline constexpr std::int64_t kChunk = 64;
 
 template <class T, bool kSplat>
 struct Source {
-    const T* at;
-    T value = T{};
-    T tail[kSplat ? 1 : kChunk];
+  const T* at;
+  T value = T{};
+  T tail[kSplat ? 1 : kChunk];
 
-    explicit HWY_INLINE Source(const void* data) : at(static_cast<const T*>(data)) {
-        if constexpr (kSplat) value = *at;
+  explicit HWY_INLINE Source(const void* data) : at(static_cast<const T*>(data)) {
+    if constexpr (kSplat) value = *at;
+  }
+  HWY_INLINE T get(const T* from, std::int64_t j) const {
+    if constexpr (kSplat) return value;
+    if constexpr (!kSplat) return from[j];
+  }
+  HWY_INLINE const T* chunk(std::int64_t i) const { return kSplat ? at : at + i; }
+  HWY_INLINE const T* last(std::int64_t i, std::int64_t n) {
+    if constexpr (!kSplat) {
+      std::memset(tail, 0, sizeof(tail));
+      std::memcpy(tail, at + i, static_cast<std::size_t>(n) * sizeof(T));
     }
-    HWY_INLINE T get(const T* from, std::int64_t j) const {
-        if constexpr (kSplat) return value;
-        if constexpr (!kSplat) return from[j];
-    }
-    HWY_INLINE const T* chunk(std::int64_t i) const { return kSplat ? at : at + i; }
-    HWY_INLINE const T* last(std::int64_t i, std::int64_t n) {
-        if constexpr (!kSplat) {
-            std::memset(tail, 0, sizeof(tail));
-            std::memcpy(tail, at + i, static_cast<std::size_t>(n) * sizeof(T));
-        }
-        return tail;
-    }
+    return tail;
+  }
 };
 
 template <class Op>
 bool unary(void* dst, const void* a_, const void*, const void*, std::int64_t n) {
-    using D = typename Op::D;
-    D* to = static_cast<D*>(dst);
-    Source<typename Op::A, false> a(a_);
-    std::int64_t i = 0;
-    for (; i + kChunk <= n; i += kChunk) {
-        D* d = to + i;
-        const auto* pa = a.chunk(i);
-        TILEVM_INDEPENDENT
-        for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(pa[j]);
-    }
-    if (i < n) {
-        D d[kChunk];
-        const auto* pa = a.last(i, n - i);
-        TILEVM_INDEPENDENT
-        for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(pa[j]);
-        std::memcpy(to + i, d, static_cast<std::size_t>(n - i) * sizeof(D));
-    }
-    return true;
+  using D = typename Op::D;
+  D* to = static_cast<D*>(dst);
+  Source<typename Op::A, false> a(a_);
+  std::int64_t i = 0;
+  for (; i + kChunk <= n; i += kChunk) {
+    D* d = to + i;
+    const auto* pa = a.chunk(i);
+    TILEVM_INDEPENDENT
+    for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(pa[j]);
+  }
+  if (i < n) {
+    D d[kChunk];
+    const auto* pa = a.last(i, n - i);
+    TILEVM_INDEPENDENT
+    for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(pa[j]);
+    std::memcpy(to + i, d, static_cast<std::size_t>(n - i) * sizeof(D));
+  }
+  return true;
 }
 
 template <class Op, int kSplat>
 bool binary(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
-    using D = typename Op::D;
-    D* to = static_cast<D*>(dst);
-    Source<typename Op::A, (kSplat & 1) != 0> a(a_);
-    Source<typename Op::B, (kSplat & 2) != 0> b(b_);
-    std::int64_t i = 0;
-    for (; i + kChunk <= n; i += kChunk) {
-        D* d = to + i;
-        const auto* pa = a.chunk(i);
-        const auto* pb = b.chunk(i);
-        TILEVM_INDEPENDENT
-        for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(a.get(pa, j), b.get(pb, j));
-    }
-    if (i < n) {
-        D d[kChunk];
-        const auto* pa = a.last(i, n - i);
-        const auto* pb = b.last(i, n - i);
-        TILEVM_INDEPENDENT
-        for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(a.get(pa, j), b.get(pb, j));
-        std::memcpy(to + i, d, static_cast<std::size_t>(n - i) * sizeof(D));
-    }
-    return true;
+  using D = typename Op::D;
+  D* to = static_cast<D*>(dst);
+  Source<typename Op::A, (kSplat & 1) != 0> a(a_);
+  Source<typename Op::B, (kSplat & 2) != 0> b(b_);
+  std::int64_t i = 0;
+  for (; i + kChunk <= n; i += kChunk) {
+    D* d = to + i;
+    const auto* pa = a.chunk(i);
+    const auto* pb = b.chunk(i);
+    TILEVM_INDEPENDENT
+    for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(a.get(pa, j), b.get(pb, j));
+  }
+  if (i < n) {
+    D d[kChunk];
+    const auto* pa = a.last(i, n - i);
+    const auto* pb = b.last(i, n - i);
+    TILEVM_INDEPENDENT
+    for (std::int64_t j = 0; j < kChunk; ++j) d[j] = Op::run(a.get(pa, j), b.get(pb, j));
+    std::memcpy(to + i, d, static_cast<std::size_t>(n - i) * sizeof(D));
+  }
+  return true;
 }
 
 // a is a vector of bools; kSplat: bit 0 is b, bit 1 is c.
 template <class T, int kSplat>
 bool select(void* dst, const void* a_, const void* b_, const void* c_, std::int64_t n) {
-    T* to = static_cast<T*>(dst);
-    Source<std::uint8_t, false> a(a_);
-    Source<T, (kSplat & 1) != 0> b(b_);
-    Source<T, (kSplat & 2) != 0> c(c_);
-    std::int64_t i = 0;
-    for (; i + kChunk <= n; i += kChunk) {
-        T* d = to + i;
-        const auto* pa = a.chunk(i);
-        const auto* pb = b.chunk(i);
-        const auto* pc = c.chunk(i);
-        TILEVM_INDEPENDENT
-        for (std::int64_t j = 0; j < kChunk; ++j) {
-            const T vb = b.get(pb, j);
-            const T vc = c.get(pc, j);
-            d[j] = pa[j] != 0 ? vb : vc;
-        }
+  T* to = static_cast<T*>(dst);
+  Source<std::uint8_t, false> a(a_);
+  Source<T, (kSplat & 1) != 0> b(b_);
+  Source<T, (kSplat & 2) != 0> c(c_);
+  std::int64_t i = 0;
+  for (; i + kChunk <= n; i += kChunk) {
+    T* d = to + i;
+    const auto* pa = a.chunk(i);
+    const auto* pb = b.chunk(i);
+    const auto* pc = c.chunk(i);
+    TILEVM_INDEPENDENT
+    for (std::int64_t j = 0; j < kChunk; ++j) {
+      const T vb = b.get(pb, j);
+      const T vc = c.get(pc, j);
+      d[j] = pa[j] != 0 ? vb : vc;
     }
-    for (; i < n; ++i) {
-        const T vb = b.get(b.chunk(i), 0);
-        const T vc = c.get(c.chunk(i), 0);
-        to[i] = a.at[i] != 0 ? vb : vc;
-    }
-    return true;
+  }
+  for (; i < n; ++i) {
+    const T vb = b.get(b.chunk(i), 0);
+    const T vc = c.get(c.chunk(i), 0);
+    to[i] = a.at[i] != 0 ? vb : vc;
+  }
+  return true;
 }
 
 // One element at a time; Op::run(a, b, dst) gives false to stop.
 template <class Op, int kSplat>
 bool binary_checked(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
-    using T = typename Op::D;
-    T* to = static_cast<T*>(dst);
-    const T* a = static_cast<const T*>(a_);
-    const T* b = static_cast<const T*>(b_);
-    for (std::int64_t i = 0; i < n; ++i) {
-        if (!Op::run(a[kSplat & 1 ? 0 : i], b[kSplat & 2 ? 0 : i], to[i])) return false;
-    }
-    return true;
+  using T = typename Op::D;
+  T* to = static_cast<T*>(dst);
+  const T* a = static_cast<const T*>(a_);
+  const T* b = static_cast<const T*>(b_);
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!Op::run(a[kSplat & 1 ? 0 : i], b[kSplat & 2 ? 0 : i], to[i])) return false;
+  }
+  return true;
 }
 
 // The table's entry of an instruction, from the shape of Map<op>, which says how it is looped:
@@ -256,32 +256,32 @@ struct Map;
 
 template <class M>
 constexpr MapEntry map_entry() {
-    if constexpr (M::kLoop == Loop::kUnaryF32) return {{unary_f32<M>}};
-    if constexpr (M::kLoop == Loop::kBinaryF32) {
-        return {{binary_f32<M, 0>, binary_f32<M, 1>, binary_f32<M, 2>}};
-    }
-    if constexpr (M::kLoop == Loop::kUnary) return {{unary<M>}};
-    if constexpr (M::kLoop == Loop::kBinary) return {{binary<M, 0>, binary<M, 1>, binary<M, 2>}};
-    if constexpr (M::kLoop == Loop::kBinaryChecked) {
-        return {{binary_checked<M, 0>, binary_checked<M, 1>, binary_checked<M, 2>}};
-    }
-    if constexpr (M::kLoop == Loop::kSelect) {
-        using T = typename M::D;
-        return {{select<T, 0>, select<T, 1>, select<T, 2>, select<T, 3>}};
-    }
+  if constexpr (M::kLoop == Loop::kUnaryF32) return {{unary_f32<M>}};
+  if constexpr (M::kLoop == Loop::kBinaryF32) {
+    return {{binary_f32<M, 0>, binary_f32<M, 1>, binary_f32<M, 2>}};
+  }
+  if constexpr (M::kLoop == Loop::kUnary) return {{unary<M>}};
+  if constexpr (M::kLoop == Loop::kBinary) return {{binary<M, 0>, binary<M, 1>, binary<M, 2>}};
+  if constexpr (M::kLoop == Loop::kBinaryChecked) {
+    return {{binary_checked<M, 0>, binary_checked<M, 1>, binary_checked<M, 2>}};
+  }
+  if constexpr (M::kLoop == Loop::kSelect) {
+    using T = typename M::D;
+    return {{select<T, 0>, select<T, 1>, select<T, 2>, select<T, 3>}};
+  }
 }
 
 template <Family kFamily, bytecode::Op op>
 void fill_one(Tables& tables) {
-    if constexpr (family(op) == kFamily) {
-        tables.map[static_cast<std::size_t>(op)] = map_entry<Map<op>>();
-    }
+  if constexpr (family(op) == kFamily) {
+    tables.map[static_cast<std::size_t>(op)] = map_entry<Map<op>>();
+  }
 }
 
 template <Family kFamily>
 void fill_family(Tables& tables) {
 #define TILEVM_FILL(name) fill_one<kFamily, bytecode::Op::name>(tables);
-    TILEVM_ISA_ALL(TILEVM_FILL)
+  TILEVM_ISA_ALL(TILEVM_FILL)
 #undef TILEVM_FILL
 }
 

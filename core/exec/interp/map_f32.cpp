@@ -12,52 +12,52 @@ namespace {
 
 // NaN if either is: x86 gives the second operand if one is NaN, others differ.
 HWY_INLINE VecF32 maximum(VecF32 a, VecF32 b) {
-    const VecF32 larger = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b));
+  const VecF32 larger = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, b));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-    return larger;
+  return larger;
 #else
-    return hn::IfThenElse(hn::IsNaN(b), b, larger);
+  return hn::IfThenElse(hn::IsNaN(b), b, larger);
 #endif
 }
 HWY_INLINE VecF32 minimum(VecF32 a, VecF32 b) {
-    const VecF32 smaller = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, b));
+  const VecF32 smaller = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, b));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
-    return smaller;
+  return smaller;
 #else
-    return hn::IfThenElse(hn::IsNaN(b), b, smaller);
+  return hn::IfThenElse(hn::IsNaN(b), b, smaller);
 #endif
 }
 
 HWY_INLINE VecF32 sign(F32 d, VecF32 a) {
-    const VecF32 zero = hn::Zero(d);
-    const VecF32 one = hn::Set(d, 1.0f);
-    const VecF32 below = hn::IfThenElseZero(hn::Lt(a, zero), hn::Set(d, -1.0f));
-    return hn::IfThenElse(hn::Gt(a, zero), one, below);
+  const VecF32 zero = hn::Zero(d);
+  const VecF32 one = hn::Set(d, 1.0f);
+  const VecF32 below = hn::IfThenElseZero(hn::Lt(a, zero), hn::Set(d, -1.0f));
+  return hn::IfThenElse(hn::Gt(a, zero), one, below);
 }
 
 HWY_INLINE VecF32 round_bf16(F32 d, VecF32 a) {
-    const hn::RebindToUnsigned<F32> du;
-    const auto bits = hn::BitCast(du, a);
-    const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
-    const auto up = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
-    const VecF32 rounded = hn::BitCast(d, hn::And(up, hn::Set(du, 0xFFFF0000u)));
-    return hn::IfThenElse(hn::IsNaN(a), hn::BitCast(d, hn::Set(du, 0x7FC00000u)), rounded);
+  const hn::RebindToUnsigned<F32> du;
+  const auto bits = hn::BitCast(du, a);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
+  const auto up = hn::Add(hn::Add(bits, hn::Set(du, 0x7FFFu)), odd);
+  const VecF32 rounded = hn::BitCast(d, hn::And(up, hn::Set(du, 0xFFFF0000u)));
+  return hn::IfThenElse(hn::IsNaN(a), hn::BitCast(d, hn::Set(du, 0x7FC00000u)), rounded);
 }
 
-#define TILEVM_UNARY(name, value)                                                \
-    template <>                                                                  \
-    struct Map<Op::name> {                                                       \
-        static constexpr Loop kLoop = Loop::kUnaryF32;                           \
-        static constexpr bool kCheap = true;                                     \
-        static HWY_INLINE VecF32 run([[maybe_unused]] F32 d, VecF32 a) { return value; } \
-    };
-#define TILEVM_BINARY(name, value)                                               \
-    template <>                                                                  \
-    struct Map<Op::name> {                                                       \
-        static constexpr Loop kLoop = Loop::kBinaryF32;                          \
-        static constexpr bool kCheap = true;                                     \
-        static HWY_INLINE VecF32 run(F32, VecF32 a, VecF32 b) { return value; }  \
-    };
+#define TILEVM_UNARY(name, value)                                                    \
+  template <>                                                                        \
+  struct Map<Op::name> {                                                             \
+    static constexpr Loop kLoop = Loop::kUnaryF32;                                   \
+    static constexpr bool kCheap = true;                                             \
+    static HWY_INLINE VecF32 run([[maybe_unused]] F32 d, VecF32 a) { return value; } \
+  };
+#define TILEVM_BINARY(name, value)                                          \
+  template <>                                                               \
+  struct Map<Op::name> {                                                    \
+    static constexpr Loop kLoop = Loop::kBinaryF32;                         \
+    static constexpr bool kCheap = true;                                    \
+    static HWY_INLINE VecF32 run(F32, VecF32 a, VecF32 b) { return value; } \
+  };
 }  // namespace
 
 TILEVM_UNARY(abs_f32, hn::Abs(a))

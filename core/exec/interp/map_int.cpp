@@ -17,97 +17,97 @@ using Bits = std::make_unsigned_t<T>;
 
 template <class T>
 HWY_INLINE Bits<T> bits(T x) {
-    return static_cast<Bits<T>>(x);
+  return static_cast<Bits<T>>(x);
 }
 
 // Quotient towards zero and its remainder; the lowest value by -1 wraps. False: b is 0.
 template <class T>
 HWY_INLINE bool divide(T a, T b, T& quotient, T& remainder) {
-    if (b == 0) return false;
-    quotient = b == -1 ? static_cast<T>(0 - bits(a)) : static_cast<T>(a / b);
-    remainder = b == -1 ? T{0} : static_cast<T>(a % b);
-    return true;
+  if (b == 0) return false;
+  quotient = b == -1 ? static_cast<T>(0 - bits(a)) : static_cast<T>(a / b);
+  remainder = b == -1 ? T{0} : static_cast<T>(a % b);
+  return true;
 }
 
 template <class T>
 HWY_INLINE T power(T a, T b) {
-    if (b < 0) {
-        if (a == 1) return 1;
-        if (a == -1) return (b & 1) != 0 ? -1 : 1;
-        return 0;
-    }
-    Bits<T> result = 1;
-    for (Bits<T> base = bits(a); b != 0; b = static_cast<T>(b >> 1), base *= base) {
-        if (b & 1) result *= base;
-    }
-    return static_cast<T>(result);
+  if (b < 0) {
+    if (a == 1) return 1;
+    if (a == -1) return (b & 1) != 0 ? -1 : 1;
+    return 0;
+  }
+  Bits<T> result = 1;
+  for (Bits<T> base = bits(a); b != 0; b = static_cast<T>(b >> 1), base *= base) {
+    if (b & 1) result *= base;
+  }
+  return static_cast<T>(result);
 }
 
 template <class T>
 HWY_INLINE T shift_left(T a, T b) {
-    constexpr Bits<T> kWidth = sizeof(T) * 8;
-    const T shifted = static_cast<T>(bits(a) << (bits(b) & (kWidth - 1)));
-    return bits(b) < kWidth ? shifted : T{0};
+  constexpr Bits<T> kWidth = sizeof(T) * 8;
+  const T shifted = static_cast<T>(bits(a) << (bits(b) & (kWidth - 1)));
+  return bits(b) < kWidth ? shifted : T{0};
 }
 template <class T>
 HWY_INLINE T shift_right(T a, T b) {
-    constexpr Bits<T> kWidth = sizeof(T) * 8;
-    const Bits<T> by = bits(b) < kWidth ? bits(b) : kWidth - 1;
-    return static_cast<T>(a >> by);
+  constexpr Bits<T> kWidth = sizeof(T) * 8;
+  const Bits<T> by = bits(b) < kWidth ? bits(b) : kWidth - 1;
+  return static_cast<T>(a >> by);
 }
 }  // namespace
 
-#define TILEVM_UNARY(name, type, value)                    \
-    template <>                                            \
-    struct Map<Op::name> {                                 \
-        static constexpr Loop kLoop = Loop::kUnary;        \
-        using A = type;                                    \
-        using D = type;                                    \
-        static HWY_INLINE D run(A a) { return static_cast<D>(value); } \
-    };
-#define TILEVM_BINARY(name, type, value)                   \
-    template <>                                            \
-    struct Map<Op::name> {                                 \
-        static constexpr Loop kLoop = Loop::kBinary;       \
-        using A = type;                                    \
-        using B = type;                                    \
-        using D = type;                                    \
-        static HWY_INLINE D run(A a, B b) { return static_cast<D>(value); } \
-    };
+#define TILEVM_UNARY(name, type, value)                            \
+  template <>                                                      \
+  struct Map<Op::name> {                                           \
+    static constexpr Loop kLoop = Loop::kUnary;                    \
+    using A = type;                                                \
+    using D = type;                                                \
+    static HWY_INLINE D run(A a) { return static_cast<D>(value); } \
+  };
+#define TILEVM_BINARY(name, type, value)                                \
+  template <>                                                           \
+  struct Map<Op::name> {                                                \
+    static constexpr Loop kLoop = Loop::kBinary;                        \
+    using A = type;                                                     \
+    using B = type;                                                     \
+    using D = type;                                                     \
+    static HWY_INLINE D run(A a, B b) { return static_cast<D>(value); } \
+  };
 // `q` and `r` are the truncated quotient and its remainder.
-#define TILEVM_DIVIDE(name, type, value)                   \
-    template <>                                            \
-    struct Map<Op::name> {                                 \
-        static constexpr Loop kLoop = Loop::kBinaryChecked; \
-        using D = type;                                    \
-        static HWY_INLINE bool run(D a, D b, D& dst) {     \
-            D q = 0;                                       \
-            D r = 0;                                       \
-            if (!divide(a, b, q, r)) return false;         \
-            [[maybe_unused]] const bool other_side = r != 0 && (r < 0) != (b < 0); \
-            dst = static_cast<D>(value);                   \
-            return true;                                   \
-        }                                                  \
-    };
-#define TILEVM_INTEGER(suffix, type)                                     \
-    TILEVM_UNARY(abs_##suffix, type, a < 0 ? 0 - bits(a) : bits(a))      \
-    TILEVM_UNARY(neg_##suffix, type, 0 - bits(a))                        \
-    TILEVM_UNARY(sign_##suffix, type, (a > 0) - (a < 0))                 \
-    TILEVM_UNARY(not_##suffix, type, ~a)                                 \
-    TILEVM_BINARY(add_##suffix, type, bits(a) + bits(b))                 \
-    TILEVM_BINARY(sub_##suffix, type, bits(a) - bits(b))                 \
-    TILEVM_BINARY(mul_##suffix, type, bits(a) * bits(b))                 \
-    TILEVM_DIVIDE(floor_div_##suffix, type, q - (other_side ? 1 : 0))    \
-    TILEVM_DIVIDE(remainder_##suffix, type, r + (other_side ? b : 0))    \
-    TILEVM_DIVIDE(fmod_##suffix, type, r)                                \
-    TILEVM_BINARY(pow_##suffix, type, power(a, b))                       \
-    TILEVM_BINARY(maximum_##suffix, type, a > b ? a : b)                 \
-    TILEVM_BINARY(minimum_##suffix, type, a < b ? a : b)                 \
-    TILEVM_BINARY(and_##suffix, type, a & b)                             \
-    TILEVM_BINARY(or_##suffix, type, a | b)                              \
-    TILEVM_BINARY(xor_##suffix, type, a ^ b)                             \
-    TILEVM_BINARY(shl_##suffix, type, shift_left(a, b))                  \
-    TILEVM_BINARY(shr_##suffix, type, shift_right(a, b))
+#define TILEVM_DIVIDE(name, type, value)                                     \
+  template <>                                                                \
+  struct Map<Op::name> {                                                     \
+    static constexpr Loop kLoop = Loop::kBinaryChecked;                      \
+    using D = type;                                                          \
+    static HWY_INLINE bool run(D a, D b, D& dst) {                           \
+      D q = 0;                                                               \
+      D r = 0;                                                               \
+      if (!divide(a, b, q, r)) return false;                                 \
+      [[maybe_unused]] const bool other_side = r != 0 && (r < 0) != (b < 0); \
+      dst = static_cast<D>(value);                                           \
+      return true;                                                           \
+    }                                                                        \
+  };
+#define TILEVM_INTEGER(suffix, type)                                \
+  TILEVM_UNARY(abs_##suffix, type, a < 0 ? 0 - bits(a) : bits(a))   \
+  TILEVM_UNARY(neg_##suffix, type, 0 - bits(a))                     \
+  TILEVM_UNARY(sign_##suffix, type, (a > 0) - (a < 0))              \
+  TILEVM_UNARY(not_##suffix, type, ~a)                              \
+  TILEVM_BINARY(add_##suffix, type, bits(a) + bits(b))              \
+  TILEVM_BINARY(sub_##suffix, type, bits(a) - bits(b))              \
+  TILEVM_BINARY(mul_##suffix, type, bits(a) * bits(b))              \
+  TILEVM_DIVIDE(floor_div_##suffix, type, q - (other_side ? 1 : 0)) \
+  TILEVM_DIVIDE(remainder_##suffix, type, r + (other_side ? b : 0)) \
+  TILEVM_DIVIDE(fmod_##suffix, type, r)                             \
+  TILEVM_BINARY(pow_##suffix, type, power(a, b))                    \
+  TILEVM_BINARY(maximum_##suffix, type, a > b ? a : b)              \
+  TILEVM_BINARY(minimum_##suffix, type, a < b ? a : b)              \
+  TILEVM_BINARY(and_##suffix, type, a& b)                           \
+  TILEVM_BINARY(or_##suffix, type, a | b)                           \
+  TILEVM_BINARY(xor_##suffix, type, a ^ b)                          \
+  TILEVM_BINARY(shl_##suffix, type, shift_left(a, b))               \
+  TILEVM_BINARY(shr_##suffix, type, shift_right(a, b))
 TILEVM_INTEGER(i32, std::int32_t)
 TILEVM_INTEGER(i64, std::int64_t)
 #undef TILEVM_INTEGER

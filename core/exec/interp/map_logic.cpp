@@ -21,43 +21,43 @@ using b8 = std::uint8_t;
 // Towards zero; the lowest T if out of range or NaN.
 template <class T>
 HWY_INLINE T truncated(float a) {
-    constexpr float kLowest = static_cast<float>(std::numeric_limits<T>::min());
-    const bool in_range = (a >= kLowest) & (a < -kLowest);
-    const T low = static_cast<T>(in_range ? a : 0.0f);
-    return in_range ? low : std::numeric_limits<T>::min();
+  constexpr float kLowest = static_cast<float>(std::numeric_limits<T>::min());
+  const bool in_range = (a >= kLowest) & (a < -kLowest);
+  const T low = static_cast<T>(in_range ? a : 0.0f);
+  return in_range ? low : std::numeric_limits<T>::min();
 }
 }  // namespace
 
-#define TILEVM_UNARY(name, to, from, value)                \
-    template <>                                            \
-    struct Map<Op::name> {                                 \
-        static constexpr Loop kLoop = Loop::kUnary;        \
-        using A = from;                                    \
-        using D = to;                                      \
-        static HWY_INLINE D run(A a) { return static_cast<D>(value); } \
-    };
-#define TILEVM_BINARY(name, to, from, value)               \
-    template <>                                            \
-    struct Map<Op::name> {                                 \
-        static constexpr Loop kLoop = Loop::kBinary;       \
-        using A = from;                                    \
-        using B = from;                                    \
-        using D = to;                                      \
-        static HWY_INLINE D run(A a, B b) { return static_cast<D>(value); } \
-    };
-#define TILEVM_COMPARE(type)                               \
-    TILEVM_BINARY(eq_##type, b8, type, a == b)             \
-    TILEVM_BINARY(ne_##type, b8, type, a != b)             \
-    TILEVM_BINARY(lt_##type, b8, type, a < b)              \
-    TILEVM_BINARY(le_##type, b8, type, a <= b)             \
-    TILEVM_BINARY(gt_##type, b8, type, a > b)              \
-    TILEVM_BINARY(ge_##type, b8, type, a >= b)
-#define TILEVM_SELECT(type)                                \
-    template <>                                            \
-    struct Map<Op::select_##type> {                        \
-        static constexpr Loop kLoop = Loop::kSelect;       \
-        using D = type;                                    \
-    };
+#define TILEVM_UNARY(name, to, from, value)                        \
+  template <>                                                      \
+  struct Map<Op::name> {                                           \
+    static constexpr Loop kLoop = Loop::kUnary;                    \
+    using A = from;                                                \
+    using D = to;                                                  \
+    static HWY_INLINE D run(A a) { return static_cast<D>(value); } \
+  };
+#define TILEVM_BINARY(name, to, from, value)                            \
+  template <>                                                           \
+  struct Map<Op::name> {                                                \
+    static constexpr Loop kLoop = Loop::kBinary;                        \
+    using A = from;                                                     \
+    using B = from;                                                     \
+    using D = to;                                                       \
+    static HWY_INLINE D run(A a, B b) { return static_cast<D>(value); } \
+  };
+#define TILEVM_COMPARE(type)                 \
+  TILEVM_BINARY(eq_##type, b8, type, a == b) \
+  TILEVM_BINARY(ne_##type, b8, type, a != b) \
+  TILEVM_BINARY(lt_##type, b8, type, a < b)  \
+  TILEVM_BINARY(le_##type, b8, type, a <= b) \
+  TILEVM_BINARY(gt_##type, b8, type, a > b)  \
+  TILEVM_BINARY(ge_##type, b8, type, a >= b)
+#define TILEVM_SELECT(type)                      \
+  template <>                                    \
+  struct Map<Op::select_##type> {                \
+    static constexpr Loop kLoop = Loop::kSelect; \
+    using D = type;                              \
+  };
 
 TILEVM_COMPARE(f32)
 TILEVM_COMPARE(i32)
@@ -67,7 +67,7 @@ TILEVM_SELECT(i32)
 TILEVM_SELECT(i64)
 TILEVM_SELECT(b8)
 TILEVM_UNARY(not_b8, b8, b8, a ^ 1)
-TILEVM_BINARY(and_b8, b8, b8, a & b)
+TILEVM_BINARY(and_b8, b8, b8, a& b)
 TILEVM_BINARY(or_b8, b8, b8, a | b)
 TILEVM_BINARY(xor_b8, b8, b8, a ^ b)
 TILEVM_UNARY(isnan_f32, b8, f32, a != a)

@@ -10,26 +10,26 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilevm::exec::interp::HWY_NAMESPACE {
 
-#define TILEVM_UNARY(name)                                   \
-    template <>                                              \
-    struct Map<Op::name##_f32> {                             \
-        static constexpr Loop kLoop = Loop::kUnaryF32;       \
-        static constexpr bool kCheap = false;                \
-        static HWY_INLINE VecF32 run(F32, VecF32 a) {        \
-            math::HWY_NAMESPACE::HwyBackend<F32> backend;    \
-            return math::HWY_NAMESPACE::name(backend, a);    \
-        }                                                    \
-    };
-#define TILEVM_BINARY(name)                                  \
-    template <>                                              \
-    struct Map<Op::name##_f32> {                             \
-        static constexpr Loop kLoop = Loop::kBinaryF32;      \
-        static constexpr bool kCheap = false;                \
-        static HWY_INLINE VecF32 run(F32, VecF32 a, VecF32 b) { \
-            math::HWY_NAMESPACE::HwyBackend<F32> backend;    \
-            return math::HWY_NAMESPACE::name(backend, a, b); \
-        }                                                    \
-    };
+#define TILEVM_UNARY(name)                          \
+  template <>                                       \
+  struct Map<Op::name##_f32> {                      \
+    static constexpr Loop kLoop = Loop::kUnaryF32;  \
+    static constexpr bool kCheap = false;           \
+    static HWY_INLINE VecF32 run(F32, VecF32 a) {   \
+      math::HWY_NAMESPACE::HwyBackend<F32> backend; \
+      return math::HWY_NAMESPACE::name(backend, a); \
+    }                                               \
+  };
+#define TILEVM_BINARY(name)                                 \
+  template <>                                               \
+  struct Map<Op::name##_f32> {                              \
+    static constexpr Loop kLoop = Loop::kBinaryF32;         \
+    static constexpr bool kCheap = false;                   \
+    static HWY_INLINE VecF32 run(F32, VecF32 a, VecF32 b) { \
+      math::HWY_NAMESPACE::HwyBackend<F32> backend;         \
+      return math::HWY_NAMESPACE::name(backend, a, b);      \
+    }                                                       \
+  };
 TILEVM_UNARY(exp)
 TILEVM_UNARY(exp2)
 TILEVM_UNARY(expm1)

@@ -14,243 +14,243 @@ using std::int64_t;
 
 // How an element lies in memory (S) and in a register (R).
 struct AsF32 {
-    using S = float;
-    using R = float;
-    static constexpr bool kSame = true;
-    static HWY_INLINE R load(S x) { return x; }
-    static HWY_INLINE S store(R x) { return x; }
+  using S = float;
+  using R = float;
+  static constexpr bool kSame = true;
+  static HWY_INLINE R load(S x) { return x; }
+  static HWY_INLINE S store(R x) { return x; }
 };
 struct AsI32 {
-    using S = std::int32_t;
-    using R = std::int32_t;
-    static constexpr bool kSame = true;
-    static HWY_INLINE R load(S x) { return x; }
-    static HWY_INLINE S store(R x) { return x; }
+  using S = std::int32_t;
+  using R = std::int32_t;
+  static constexpr bool kSame = true;
+  static HWY_INLINE R load(S x) { return x; }
+  static HWY_INLINE S store(R x) { return x; }
 };
 struct AsI64 {
-    using S = int64_t;
-    using R = int64_t;
-    static constexpr bool kSame = true;
-    static HWY_INLINE R load(S x) { return x; }
-    static HWY_INLINE S store(R x) { return x; }
+  using S = int64_t;
+  using R = int64_t;
+  static constexpr bool kSame = true;
+  static HWY_INLINE R load(S x) { return x; }
+  static HWY_INLINE S store(R x) { return x; }
 };
 struct AsB8 {
-    using S = std::uint8_t;
-    using R = std::uint8_t;
-    static constexpr bool kSame = false;
-    static HWY_INLINE R load(S x) { return x != 0; }
-    static HWY_INLINE S store(R x) { return x; }
+  using S = std::uint8_t;
+  using R = std::uint8_t;
+  static constexpr bool kSame = false;
+  static HWY_INLINE R load(S x) { return x != 0; }
+  static HWY_INLINE S store(R x) { return x; }
 };
 struct AsF64 {
-    using S = double;
-    using R = float;
-    static constexpr bool kSame = false;
-    static HWY_INLINE R load(S x) { return static_cast<float>(x); }
-    static HWY_INLINE S store(R x) { return x; }
+  using S = double;
+  using R = float;
+  static constexpr bool kSame = false;
+  static HWY_INLINE R load(S x) { return static_cast<float>(x); }
+  static HWY_INLINE S store(R x) { return x; }
 };
 struct AsBF16 {
-    using S = std::uint16_t;
-    using R = std::uint32_t;  // the bits of a float
-    static constexpr bool kSame = false;
-    static HWY_INLINE R load(S x) { return static_cast<R>(x) << 16; }
-    static HWY_INLINE S store(R x) {
-        const R rounded = (x + 0x7FFFu + ((x >> 16) & 1u)) >> 16;
-        const R quiet = (x >> 16) | 0x40u;
-        return static_cast<S>((x & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
-    }
+  using S = std::uint16_t;
+  using R = std::uint32_t;  // the bits of a float
+  static constexpr bool kSame = false;
+  static HWY_INLINE R load(S x) { return static_cast<R>(x) << 16; }
+  static HWY_INLINE S store(R x) {
+    const R rounded = (x + 0x7FFFu + ((x >> 16) & 1u)) >> 16;
+    const R quiet = (x >> 16) | 0x40u;
+    return static_cast<S>((x & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
+  }
 };
 
 template <class T>
 HWY_INLINE T read(const std::byte* at) {
-    T x;
-    std::memcpy(&x, at, sizeof(T));
-    return x;
+  T x;
+  std::memcpy(&x, at, sizeof(T));
+  return x;
 }
 
 // to[i] = from[i] for n dense elements, both exact at the end.
 template <class T>
 HWY_INLINE void copy(T* to, const T* from, int64_t n) {
-    const hn::ScalableTag<T> d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    if (n * static_cast<int64_t>(sizeof(T)) >= 2048) {
-        std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(T));
-        return;
-    }
-    int64_t i = 0;
-    for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
-    if (i < n) store_n(load_n(d, from + i, n - i), d, to + i, n - i);
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  if (n * static_cast<int64_t>(sizeof(T)) >= 2048) {
+    std::memcpy(to, from, static_cast<std::size_t>(n) * sizeof(T));
+    return;
+  }
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) hn::StoreU(hn::LoadU(d, from + i), d, to + i);
+  if (i < n) store_n(load_n(d, from + i, n - i), d, to + i, n - i);
 }
 
 // Fills n elements and up to a vector behind them: rows are written in order, into padding at last.
 template <class T>
 HWY_INLINE void fill(T* to, T value, int64_t n) {
-    const hn::ScalableTag<T> d;
-    const auto v = hn::Set(d, value);
-    for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) hn::StoreU(v, d, to + i);
+  const hn::ScalableTag<T> d;
+  const auto v = hn::Set(d, value);
+  for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) hn::StoreU(v, d, to + i);
 }
 
 template <class M>
 HWY_INLINE void load_dense(typename M::R* to, const std::byte* from, int64_t n) {
-    using S = typename M::S;
-    if constexpr (M::kSame) {
-        copy(to, reinterpret_cast<const S*>(from), n);
-    } else {
-        int64_t i = 0;
-        for (; i + kChunk <= n; i += kChunk) {
-            const std::byte* at = from + i * static_cast<int64_t>(sizeof(S));
-            TILEVM_INDEPENDENT
-            for (int64_t j = 0; j < kChunk; ++j) {
-                to[i + j] = M::load(read<S>(at + j * static_cast<int64_t>(sizeof(S))));
-            }
-        }
-        for (; i < n; ++i) {
-            to[i] = M::load(read<S>(from + i * static_cast<int64_t>(sizeof(S))));
-        }
+  using S = typename M::S;
+  if constexpr (M::kSame) {
+    copy(to, reinterpret_cast<const S*>(from), n);
+  } else {
+    int64_t i = 0;
+    for (; i + kChunk <= n; i += kChunk) {
+      const std::byte* at = from + i * static_cast<int64_t>(sizeof(S));
+      TILEVM_INDEPENDENT
+      for (int64_t j = 0; j < kChunk; ++j) {
+        to[i + j] = M::load(read<S>(at + j * static_cast<int64_t>(sizeof(S))));
+      }
     }
+    for (; i < n; ++i) {
+      to[i] = M::load(read<S>(from + i * static_cast<int64_t>(sizeof(S))));
+    }
+  }
 }
 
 template <class M>
 void load(void* dst, const Grid& g) {
-    using S = typename M::S;
-    auto* to = static_cast<typename M::R*>(dst);
-    constexpr int64_t kBytes = sizeof(S);
-    const bool dense = g.x_stride == kBytes || g.nx == 1;
-    if (dense && (g.ny == 1 || (g.nx == 1 ? g.y_stride == kBytes : g.y_stride == g.nx * kBytes))) {
-        load_dense<M>(to, g.base, g.ny * g.nx);
-        return;
-    }
-    if (dense && g.nx > 1) {
-        for (int64_t y = 0; y < g.ny; ++y) {
-            load_dense<M>(to + y * g.nx, g.base + y * g.y_stride, g.nx);
-        }
-        return;
-    }
+  using S = typename M::S;
+  auto* to = static_cast<typename M::R*>(dst);
+  constexpr int64_t kBytes = sizeof(S);
+  const bool dense = g.x_stride == kBytes || g.nx == 1;
+  if (dense && (g.ny == 1 || (g.nx == 1 ? g.y_stride == kBytes : g.y_stride == g.nx * kBytes))) {
+    load_dense<M>(to, g.base, g.ny * g.nx);
+    return;
+  }
+  if (dense && g.nx > 1) {
     for (int64_t y = 0; y < g.ny; ++y) {
-        const std::byte* row = g.base + y * g.y_stride;
-        if (g.x_stride == 0 && g.nx > 1) {
-            fill(to + y * g.nx, M::load(read<S>(row)), g.nx);
-            continue;
-        }
-        for (int64_t x = 0; x < g.nx; ++x) {
-            to[y * g.nx + x] = M::load(read<S>(row + x * g.x_stride));
-        }
+      load_dense<M>(to + y * g.nx, g.base + y * g.y_stride, g.nx);
     }
+    return;
+  }
+  for (int64_t y = 0; y < g.ny; ++y) {
+    const std::byte* row = g.base + y * g.y_stride;
+    if (g.x_stride == 0 && g.nx > 1) {
+      fill(to + y * g.nx, M::load(read<S>(row)), g.nx);
+      continue;
+    }
+    for (int64_t x = 0; x < g.nx; ++x) {
+      to[y * g.nx + x] = M::load(read<S>(row + x * g.x_stride));
+    }
+  }
 }
 
 template <class M>
 HWY_INLINE void store_dense(std::byte* to, const typename M::R* from, int64_t n) {
-    using S = typename M::S;
-    if constexpr (sizeof(S) == sizeof(typename M::R)) {
-        copy(reinterpret_cast<S*>(to), reinterpret_cast<const S*>(from), n);
-    } else {
-        S* HWY_RESTRICT at = reinterpret_cast<S*>(to);
-        int64_t i = 0;
-        for (; i + kChunk <= n; i += kChunk) {
-            TILEVM_INDEPENDENT
-            for (int64_t j = 0; j < kChunk; ++j) at[i + j] = M::store(from[i + j]);
-        }
-        for (; i < n; ++i) at[i] = M::store(from[i]);
+  using S = typename M::S;
+  if constexpr (sizeof(S) == sizeof(typename M::R)) {
+    copy(reinterpret_cast<S*>(to), reinterpret_cast<const S*>(from), n);
+  } else {
+    S* HWY_RESTRICT at = reinterpret_cast<S*>(to);
+    int64_t i = 0;
+    for (; i + kChunk <= n; i += kChunk) {
+      TILEVM_INDEPENDENT
+      for (int64_t j = 0; j < kChunk; ++j) at[i + j] = M::store(from[i + j]);
     }
+    for (; i < n; ++i) at[i] = M::store(from[i]);
+  }
 }
 
 template <class M>
 void store(const Grid& g, const Steps& value) {
-    using S = typename M::S;
-    using R = typename M::R;
-    const R* from = static_cast<const R*>(value.data);
-    constexpr int64_t kBytes = sizeof(S);
-    const bool dense = (g.x_stride == kBytes && value.x_step == 1) || g.nx == 1;
-    if (dense && (g.ny == 1 || (g.y_stride == g.nx * kBytes && value.y_step == g.nx))) {
-        store_dense<M>(g.base, from, g.ny * g.nx);
-        return;
-    }
-    if (dense && g.nx > 1) {
-        for (int64_t y = 0; y < g.ny; ++y) {
-            store_dense<M>(g.base + y * g.y_stride, from + y * value.y_step, g.nx);
-        }
-        return;
-    }
+  using S = typename M::S;
+  using R = typename M::R;
+  const R* from = static_cast<const R*>(value.data);
+  constexpr int64_t kBytes = sizeof(S);
+  const bool dense = (g.x_stride == kBytes && value.x_step == 1) || g.nx == 1;
+  if (dense && (g.ny == 1 || (g.y_stride == g.nx * kBytes && value.y_step == g.nx))) {
+    store_dense<M>(g.base, from, g.ny * g.nx);
+    return;
+  }
+  if (dense && g.nx > 1) {
     for (int64_t y = 0; y < g.ny; ++y) {
-        std::byte* row = g.base + y * g.y_stride;
-        const R* v = from + y * value.y_step;
-        for (int64_t x = 0; x < g.nx; ++x) {
-            const S s = M::store(v[x * value.x_step]);
-            std::memcpy(row + x * g.x_stride, &s, sizeof(S));
-        }
+      store_dense<M>(g.base + y * g.y_stride, from + y * value.y_step, g.nx);
     }
+    return;
+  }
+  for (int64_t y = 0; y < g.ny; ++y) {
+    std::byte* row = g.base + y * g.y_stride;
+    const R* v = from + y * value.y_step;
+    for (int64_t x = 0; x < g.nx; ++x) {
+      const S s = M::store(v[x * value.x_step]);
+      std::memcpy(row + x * g.x_stride, &s, sizeof(S));
+    }
+  }
 }
 
 template <class M>
 bool gather(void* dst, const Grid& g, const Steps& index, int64_t stride, int64_t size) {
-    using S = typename M::S;
-    auto* to = static_cast<typename M::R*>(dst);
-    const auto* indices = static_cast<const int64_t*>(index.data);
-    const auto limit = static_cast<std::uint64_t>(size);
-    for (int64_t y = 0; y < g.ny; ++y) {
-        const std::byte* row = g.base + y * g.y_stride;
-        const int64_t* at = indices + y * index.y_step;
-        auto* out = to + y * g.nx;
-        if (index.x_step == 0) {
-            if (static_cast<std::uint64_t>(*at) >= limit) return false;
-            const Grid from = {const_cast<std::byte*>(row + *at * stride), 1, g.nx, 0, g.x_stride};
-            load<M>(out, from);
-            continue;
-        }
-        for (int64_t x = 0; x < g.nx; ++x) {
-            if (static_cast<std::uint64_t>(at[x]) >= limit) return false;
-            out[x] = M::load(read<S>(row + x * g.x_stride + at[x] * stride));
-        }
+  using S = typename M::S;
+  auto* to = static_cast<typename M::R*>(dst);
+  const auto* indices = static_cast<const int64_t*>(index.data);
+  const auto limit = static_cast<std::uint64_t>(size);
+  for (int64_t y = 0; y < g.ny; ++y) {
+    const std::byte* row = g.base + y * g.y_stride;
+    const int64_t* at = indices + y * index.y_step;
+    auto* out = to + y * g.nx;
+    if (index.x_step == 0) {
+      if (static_cast<std::uint64_t>(*at) >= limit) return false;
+      const Grid from = {const_cast<std::byte*>(row + *at * stride), 1, g.nx, 0, g.x_stride};
+      load<M>(out, from);
+      continue;
     }
-    return true;
+    for (int64_t x = 0; x < g.nx; ++x) {
+      if (static_cast<std::uint64_t>(at[x]) >= limit) return false;
+      out[x] = M::load(read<S>(row + x * g.x_stride + at[x] * stride));
+    }
+  }
+  return true;
 }
 
 void iota(int64_t* dst, int64_t start, const Grid& steps) {
-    using U = std::uint64_t;  // wraps
-    for (int64_t y = 0; y < steps.ny; ++y) {
-        const U first = static_cast<U>(start) + static_cast<U>(y) * static_cast<U>(steps.y_stride);
-        U value = first;
-        for (int64_t x = 0; x < steps.nx; ++x, value += static_cast<U>(steps.x_stride)) {
-            dst[y * steps.nx + x] = static_cast<int64_t>(value);
-        }
+  using U = std::uint64_t;  // wraps
+  for (int64_t y = 0; y < steps.ny; ++y) {
+    const U first = static_cast<U>(start) + static_cast<U>(y) * static_cast<U>(steps.y_stride);
+    U value = first;
+    for (int64_t x = 0; x < steps.nx; ++x, value += static_cast<U>(steps.x_stride)) {
+      dst[y * steps.nx + x] = static_cast<int64_t>(value);
     }
+  }
 }
 
 template <class T>
 void expand(void* dst, int64_t ny, int64_t nx, const Steps& value) {
-    const hn::ScalableTag<T> d;
-    const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-    T* to = static_cast<T*>(dst);
-    const T* from = static_cast<const T*>(value.data);
-    if (value.x_step == 0 && value.y_step == 0) {
-        fill(to, *from, ny * nx);
-    } else if (value.x_step == 0) {
-        for (int64_t y = 0; y < ny; ++y) fill(to + y * nx, from[y * value.y_step], nx);
-    } else if (value.y_step == 0 && nx <= lanes) {
-        alignas(64) T row[hn::MaxLanes(hn::ScalableTag<T>())] = {};
-        std::memcpy(row, from, static_cast<std::size_t>(nx) * sizeof(T));
-        const auto v = hn::Load(d, row);
-        for (int64_t y = 0; y < ny; ++y) hn::StoreU(v, d, to + y * nx);
-    } else {
-        for (int64_t y = 0; y < ny; ++y) copy(to + y * nx, from + y * value.y_step, nx);
-    }
+  const hn::ScalableTag<T> d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  T* to = static_cast<T*>(dst);
+  const T* from = static_cast<const T*>(value.data);
+  if (value.x_step == 0 && value.y_step == 0) {
+    fill(to, *from, ny * nx);
+  } else if (value.x_step == 0) {
+    for (int64_t y = 0; y < ny; ++y) fill(to + y * nx, from[y * value.y_step], nx);
+  } else if (value.y_step == 0 && nx <= lanes) {
+    alignas(64) T row[hn::MaxLanes(hn::ScalableTag<T>())] = {};
+    std::memcpy(row, from, static_cast<std::size_t>(nx) * sizeof(T));
+    const auto v = hn::Load(d, row);
+    for (int64_t y = 0; y < ny; ++y) hn::StoreU(v, d, to + y * nx);
+  } else {
+    for (int64_t y = 0; y < ny; ++y) copy(to + y * nx, from + y * value.y_step, nx);
+  }
 }
 
 template <class M>
 constexpr MemoryEntry entry() {
-    return {load<M>, store<M>, gather<M>};
+  return {load<M>, store<M>, gather<M>};
 }
 
 }  // namespace
 
 void fill_table(Tables& tables) {
-    static_assert(static_cast<int>(Storage::kB8) == 5);
-    tables.memory = {{entry<AsF32>(), entry<AsBF16>(), entry<AsF64>(), entry<AsI32>(),
-                      entry<AsI64>(), entry<AsB8>()},
-                     iota,
-                     expand<std::uint8_t>,
-                     expand<float>,
-                     expand<int64_t>};
-    tables.target = hwy::TargetName(HWY_TARGET);
+  static_assert(static_cast<int>(Storage::kB8) == 5);
+  tables.memory = {{entry<AsF32>(), entry<AsBF16>(), entry<AsF64>(), entry<AsI32>(), entry<AsI64>(),
+                    entry<AsB8>()},
+                   iota,
+                   expand<std::uint8_t>,
+                   expand<float>,
+                   expand<int64_t>};
+  tables.target = hwy::TargetName(HWY_TARGET);
 }
 
 }  // namespace tilevm::exec::interp::HWY_NAMESPACE

@@ -27,67 +27,68 @@ using MapFn = bool (*)(void* dst, const void* a, const void* b, const void* c, s
 // By which of the sources are splats. Two sources: bit 0 is a, bit 1 is b, never both.
 // Three: bit 0 is b, bit 1 is c; a is a vector.
 struct MapEntry {
-    MapFn fn[4] = {};
+  MapFn fn[4] = {};
 };
 
 // One block of values to fold into `groups` accumulators.
 struct FoldBlock {
-    void* acc;             // groups of 8 bytes
-    void* extra;           // the same again: indices, or float32 partial sums
-    int* depth;            // blocks in the partial sums
-    const void* a;         // dense
-    const std::int64_t* b; // index of element i of group g: b[g * b_group + i * b_step]
-    std::int64_t groups;
-    std::int64_t n;
-    std::int64_t b_group;
-    std::int64_t b_step;
+  void* acc;              // groups of 8 bytes
+  void* extra;            // the same again: indices, or float32 partial sums
+  int* depth;             // rows in the partial sums
+  const void* a;          // dense
+  const std::int64_t* b;  // index of element i of group g: b[g * b_group + i * b_step]
+  std::int64_t groups;
+  std::int64_t n;
+  std::int64_t b_group;
+  std::int64_t b_step;
 };
 
 struct FoldEntry {
-    void (*reset)(FoldBlock& f);
-    void (*along)(FoldBlock& f);  // group g is a[g * n + i]
-    void (*down)(FoldBlock& f);   // group g is a[i * groups + g]
-    void (*finish)(FoldBlock& f, void* dst);
+  void (*reset)(FoldBlock& f);
+  void (*along)(FoldBlock& f);  // group g is a[g * n + i]
+  void (*down)(FoldBlock& f);   // group g is a[i * groups + g]
+  void (*finish)(FoldBlock& f, void* dst);
 };
 
 // A block's address pattern in memory: element (y, x) is at base + y * y_stride + x * x_stride.
 struct Grid {
-    std::byte* base;
-    std::int64_t ny, nx;
-    std::int64_t y_stride, x_stride;  // bytes
+  std::byte* base;
+  std::int64_t ny, nx;
+  std::int64_t y_stride, x_stride;  // bytes
 };
 
-// An index register, or a register to broadcast: element (y, x) is at data[y * y_step + x * x_step].
+// An index register, or a register to broadcast: element (y, x) is at data[y * y_step + x *
+// x_step].
 struct Steps {
-    const void* data;
-    std::int64_t y_step, x_step;  // elements
+  const void* data;
+  std::int64_t y_step, x_step;  // elements
 };
 
 // Dense destinations are padded: handlers may write up to kPadBytes behind them.
 inline constexpr std::size_t kPadBytes = 128;
 
 struct MemoryEntry {
-    void (*load)(void* dst, const Grid& from);
-    void (*store)(const Grid& to, const Steps& value);
-    // False: an index is out of range; nothing was read for it.
-    bool (*gather)(void* dst, const Grid& from, const Steps& index, std::int64_t stride,
-                   std::int64_t size);
+  void (*load)(void* dst, const Grid& from);
+  void (*store)(const Grid& to, const Steps& value);
+  // False: an index is out of range; nothing was read for it.
+  bool (*gather)(void* dst, const Grid& from, const Steps& index, std::int64_t stride,
+                 std::int64_t size);
 };
 
 struct MemoryTable {
-    MemoryEntry storage[kStorages];
-    void (*iota)(std::int64_t* dst, std::int64_t start, const Grid& steps);
-    // dst (dense ny x nx) = value, by size of the element.
-    void (*expand1)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
-    void (*expand4)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
-    void (*expand8)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
+  MemoryEntry storage[kStorages];
+  void (*iota)(std::int64_t* dst, std::int64_t start, const Grid& steps);
+  // dst (dense ny x nx) = value, by size of the element.
+  void (*expand1)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
+  void (*expand4)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
+  void (*expand8)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
 };
 
 struct Tables {
-    std::array<MapEntry, bytecode::kOpCount> map;
-    std::array<FoldEntry, bytecode::kOpCount> fold;
-    MemoryTable memory;
-    const char* target;
+  std::array<MapEntry, bytecode::kOpCount> map;
+  std::array<FoldEntry, bytecode::kOpCount> fold;
+  MemoryTable memory;
+  const char* target;
 };
 
 const Tables& tables();
@@ -96,35 +97,37 @@ const Tables& tables();
 enum class Family { kNone, kF32, kMath, kInt, kLogic };
 
 inline constexpr Family family(Op op) {
-    const InstrInfo& row = kIsa[static_cast<int>(op)];
-    if (row.cls != InstrClass::kMap) return Family::kNone;
-    bool uniform = true;
-    for (int i = 1; i < row.n_fields; ++i) {
-        uniform = uniform && row.fields[i].type == row.fields[0].type;
-    }
-    const RegType type = row.fields[0].type;
-    if (!uniform || type == RegType::kB8 || row.n_fields == 4) return Family::kLogic;
-    if (type != RegType::kF32) return Family::kInt;
-    switch (op) {
-        case Op::abs_f32:
-        case Op::neg_f32:
-        case Op::sign_f32:
-        case Op::sqrt_f32:
-        case Op::rsqrt_f32:
-        case Op::reciprocal_f32:
-        case Op::floor_f32:
-        case Op::ceil_f32:
-        case Op::round_f32:
-        case Op::trunc_f32:
-        case Op::round_bf16:
-        case Op::add_f32:
-        case Op::sub_f32:
-        case Op::mul_f32:
-        case Op::div_f32:
-        case Op::maximum_f32:
-        case Op::minimum_f32: return Family::kF32;
-        default: return Family::kMath;
-    }
+  const InstrInfo& row = kIsa[static_cast<int>(op)];
+  if (row.cls != InstrClass::kMap) return Family::kNone;
+  bool uniform = true;
+  for (int i = 1; i < row.n_fields; ++i) {
+    uniform = uniform && row.fields[i].type == row.fields[0].type;
+  }
+  const RegType type = row.fields[0].type;
+  if (!uniform || type == RegType::kB8 || row.n_fields == 4) return Family::kLogic;
+  if (type != RegType::kF32) return Family::kInt;
+  switch (op) {
+    case Op::abs_f32:
+    case Op::neg_f32:
+    case Op::sign_f32:
+    case Op::sqrt_f32:
+    case Op::rsqrt_f32:
+    case Op::reciprocal_f32:
+    case Op::floor_f32:
+    case Op::ceil_f32:
+    case Op::round_f32:
+    case Op::trunc_f32:
+    case Op::round_bf16:
+    case Op::add_f32:
+    case Op::sub_f32:
+    case Op::mul_f32:
+    case Op::div_f32:
+    case Op::maximum_f32:
+    case Op::minimum_f32:
+      return Family::kF32;
+    default:
+      return Family::kMath;
+  }
 }
 
 void fill_map_f32(Tables& tables);

@@ -15,7 +15,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
 
@@ -119,8 +118,10 @@ class Kernel:
                 if type(args[i]) is not number:
                     break
             else:
-                with suppress(TilevmError):  # of arguments for another variant, or wrong ones
+                try:
                     return variant.run(*args)
+                except TilevmError:  # arguments for another variant, or wrong ones
+                    pass
         variant, operands = self._find(args, kwargs)
         self._latest = variant
         return variant.run(*operands)

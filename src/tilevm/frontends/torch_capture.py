@@ -15,14 +15,15 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
-from torch.fx.experimental import symbolic_shapes
 from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind, OutputKind
+from torch.fx import proxy
+from torch.fx.experimental import symbolic_shapes
 
 from tilevm.errors import ShapeError
 from tilevm.frontends import torch_program, torch_tree
-from tilevm.frontends.torch_import import Refused
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Leaf, Tree
@@ -96,8 +97,18 @@ class _Seen:
 class _Call(nn.Module):
     """What is exported: the function over leaves. Keeps the structure of the result."""
 
+    function: Callable[..., Any]
+    tree: Tree
+    constants: list[Any]
+    given: list[tuple[int, bool]]  # per traced leaf: its index, and whether it is a float
+    seen: _Seen
+
     def __init__(
-        self, fn: Callable[..., Any], modules: Mapping[str, nn.Module], tree: Tree, leaves: list[Any]
+        self,
+        fn: Callable[..., Any],
+        modules: Mapping[str, nn.Module],
+        tree: Tree,
+        leaves: list[Any],
     ) -> None:
         super().__init__()
         for name, module in modules.items():
@@ -105,7 +116,7 @@ class _Call(nn.Module):
         self.__dict__["function"] = fn
         self.__dict__["tree"] = tree
         self.__dict__["constants"] = leaves
-        self.__dict__["given"] = []  # per traced leaf: its index, and whether it is a float
+        self.__dict__["given"] = []
         self.__dict__["seen"] = _Seen()
 
     def forward(self, *traced: Any) -> tuple[Any, ...]:
@@ -138,8 +149,10 @@ def _shallow(value: Any) -> tuple[Any, ...]:
 
 
 def _shallow_equal(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    return a[0] == b[0] and len(a[1]) == len(b[1]) and all(
-        x is y for x, y in zip(a[1], b[1], strict=True)
+    return (
+        a[0] == b[0]
+        and len(a[1]) == len(b[1])
+        and all(x is y for x, y in zip(a[1], b[1], strict=True))
     )
 
 
@@ -158,7 +171,7 @@ def capture(
     """
     leaves: list[Any] = []
     tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves)
-    facts = _facts(fn, args, kwargs, dims, tree, leaves)
+    facts = facts_of(fn, args, kwargs, dims, leaves)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise Refused(f"an argument is on {leaf.device.type}")
@@ -240,8 +253,11 @@ def _attempt(
         call.given.append((index, type(leaf) is float))
         examples.append(example)
         shapes.append(dynamic)
-    oblivious = symbolic_config.patch(backed_size_oblivious=True)
+    settings: Any = symbolic_config
+    oblivious = settings.patch(backed_size_oblivious=True)
     from_zero = nullcontext() if plan.positive else _sizes_from_zero()
+    # Export keeps stack frames of methods called `forward`, and of functions registered so.
+    proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))
     with _quiet(), from_zero, oblivious, torch.no_grad():
         program = torch.export.export(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
@@ -280,7 +296,8 @@ def _sizes_from_zero() -> Iterator[None]:
     PyTorch calls them positive, from which sympy concludes `size != 0` without a guard: a branch
     on an empty tensor would be lost.
     """
-    make = symbolic_shapes.make_symbol
+    module: Any = symbolic_shapes
+    make = module.make_symbol
 
     def make_symbol(kind: Any, number: int, **assumptions: Any) -> Any:
         if assumptions.pop("positive", None):
@@ -288,11 +305,11 @@ def _sizes_from_zero() -> Iterator[None]:
         return make(kind, number, **assumptions)
 
     with _capturing:
-        symbolic_shapes.make_symbol = make_symbol
+        module.make_symbol = make_symbol
         try:
             yield
         finally:
-            symbolic_shapes.make_symbol = make
+            module.make_symbol = make
 
 
 _capturing = threading.RLock()
@@ -317,7 +334,7 @@ def _finish(
     call: _Call,
     program: Any,
     result: Tree,
-    writes: list[tuple[Any, Tree]],
+    writes: list[tuple[Any, Branch]],
     leaves: list[Any],
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
@@ -348,7 +365,13 @@ def _finish(
             inputs.append(value)
         else:
             raise Refused(f"the graph has an input of kind {spec.kind.name}")
-    captured = torch_program.build(program.graph, inputs, knobs, own_guards=plan.unify)
+    known = {
+        (place, axis): dim
+        for place, index in places.items()
+        for (leaf, axis), dim in facts.items()
+        if leaf == index
+    }
+    captured = torch_program.build(program.graph, inputs, knobs, own_guards=plan.unify, facts=known)
     conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, plan)
     constants: dict[str, Any] = {"inner": captured.run, "math": math}
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
@@ -367,7 +390,6 @@ def _finish(
     built = torch_tree.source(result, lambda i: outputs[i], constants, "(args, kwargs)")
     lines.append(f"r = {built}")
     for path, tree in writes:
-        assert isinstance(tree, Branch)
         target = "(args, kwargs)" + "".join(torch_tree.step_source(k, n) for k, n in path)
         lines += _write(target, tree, outputs, constants)
     lines.append("return r")
@@ -411,7 +433,7 @@ def _function(head: str, lines: list[str], names: dict[str, Any]) -> Any:
     path = f"<tilevm capture {_count}>"
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     scope = dict(names)
-    exec(compile(text, path, "exec"), scope)  # noqa: S102
+    exec(compile(text, path, "exec"), scope)
     return scope[head.partition("(")[0]]
 
 
@@ -471,7 +493,7 @@ def _conditions(
         """The size or number at that place is `value`."""
         test = f" == {value!r}"
         source = _source_place(call.tree, *at)
-        if value != value:
+        if isinstance(value, float) and math.isnan(value):
             test = f" != {source}"  # NaN
         text = _place(call.tree, *at) + f" == {value!r}"
         found.setdefault(source + test, Condition(source + test, text, frozenset({at})))
@@ -534,12 +556,11 @@ def _leaf_name(tree: Tree, index: int) -> str:
     return find(args, "args") or f"leaf {index}"
 
 
-def _facts(
+def facts_of(
     fn: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     dims: Dims | None,
-    tree: Tree,
     leaves: list[Any],
 ) -> dict[tuple[int, int], Dim]:
     """(leaf, axis) -> what the user knows of it. Raises: ShapeError, if a size contradicts it."""

@@ -11,6 +11,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from tilevm.config import config
 from tilevm.errors import CaptureError, DTypeError, ShapeError
 from tilevm.frontends import torch_capture, torch_tree
 from tilevm.frontends.torch_capture import Capture
-from tilevm.frontends.torch_import import Refused
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.ir.types import Dim
 from tilevm.stats import stats
@@ -52,7 +53,10 @@ class Compiled:
     """What `tilevm.compile` makes of a function. Call it as the function."""
 
     def __init__(
-        self, fn: Callable[..., Any], dims: Dims | None = None, knobs: Mapping[str, Any] | None = None
+        self,
+        fn: Callable[..., Any],
+        dims: Dims | None = None,
+        knobs: Mapping[str, Any] | None = None,
     ) -> None:
         self._fn = fn
         self._dims = dims
@@ -79,6 +83,8 @@ class Compiled:
                 torch_tree.signature(value, leaves, key)
         except torch_tree.Unsupported as error:
             return self._eager(str(error), args, kwargs)
+        if self._dims:
+            torch_capture.facts_of(self._fn, args, kwargs, self._dims, leaves)
         state = self._state
         if state is None or not state.same():
             state = self._renew()
@@ -157,16 +163,16 @@ class Compiled:
     def guards(self) -> str:
         """What each capture assumes, one block a capture, and what is not seen."""
         blocks = [
-            f"capture {number}: {capture.describe()}" for number, capture in enumerate(self.captures)
+            f"capture {number}: {capture.describe()}"
+            for number, capture in enumerate(self.captures)
         ]
         eager = [f"eager: {f.reason}" for f in self._families.values() if f.reason]
         return "\n".join([*blocks, *eager, _STATE_TEXT, UNSEEN])
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
-        from tilevm.tools.explain import explain
-
-        return explain(self)(*args, **kwargs)
+        # By name: tools stand above the front ends.
+        return import_module("tilevm.tools.explain").explain(self)(*args, **kwargs)
 
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""
@@ -260,9 +266,7 @@ class CompiledModule(nn.Module):
         return self._tilevm.explain(*args, **kwargs)
 
 
-def compile(
-    fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, **knobs: Any
-) -> Any:
+def compile(fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, **knobs: Any) -> Any:
     """Compile a function or module; also a decorator.
 
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
@@ -288,5 +292,3 @@ def compile(
     if not callable(fn):
         raise TypeError(f"tilevm.compile takes a function or a module, not {fn!r}")
     return Compiled(fn, dims, knobs)
-
-

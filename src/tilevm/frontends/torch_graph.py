@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch._dynamo.exc import RestartAnalysis
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilevm.config import config
 from tilevm.errors import TilevmError
 from tilevm.frontends import torch_program
-from tilevm.frontends.torch_compile import compile as compile
-from tilevm.frontends.torch_import import Refused
+from tilevm.frontends.torch_compile import compile
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
 from tilevm.stats import stats
 
@@ -44,6 +45,8 @@ def backend(
             except torch_program.Mutates:
                 pass  # AOTAutograd makes it functional and writes back
         return _through_autograd(gm, example_inputs, knobs)
+    except RestartAnalysis:
+        raise  # Dynamo asks itself to trace again
     except Exception as reason:
         if config.debug:
             raise

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from torch._ops import OpOverload
 
-from tilevm.errors import CaptureError, DTypeError, ShapeError
-from tilevm.frontends import torch_ops
+from tilevm.errors import DTypeError, ShapeError
+from tilevm.frontends.torch_memory import Mutations, Refused, functional, view_of
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.frontends.torch_views import ROWS
 from tilevm.ir.types import KERNEL_DTYPES
 from tilevm.runtime import program as runtime
 
@@ -61,20 +62,12 @@ _ITEM = {"aten.item.default", "aten._local_scalar_dense.default"}
 _STATE = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 
-class Refused(CaptureError):
-    """This graph cannot become a program; it has to run eagerly. The message is the reason."""
-
-
-class Unify(Exception):  # noqa: N818
+class Unify(Exception):
     """Start again with two symbols as one; a guard will say that they are equal."""
 
     def __init__(self, gone: sympy.Symbol, kept: sympy.Symbol) -> None:
         super().__init__(gone, kept)
         self.gone, self.kept = gone, kept
-
-
-class Mutates(Refused):
-    """The graph changes an input, or a tensor that has views, in place."""
 
 
 class FloatInput:
@@ -88,15 +81,6 @@ class CallOut:
     name: str
     reason: str
     line: str | None
-
-
-@dataclass(frozen=True)
-class View:
-    """An output that shares memory with an input in eager code: operators to apply to the input."""
-
-    source: int  # input index
-    steps: tuple[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]], ...]
-    sizes: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -322,6 +306,7 @@ class Importer:
                 raise Refused(f"the graph has a {node.op}: {node.target}")
 
     def visit(self, node: torch.fx.Node, mutations: Mutations) -> None:
+        """Translate a call."""
         target = node.target
         if target is operator.getitem:
             source = self.values.get(self.resolve(node.args[0]))
@@ -330,7 +315,7 @@ class Importer:
             return
         value = node.meta.get("val")
         if isinstance(value, torch.SymFloat) and str(target) in _ITEM:
-            source = self.values.get(node.args[0])
+            source = self.values.get(self.resolve(node.args[0]))
             if not isinstance(source, int):
                 raise Refused("the value of a tensor is read")
             self.values[value.node.expr] = source
@@ -373,7 +358,7 @@ class Importer:
     def lower(self, target: OpOverload, name: str, arguments: list[Any], value: Any) -> Any:
         """Apply the operator's row, or call out."""
         try:
-            row = torch_ops.ROWS.get(name)
+            row = ROWS.get(name)
             if row is None:
                 raise Unsupported(
                     BY_DESIGN.get(target._schema.name[6:], "not in the table of operators")
@@ -511,9 +496,7 @@ class Importer:
         for symbol in given.node.expr.free_symbols:
             known = self.values.get(symbol)
             size = self.sizes.symbol_text(symbol) if known is None else None
-            inputs.append(
-                int(known) if known is not None else self.add("size_value", size=size)
-            )
+            inputs.append(int(known) if known is not None else self.add("size_value", size=size))
             names[symbol] = f"a{len(inputs) - 1}"
         return self.sizes.python(given.node.expr, names)
 
@@ -541,92 +524,6 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def functional(target: OpOverload) -> tuple[OpOverload, str]:
-    """The operator that returns what an in-place one leaves in its argument."""
-    name = target._schema.name[6:]
-    packet = getattr(torch.ops.aten, name[:-1], None) if name.endswith("_") else None
-    overload = target._schema.overload_name or "default"
-    if packet is None or overload not in packet.overloads():
-        raise Mutates(f"{target} changes a tensor in place")
-    result: OpOverload = getattr(packet, overload)
-    return result, str(result)
-
-
-# Operators whose result may share memory with their first argument, though the schema is silent.
-_MAYBE_ALIAS = {
-    "reshape", "contiguous", "to", "type_as", "flatten", "expand_as", "view_as", "dropout",
-    "reshape_as", "float", "matrix_H", "_to_copy", "numpy_T", "unflatten", "lift_fresh",
-}  # fmt: skip
-
-
-class Mutations:
-    """Which in-place operators only change an intermediate that nobody else sees."""
-
-    def __init__(self, graph: torch.fx.Graph) -> None:
-        self.order = {node: i for i, node in enumerate(graph.nodes)}
-        self.base: dict[torch.fx.Node, torch.fx.Node] = {}
-        self.members: dict[torch.fx.Node, list[torch.fx.Node]] = {}
-        self.any = False
-        for node in graph.nodes:
-            root = self._root(node)
-            self.base[node] = root
-            self.members.setdefault(root, []).append(node)
-
-    def _root(self, node: torch.fx.Node) -> torch.fx.Node:
-        if node.op != "call_function" or not node.args:
-            return node
-        source = node.args[0]
-        if node.target is operator.getitem:
-            return self.base.get(source, node) if isinstance(source, torch.fx.Node) else node
-        if not isinstance(node.target, OpOverload) or not isinstance(source, torch.fx.Node):
-            return node
-        schema = node.target._schema
-        self.any = self.any or schema.is_mutable
-        aliases = any(r.alias_info is not None for r in schema.returns)
-        if aliases or schema.name[6:] in _MAYBE_ALIAS:
-            return self.base.get(source, node)
-        return node
-
-    def mutated(self, node: torch.fx.Node) -> torch.fx.Node:
-        """The argument that an in-place operator changes."""
-        argument = node.args[0]
-        assert isinstance(argument, torch.fx.Node)
-        return argument
-
-    def check(self, node: torch.fx.Node) -> None:
-        """Raise Refused unless only `node`'s argument and result see the change."""
-        schema = node.target._schema  # type: ignore[union-attr]  # an OpOverload
-        changed = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
-        if len(changed) != 1 or (changed[0] is not schema.arguments[0] and (
-            changed[0].name != schema.arguments[0].name
-        )):
-            raise Mutates(f"{node.target} changes several tensors in place")
-        target = self.mutated(node)
-        root = self.base[target]
-        if root.op != "call_function":
-            raise Mutates(f"{node.target} changes an input in place")
-        now = self.order[node]
-        for member in self.members[root]:
-            if member is target or member is node or self.order[member] > now:
-                continue
-            same = self._identity(member, target)
-            if not same and any(self.order[user] > now for user in member.users):
-                raise Mutates(f"{node.target} changes a tensor that has views")
-
-    def _identity(self, a: torch.fx.Node, b: torch.fx.Node) -> bool:
-        """Whether a and b are results of in-place operators on each other: the same tensor."""
-        return self._same_tensor(a) is self._same_tensor(b)
-
-    def _same_tensor(self, node: torch.fx.Node) -> torch.fx.Node:
-        while (
-            isinstance(node.target, OpOverload)
-            and node.target._schema.is_mutable
-            and isinstance(node.args[0], torch.fx.Node)
-        ):
-            node = node.args[0]
-        return node
 
 
 def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> None:
@@ -658,60 +555,3 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             result.outputs.append(("const", known))
         else:
             raise Refused(f"output {node} is a {type(known).__name__}")
-
-
-def view_of(
-    importer: Importer, node: torch.fx.Node, places: dict[torch.fx.Node, int]
-) -> View | None:
-    """The View, if the node's memory is that of an input."""
-    steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
-    while node not in places:
-        target = node.target
-        if node.op != "call_function" or not node.args:
-            return None
-        source = node.args[0]
-        if not isinstance(source, torch.fx.Node):
-            return None
-        if target is operator.getitem:
-            steps.append((operator.getitem, (node.args[1],), {}))
-        elif isinstance(target, OpOverload) and not target._schema.is_mutable:
-            aliases = any(r.alias_info is not None for r in target._schema.returns)
-            if not aliases and target._schema.name[6:] not in _MAYBE_ALIAS:
-                return None
-            if not _same_storage(node.meta.get("val"), source.meta.get("val")):
-                return None
-            steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
-        else:
-            return None
-        node = importer.resolve(source)
-    if not isinstance(node.meta.get("val"), torch.Tensor):
-        return None
-    return View(places[node], tuple(reversed(steps)))
-
-
-def _same_storage(a: Any, b: Any) -> bool:
-    first = a[0] if isinstance(a, list | tuple) and a else a
-    if not isinstance(first, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return first.untyped_storage()._cdata == b.untyped_storage()._cdata
-
-
-def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Arguments with nodes replaced by their metadata: ints and SymInts."""
-    return tuple(torch.fx.node.map_arg(a, lambda n: n.meta["val"]) for a in args)
-
-
-def _concrete_items(kwargs: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in kwargs.items():
-        yield name, torch.fx.node.map_arg(value, lambda n: n.meta["val"])
-
-
-def free_symbols(values: Iterable[Any]) -> set[sympy.Symbol]:
-    """Symbols of all sizes of tensors and SymInts."""
-    found: set[sympy.Symbol] = set()
-    for value in values:
-        sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
-        for size in sizes:
-            if isinstance(size, torch.SymInt | torch.SymFloat):
-                found |= size.node.expr.free_symbols
-    return found

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
+from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
 from tilevm.frontends import torch_import
-from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Mutates, Refused, Unify, View
+from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
+from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.ir.types import Dim
 from tilevm.stats import stats
 
 __all__ = ["Captured", "FloatInput", "Mutates", "backward_decompositions", "build", "compile_aten"]
@@ -39,24 +42,22 @@ def build(
     *,
     views: bool = True,
     own_guards: bool = False,
+    facts: Mapping[tuple[int, int], Dim] | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
     views: outputs that share memory with an input in eager code do so. own_guards: the caller
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
-    are what is checked.
+    are what is checked. facts: what the caller promises of (input, axis).
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
     """
-    environment = next(
-        (s.node.shape_env for s in _symbolic(inputs)),
-        None,
-    )
+    environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
     unified: dict[Any, Any] = {}
     while True:
         try:
-            sizes = Sizes(inputs, environment, unified)
+            sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards)
             placeholders = graph.find_nodes(op="placeholder")
             importer.inputs(placeholders, inputs)
@@ -87,6 +88,8 @@ def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     try:
         return build(gm.graph, inputs, knobs, views=False).run
+    except RestartAnalysis:
+        raise
     except Exception as error:
         if config.debug:
             raise
@@ -126,10 +129,8 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
 
 def _symbolic(inputs: Sequence[Any]) -> Any:
     for value in inputs:
-        if isinstance(value, torch.SymInt):
-            yield value
-        elif isinstance(value, torch.Tensor):
-            yield from (s for s in value.shape if isinstance(s, torch.SymInt))
+        sizes: Any = value.shape if isinstance(value, torch.Tensor) else (value,)
+        yield from (s for s in sizes if isinstance(s, torch.SymInt))
 
 
 def _around(
@@ -139,7 +140,11 @@ def _around(
     same_inputs = result.passed == list(range(count)) and not result.float_inputs
     if same_inputs and result.outputs == list(range(len(result.outputs))):
         return executable
-    constants: dict[str, Any] = {"exe": executable, "getitem": operator.getitem, "math": __import__("math")}
+    constants: dict[str, Any] = {
+        "exe": executable,
+        "getitem": operator.getitem,
+        "math": __import__("math"),
+    }
     names = [f"a{i}" for i in range(count)]
     passed = [
         f"a{i}.item()" if position in result.float_inputs else f"a{i}"
@@ -189,6 +194,6 @@ def _around(
     ]
     lines = [f"def run({', '.join(names)}):", f"  o = exe({', '.join(passed)})", *bindings]
     lines.append(f"  return ({''.join(f'{o}, ' for o in outputs)})")
-    exec("\n".join(lines), constants)  # noqa: S102
+    exec("\n".join(lines), constants)
     run: Callable[..., Any] = constants["run"]
     return run

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 from torch.utils._sympy.functions import FloorDiv, Min
+
+from tilevm.ir.types import Dim
 
 MOST = 2**63 - 1
 
@@ -76,8 +78,10 @@ class Sizes:
         inputs: Iterable[Any],
         shape_env: Any,
         unified: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
+        facts: Mapping[tuple[int, int], Dim] | None = None,
     ) -> None:
         self.env = shape_env
+        self._facts = facts or {}
         self._unified = dict(unified or {})
         self._least: dict[sympy.Symbol, int] = {}
         self._texts: dict[Any, int | str] = {}
@@ -161,11 +165,20 @@ class Sizes:
             others = [a for a, b in self._unified.items() if b == symbol]
             if self._maybe_one.intersection([symbol, *others]):
                 low = min(low, 1)
-            yield name, max(low, -MOST), min(high, self._most.get(symbol, MOST)), 1
+            high, multiple = min(high, self._most.get(symbol, MOST)), 1
+            for known, place, axis in self.sources:
+                if known == symbol and (fact := self._facts.get((place, axis))) is not None:
+                    low, multiple = max(low, fact.min), fact.multiple_of
+                    high = high if fact.max is None else min(high, fact.max)
+            yield name, max(low, -MOST), high, multiple
 
     def expr(self, size: Any) -> Any:
         """The expression of a SymInt over the symbols of `sources`."""
-        expr = size.node.expr if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool) else size
+        expr = (
+            size.node.expr
+            if isinstance(size, torch.SymInt | torch.SymFloat | torch.SymBool)
+            else size
+        )
         return self.over_sources(expr)
 
     def over_sources(self, expr: Any) -> Any:
@@ -184,7 +197,9 @@ class Sizes:
         known = self._texts.get(expr)
         if known is None:
             full = self._without_min(self.over_sources(expr))
-            known = int(full) if isinstance(full, sympy.Integer) else _strip(_text(full, self._name))
+            known = (
+                int(full) if isinstance(full, sympy.Integer) else _strip(_text(full, self._name))
+            )
             self._texts[expr] = known
         return known
 
@@ -192,6 +207,8 @@ class Sizes:
         """`expr` with Min(c, s) replaced by s where s is known to be at most c."""
         if not (self._most or self._least) or not hasattr(expr, "replace"):
             return expr
+
+        minimum: Any = Min
 
         def smaller(*args: Any) -> Any:
             for arg in args:
@@ -204,7 +221,7 @@ class Sizes:
                     for b in args
                 ):
                     return arg
-            return Min(*args)
+            return minimum(*args)
 
         return expr.replace(Min, smaller)
 
@@ -222,7 +239,7 @@ class Sizes:
         """`expr` as Python source; `names` says how each symbol is written."""
         from torch.utils._sympy.printers import PythonPrinter
 
-        class Printer(PythonPrinter):  # type: ignore[misc]  # torch's printers have no types
+        class Printer(PythonPrinter):
             def _print_Symbol(self, symbol: Any) -> str:
                 return names[symbol]
 
@@ -286,9 +303,7 @@ def _strip(text: str) -> str:
 
 def _expressions(value: Any) -> Iterator[tuple[int, Any]]:
     """(dim, expression) of each symbolic size of an input; dim -1 for a SymInt itself."""
-    if isinstance(value, torch.Tensor):
-        for dim, size in enumerate(value.shape):
-            if isinstance(size, torch.SymInt):
-                yield dim, size.node.expr
-    elif isinstance(value, torch.SymInt):
-        yield -1, value.node.expr
+    sizes: Any = enumerate(value.shape) if isinstance(value, torch.Tensor) else [(-1, value)]
+    for dim, size in sizes:
+        if isinstance(size, torch.SymInt):
+            yield dim, size.node.expr

@@ -14,7 +14,8 @@ _training = itemgetter("training")
 
 # Modules of exactly these types do not read their flag.
 _FLAGLESS = {
-    nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d, nn.Conv3d,
+    nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Conv1d, nn.Conv2d,
+    nn.Conv3d,
     nn.Identity, nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.GELU, nn.ReLU, nn.SiLU, nn.Tanh,
     nn.Sigmoid, nn.Softmax, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Flatten,
 }  # fmt: skip

@@ -70,7 +70,7 @@ def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:
 
 def _is_object(value: Any) -> bool:
     """Whether `value` is plain data with attributes: a cache, a configuration."""
-    if isinstance(value, torch.nn.Module | ATOMS) or callable(value):
+    if isinstance(value, (torch.nn.Module, *ATOMS)) or callable(value):
         return False
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins"
 
@@ -118,9 +118,7 @@ def make(branch: Branch, children: list[Any]) -> Any:
     return made
 
 
-def containers(
-    value: Any, path: tuple[Any, ...] = ()
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def containers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """(path, container) of each container in `value`, outermost first."""
     found = None if is_leaf(value) else parts(value)
     if found is None:
@@ -152,7 +150,7 @@ def source(tree: Tree, leaf: Callable[[int], str], constants: dict[str, Any], ro
         return f"({joined})"
     if tree.type is list:
         return f"[{joined}]"
-    if tree.kind == "mapping" and tree.type in (dict, OrderedDict) or tree.kind == "record":
+    if (tree.kind == "mapping" and tree.type in (dict, OrderedDict)) or tree.kind == "record":
         pairs = ", ".join(
             f"{_named(k, constants)}: {c}" for k, c in zip(tree.keys, children, strict=True)
         )

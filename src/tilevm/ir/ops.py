@@ -103,7 +103,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return np.where(x == -np.inf, -0.0, 0.5 * x * (1.0 + _erf(x * 0.7071067811865476)))
+    return 0.5 * x * (1.0 + _erf(x * 0.7071067811865476))  # NaN at -inf, as eager's
 
 
 def _gelu_tanh(x: Array) -> Array:
@@ -221,7 +221,10 @@ def _float_unary(name: str, meaning: Callable[..., Any], doc: str, *aliases: str
 
 
 def _rounding(name: str, meaning: Callable[..., Any], doc: str) -> Op:
-    return Op(name, _E, 1, "round_unary", meaning, doc, (), name, "f")
+    def run(x: Array) -> Array:  # NumPy's would make float64 of integers
+        return meaning(x) if np.issubdtype(x.dtype, np.floating) else x
+
+    return Op(name, _E, 1, "round_unary", run, doc, (), name, "f")
 
 
 def _predicate(name: str, meaning: Callable[..., Any], doc: str) -> Op:
@@ -248,12 +251,13 @@ def _reduction(name: str, rule: str, meaning: Callable[..., Any], doc: str, fami
     return Op(name, Class.REDUCE, 1, rule, meaning, doc, (_AXES, _KEEP), instr, families)
 
 
+# fmt: off
 OPS: tuple[Op, ...] = (
     # unary
     Op("abs", _E, 1, "same", np.abs, "|x|", (), "abs", "fi"),
     Op("neg", _E, 1, "same_number", np.negative, "-x", (), "neg", "fi"),
     Op("sign", _E, 1, "same", _sign, "-1, 0 or 1 by the sign of x; NaN gives 0", (), "sign", "fi"),
-    Op("relu", _E, 1, "same_number", lambda x: np.maximum(x, np.zeros((), x.dtype)), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum x, z"),
+    Op("relu", _E, 1, "same_number", lambda x: np.maximum(x, np.zeros((), x.dtype)), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum z, x"),
     Op("logical_not", _E, 1, "predicate", np.logical_not, "not x", (), "not", "b"),
     Op("bitwise_not", _E, 1, "same_integer", np.invert, "~x", (), "not", "ib"),
     _float_unary("exp", np.exp, "e^x"),
@@ -309,7 +313,7 @@ OPS: tuple[Op, ...] = (
     Op("shift_right", _E, 2, "promote_shift", _shift_right, "x >> y, arithmetic", (), "shr", "i"),
     # ternary, casts
     Op("where", _E, 3, "where", np.where, "y if x else z", (), "select", "fib"),
-    Op("clamp", _E, 3, "promote", lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), "min(max(x, y), z), NaN passes", decomposition="m = maximum x, y; r = minimum m, z"),
+    Op("clamp", _E, 3, "promote", lambda x, lo, hi: np.minimum(np.maximum(x, lo), hi), "min(max(x, y), z), NaN passes", decomposition="m = maximum y, x; r = minimum z, m"),
     Op("cast", _E, 1, "cast", None, "x as dtype; float to int truncates", (Param("dtype", Kind.DTYPE),)),
     # create
     Op("full", Class.CREATE, 0, "full", None, "a tensor filled with value", (Param("shape", Kind.SIZES), Param("value", Kind.NUMBER), Param("dtype", Kind.DTYPE))),
@@ -350,6 +354,7 @@ OPS: tuple[Op, ...] = (
     # outside
     Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
     Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),
-)  # fmt: skip
+)
+# fmt: on
 
 BY_NAME: dict[str, Op] = {name: op for op in OPS for name in (op.name, *op.aliases)}

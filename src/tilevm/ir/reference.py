@@ -138,7 +138,10 @@ def _run(
 
 
 def _cast(x: Array, dtype: str) -> Array:
-    """Rounds to `dtype`; floats that no int64 holds become its least."""
+    """Rounds to `dtype`; floats that it does not hold become its least, as on x86."""
     if x.dtype.kind not in "iub" and dtype not in FLOATS and dtype != "bool":
+        if dtype == "int32":
+            wide = np.trunc(x.astype(np.float64))
+            x = np.where((wide >= -(2**31)) & (wide < 2**31), wide, -(2**31))
         x = x.astype(np.int64)
     return round_to(x, dtype)

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from math import erf
 from typing import Any
 
 import numpy as np
@@ -130,8 +131,6 @@ def round_to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def _erf(x: Any) -> Any:
-    from math import erf  # noqa: PLC0415  the table must load without SciPy
-
     return np.vectorize(erf, otypes=[np.float64])(x)
 
 
@@ -230,6 +229,7 @@ _CONSTS = tuple(
 
 # Element by element -----------------------------------------------------------------------------
 
+# fmt: off
 _UNARY_F32: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("abs", "|a|", np.abs),
     ("neg", "-a", np.negative),
@@ -351,17 +351,19 @@ _SELECT = tuple(
     _map(f"select_{t.value}", t, (B8, t, t), "dst = b if a else c", np.where)
     for t in (F32, I32, I64, B8)
 )
+# fmt: on
 
 # Folds ------------------------------------------------------------------------------------------
 
 
 def _first(pick: Callable[[Any], Any], values: Any, index: Any) -> Any:
-    """Index of the best value: the first NaN if there is one, else the lowest index among equals."""
-    nan = values != values  # noqa: PLR0124  true for NaN only
+    """Index of the best value: the first NaN if there is one, else the first of equals."""
+    nan = np.isnan(values)
     best = nan if np.any(nan) else values == pick(values)
     return np.min(index[best])
 
 
+# fmt: off
 _FOLDS = (
     _fold("sum_f32", F32, (F32,), "dst = sum of a, accumulated more precisely than f32; 0 if empty", lambda a: np.sum(a, dtype=np.float64).astype(np.float32)),
     _fold("sum_i64", I64, (I64,), "dst = sum of a, wrapping; 0 if empty", np.sum),
@@ -383,5 +385,6 @@ _MARKS = (
 ISA: tuple[Instr, ...] = (
     *_MARKS, *_LOADS, *_STORES, *_GATHERS, *_IOTA, *_CONSTS,
     *_UNARY, *_CASTS, *_BINARY, *_SELECT, *_FOLDS,
-)  # fmt: skip
+)
+# fmt: on
 OPCODE: dict[str, int] = {row.name: code for code, row in enumerate(ISA)}

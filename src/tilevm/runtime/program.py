@@ -54,6 +54,25 @@ class Program(Protocol):
         """Whether the two are equal: yes, no, None if it depends."""
 
 
+class Bytecode(Protocol):
+    """Bytes and text of programs: what `tilevm.bytecode` documents."""
+
+    def assemble(self, text: str) -> bytes:
+        """Text to bytes."""
+
+    def disassemble(self, data: bytes) -> str:
+        """Bytes to text."""
+
+    def verify(self, data: bytes) -> None:
+        """Raise where the bytes are not a program."""
+
+    def run(self, data: bytes, inputs: Sequence[Any], outputs: Sequence[Any], *, tier: str) -> None:
+        """Verify and run."""
+
+
+bytecode: Bytecode = _core.bytecode
+
+
 def new_program() -> Program:
     """An empty program."""
     program: Program = _core.Program()

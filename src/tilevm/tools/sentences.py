@@ -20,8 +20,8 @@ MODULES = (
     "pathlib pdb pickle pickletools platform plistlib pprint profile pydoc queue quopri random "
     "re reprlib sched secrets selectors shelve shlex shutil smtplib socket socketserver "
     "sqlite3/dbapi2 ssl statistics string subprocess tarfile tempfile textwrap threading timeit "
-    "tokenize trace turtle typing unittest/case unittest/mock urllib/request uuid warnings wave weakref "
-    "webbrowser xml/dom/minidom zipfile"
+    "tokenize trace turtle typing unittest/case unittest/mock urllib/request uuid warnings wave "
+    "weakref webbrowser xml/dom/minidom zipfile"
 ).split()
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
 _CODE = re.compile(r">>>|[{}<>|=_`*\\\[\]]|\(self|::")

@@ -1,0 +1,409 @@
+"""ATen operators that move, gather and create elements: rows as in `torch_ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_ops import (
+    ROWS,
+    Tensor,
+    Unsupported,
+    axes_of,
+    axis_of,
+    is_number,
+    row,
+)
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+NO_END = 2**63 - 1  # what slices without an end have
+
+# Views -------------------------------------------------------------------------------------------
+
+
+@row(
+    "view", "reshape", "_unsafe_view", "_reshape_alias", "flatten.using_ints", "unflatten.int",
+    "reshape_as", "view_as", "ravel", "view_copy",
+)  # fmt: skip
+def _reshape(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    return b.add("reshape", x.id, shape=b.shape(out.shape))
+
+
+@row("expand", "expand_as", "broadcast_to", "expand_copy")
+def _expand(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    return b.add("expand", x.id, shape=b.shape(out.shape))
+
+
+def _swapped(b: Importer, x: Tensor, i: int, j: int) -> int:
+    axes = list(range(x.rank))
+    if x.rank:
+        i, j = axis_of(i, x.rank), axis_of(j, x.rank)
+        axes[i], axes[j] = axes[j], axes[i]
+    return b.add("permute", x.id, axes=axes)
+
+
+@row("transpose.int", "swapaxes", "swapdims", "transpose_copy.int")
+def _transpose(b: Importer, out: Any, x: Tensor, i: int, j: int) -> int:
+    return _swapped(b, x, i, j)
+
+
+@row("t", "t_copy")
+def _t(b: Importer, out: Any, x: Tensor) -> Any:
+    return x if x.rank < 2 else _swapped(b, x, 0, 1)
+
+
+@row("mT", "adjoint")
+def _matrix_transpose(b: Importer, out: Any, x: Tensor) -> int:
+    return _swapped(b, x, -2, -1)
+
+
+@row("numpy_T")
+def _numpy_t(b: Importer, out: Any, x: Tensor) -> int:
+    return b.add("permute", x.id, axes=list(range(x.rank))[::-1])
+
+
+@row("permute", "permute_copy")
+def _permute(b: Importer, out: Any, x: Tensor, dims: Any) -> int:
+    return b.add("permute", x.id, axes=[axis_of(d, x.rank) for d in dims])
+
+
+@row("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
+def _movedim(b: Importer, out: Any, x: Tensor, source: Any, destination: Any) -> int:
+    source, destination = (
+        [axis_of(d, x.rank) for d in (ds if isinstance(ds, list | tuple) else [ds])]
+        for ds in (source, destination)
+    )
+    rest = iter(d for d in range(x.rank) if d not in source)
+    to = dict(zip(destination, source, strict=True))
+    return b.add("permute", x.id, axes=[to[d] if d in to else next(rest) for d in range(x.rank)])
+
+
+@row("unsqueeze", "unsqueeze_copy")
+def _unsqueeze(b: Importer, out: Any, x: Tensor, dim: int) -> int:
+    axis = axis_of(dim, x.rank + 1)
+    value = b.add("unsqueeze", x.id, axis=axis)
+    if x.id in b.iotas:
+        size, at = b.iotas[x.id]
+        b.iotas[value] = size, at + (axis <= at)
+    return value
+
+
+@row("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim")
+def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
+    gone = []
+    for axis in axes_of(dims, x.rank) if not isinstance(dims, int) else axes_of([dims], x.rank):
+        size = x.shape[axis]
+        if isinstance(size, int) and size == 1:
+            gone.append(axis)
+        else:
+            b.not_one(size)
+    return b.add("squeeze", x.id, axes=gone) if gone else x
+
+
+def _end(b: Importer, x: Tensor, axis: int, end: Any) -> int | str:
+    if end is None or (isinstance(end, int) and end == NO_END):
+        return b.size(x.shape[axis])
+    return b.size(end)
+
+
+@row("slice.Tensor", "slice_copy.Tensor")
+def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
+    axis = axis_of(dim, x.rank)
+    if not isinstance(step, int):
+        raise Unsupported("the step is not known")
+    if start in (None, 0) and step == 1 and (end is None or (is_number(end) and end == NO_END)):
+        return x
+    if step == 1 and is_number(end) and (start or 0) == end - 1 >= 0:
+        b.at_least(x.shape[axis], end)
+        return b.add("unsqueeze", b.add("select", x.id, axis=axis, index=end - 1), axis=axis)
+    return b.add(
+        "slice",
+        x.id,
+        axis=axis,
+        start=b.size(0 if start is None else start),
+        stop=_end(b, x, axis, end),
+        step=step,
+    )
+
+
+@row("narrow")
+def _narrow(b: Importer, out: Any, x: Tensor, dim: int, start: Any, length: Any) -> int:
+    return _part(b, x, axis_of(dim, x.rank), start, start + length)
+
+
+def _part(b: Importer, x: Tensor, axis: int, start: Any, stop: Any) -> int:
+    return b.add("slice", x.id, axis=axis, start=b.size(start), stop=b.size(stop), step=1)
+
+
+@row("select.int", "select_copy.int")
+def _select(b: Importer, out: Any, x: Tensor, dim: int, index: Any) -> int:
+    axis = axis_of(dim, x.rank)
+    if isinstance(index, int) and index < 0:
+        index = x.shape[axis] + index
+    return b.add("select", x.id, axis=axis, index=b.size(index))
+
+
+@row(
+    "split.Tensor", "split.sizes", "split_with_sizes", "chunk", "tensor_split.sections",
+    "tensor_split.indices", "unsafe_split.Tensor", "unsafe_chunk", "split_with_sizes_copy",
+)  # fmt: skip
+def _split(b: Importer, out: Any, x: Tensor, how: Any, dim: int) -> tuple[Any, ...]:
+    axis = axis_of(dim, x.rank)
+    parts: list[Any] = []
+    start: Any = 0
+    for index, part in enumerate(out):
+        stop = start + part.shape[axis]
+        parts.append(_part(b, x, axis, start, stop) if b.used(index) else None)
+        start = stop
+    return tuple(parts)
+
+
+@row("unbind.int")
+def _unbind(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
+    axis = axis_of(dim, x.rank)
+    return tuple(
+        b.add("select", x.id, axis=axis, index=i) if b.used(i) else None for i in range(len(out))
+    )
+
+
+@row("flip")
+def _flip(b: Importer, out: Any, x: Tensor, dims: Any) -> Any:
+    axes = [axis_of(d, x.rank) for d in dims]
+    return b.add("flip", x.id, axes=axes) if axes and x.rank else x
+
+
+@row("repeat")
+def _repeat(b: Importer, out: Any, x: Tensor, repeats: Any) -> int:
+    sizes = [1] * (len(repeats) - x.rank) + list(x.shape)
+    ones: list[Any] = []
+    wide: list[Any] = []
+    for times, size in zip(repeats, sizes, strict=True):
+        ones += [1, size]
+        wide += [times, size]
+    if len(wide) > 8:
+        raise Unsupported("too many axes")
+    value = b.add("reshape", x.id, shape=b.shape(ones))
+    value = b.add("expand", value, shape=b.shape(wide))
+    return b.add("reshape", value, shape=b.shape(out.shape))
+
+
+@row("repeat_interleave.self_int")
+def _repeat_interleave(b: Importer, out: Any, x: Tensor, times: Any, dim: Any, *_: Any) -> int:
+    value, sizes = x.id, list(x.shape)
+    if dim is None:
+        value = b.add("reshape", value, shape=[b.size(x.fake.numel())])
+        sizes, dim = [x.fake.numel()], 0
+    axis = axis_of(dim, len(sizes))
+    if len(sizes) >= 8:
+        raise Unsupported("too many axes")
+    value = b.add("unsqueeze", value, axis=axis + 1)
+    wide = [*sizes[: axis + 1], times, *sizes[axis + 1 :]]
+    value = b.add("expand", value, shape=b.shape(wide))
+    return b.add("reshape", value, shape=b.shape(out.shape))
+
+
+# Layout ------------------------------------------------------------------------------------------
+
+
+@row("cat", "concat", "concatenate")
+def _cat(b: Importer, out: Any, tensors: Sequence[Tensor], dim: int) -> Any:
+    parts = [t for t in tensors if t.rank == out.dim()]  # rank 1 and empty is left out, as it was
+    values = [b.cast(t.id, out.dtype) for t in parts]
+    if len(values) == 1:
+        return Tensor(values[0], out)
+    return b.add("concat", *values, axis=axis_of(dim, out.dim()))
+
+
+@row("stack")
+def _stack(b: Importer, out: Any, tensors: Sequence[Tensor], dim: int) -> int:
+    axis = axis_of(dim, out.dim())
+    values = [b.add("unsqueeze", b.cast(t.id, out.dtype), axis=axis) for t in tensors]
+    return values[0] if len(values) == 1 else b.add("concat", *values, axis=axis)
+
+
+@row("constant_pad_nd")
+def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
+    low: list[Any] = [0] * x.rank
+    high: list[Any] = [0] * x.rank
+    for i in range(len(pad) // 2):
+        low[x.rank - 1 - i], high[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
+    if not all(isinstance(n, int) and n >= 0 for n in (*low, *high)):
+        raise Unsupported("padding that may be negative")
+    if not is_number(value):
+        raise Unsupported("the padding's value is not known")
+    return b.add("pad", x.id, low=low, high=high, value=value)
+
+
+@row("pad")
+def _pad_mode(b: Importer, out: Any, x: Tensor, pad: Any, mode: str, value: Any) -> Any:
+    if mode != "constant":
+        raise Unsupported(f"padding mode {mode}")
+    return _pad(b, out, x, pad, 0 if value is None else value)
+
+
+def _triangle(b: Importer, x: Tensor, diagonal: Any, compare: str) -> int:
+    rows, columns = x.shape[-2], x.shape[-1]
+    i = b.add("unsqueeze", b.add("iota", size=b.size(rows), start=b.size(diagonal)), axis=1)
+    j = b.add("iota", size=b.size(columns))
+    return b.add("where", b.add(compare, j, i), x.id, b.number(0))
+
+
+@row("tril")
+def _tril(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
+    return _triangle(b, x, diagonal, "le")
+
+
+@row("triu")
+def _triu(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
+    return _triangle(b, x, diagonal, "ge")
+
+
+# Gathers -----------------------------------------------------------------------------------------
+
+
+@row("embedding")
+def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) -> int:
+    return b.add("take", weight.id, index.id, axis=0)
+
+
+@row("index_select")
+def _index_select(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor) -> int:
+    if not x.rank or index.rank != 1:
+        raise Unsupported("a scalar")
+    return b.add("take", x.id, index.id, axis=axis_of(dim, x.rank))
+
+
+@row("gather")
+def _gather(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, *_: Any) -> int:
+    if not x.rank or x.rank != index.rank:
+        raise Unsupported("a scalar")
+    return b.add("gather", x.id, index.id, axis=axis_of(dim, x.rank))
+
+
+@row("index.Tensor", "_unsafe_index.Tensor")
+def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -> int:
+    """Integer tensors on neighbouring axes: one gather, at the position they say together."""
+    axes = [a for a, index in enumerate(indices) if index is not None]
+    used = [index for index in indices if index is not None]
+    if any(index.dtype is torch.bool for index in used):
+        raise Unsupported("a mask as index")
+    if not axes or axes != list(range(axes[0], axes[0] + len(axes))):
+        raise Unsupported("indices on axes that are not neighbours")
+    first, last = axes[0], axes[-1]
+    if first == 0 and (view := _all_of(b, x, used)) is not None:
+        return view
+    position = -1
+    inside = -1
+    for axis, index in zip(axes, used, strict=True):
+        size = b.number(x.shape[axis])
+        negative = b.add("lt", index.id, b.number(0))
+        wrapped = b.add("where", negative, b.add("add", index.id, size), index.id)
+        if len(axes) > 1:
+            ok = b.add("logical_and", b.add("ge", wrapped, b.number(0)), b.add("lt", wrapped, size))
+            inside = ok if inside < 0 else b.add("logical_and", inside, ok)
+        position = wrapped if position < 0 else b.add("add", b.add("mul", position, size), wrapped)
+    value = x.id
+    if len(axes) > 1:
+        total: Any = 1
+        for axis in axes:
+            total = total * x.shape[axis]
+        shape = b.shape([*x.shape[:first], total, *x.shape[last + 1 :]])
+        value = b.add("reshape", value, shape=shape)
+        # an index that is out of bounds on its own axis must not find a neighbour's element
+        position = b.add("where", inside, position, b.number(total))
+    return b.add("take", value, position, axis=first)
+
+
+def _all_of(b: Importer, x: Tensor, indices: Sequence[Tensor]) -> int | None:
+    """x[i[:, None], j] where i and j count all of their axes: a view. Masks are made so."""
+    found = [b.iotas.get(index.id) for index in indices]
+    rank = max(index.rank for index in indices)
+    dims: list[int] = []
+    for axis, (index, iota) in enumerate(zip(indices, found, strict=True)):
+        if iota is None or not b.same_size(iota[0], x.shape[axis]):
+            return None
+        dims.append(iota[1] + rank - index.rank)
+    if len(set(dims)) != len(dims):
+        return None
+    order = sorted(range(len(dims)), key=lambda axis: dims[axis])
+    value = b.add("permute", x.id, axes=[*order, *range(len(dims), x.rank)])
+    for dim in range(rank):
+        if dim not in dims:
+            value = b.add("unsqueeze", value, axis=dim)
+    return value
+
+
+# Create ------------------------------------------------------------------------------------------
+
+
+def _filled(b: Importer, out: Any, value: Any) -> int:
+    name = str(out.dtype)[6:]
+    if is_number(value):
+        return b.add("full", shape=b.shape(out.shape), value=value, dtype=name)
+    scalar = b.add("cast", b.operand(value), dtype=name)
+    return b.add("expand", scalar, shape=b.shape(out.shape)) if out.dim() else scalar
+
+
+@row("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "zero")
+def _zeros(b: Importer, out: Any, *_: Any) -> int:
+    return _filled(b, out, 0)
+
+
+@row("ones", "ones_like", "new_ones")
+def _ones(b: Importer, out: Any, *_: Any) -> int:
+    return _filled(b, out, 1)
+
+
+@row("full", "full_like", "fill.Scalar", "fill.Tensor")
+def _full(b: Importer, out: Any, _: Any, value: Any, *__: Any) -> int:
+    return _filled(b, out, value)
+
+
+@row("new_full")
+def _new_full(b: Importer, out: Any, _: Any, __: Any, value: Any, *___: Any) -> int:
+    return _filled(b, out, value)
+
+
+@row("scalar_tensor")
+def _scalar_tensor(b: Importer, out: Any, value: Any, *_: Any) -> int:
+    return _filled(b, out, value)
+
+
+@row("copy")
+def _copy(b: Importer, out: Any, x: Tensor, source: Tensor, *_: Any) -> int:
+    value = b.cast(source.id, out.dtype)
+    return b.add("expand", value, shape=b.shape(out.shape)) if out.dim() else value
+
+
+def _range(b: Importer, out: Any, start: Any, step: Any) -> int:
+    if isinstance(start, float) and start.is_integer():
+        start = int(start)
+    if isinstance(step, float) and step.is_integer():
+        step = int(step)
+    if any(isinstance(n, float | torch.SymFloat) for n in (start, step)):
+        raise Unsupported("steps that are not integers")
+    value = b.add("iota", size=b.size(out.shape[0]), start=b.size(start), step=b.size(step))
+    if is_number(start) and start == 0 and is_number(step) and step == 1:
+        b.iotas[value] = out.shape[0], 0
+    return value
+
+
+@row("arange")
+def _arange(b: Importer, out: Any, end: Any, *_: Any) -> int:
+    return _range(b, out, 0, 1)
+
+
+@row("arange.start")
+def _arange_start(b: Importer, out: Any, start: Any, end: Any, *_: Any) -> int:
+    return _range(b, out, start, 1)
+
+
+@row("arange.start_step")
+def _arange_step(b: Importer, out: Any, start: Any, end: Any, step: Any, *_: Any) -> int:
+    return _range(b, out, start, step)

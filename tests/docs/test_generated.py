@@ -1,0 +1,31 @@
+"""The generated pages are what the tables say now: `make docs` writes them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("docs")
+    script = ROOT / "src" / "tilevm" / "isa" / "generate.py"
+    subprocess.run(
+        [sys.executable, str(script), "--out", str(folder / "gen"), "--docs", str(folder)],
+        check=True,
+    )
+    return folder
+
+
+@pytest.mark.parametrize("page", ["isa.md", "ops.md"])
+def test_pages_of_the_tables_are_current(page: str, generated: Path) -> None:
+    assert (DOCS / page).read_text(encoding="utf-8") == (generated / page).read_text(
+        encoding="utf-8"
+    )
+

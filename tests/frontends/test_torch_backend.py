@@ -1,0 +1,187 @@
+"""`torch.compile(backend="tilevm")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilevm  # noqa: E402
+from tilevm.frontends.torch_graph import backend  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+    tilevm.stats.reset()
+
+
+def eager_reasons() -> list[str]:
+    return [key for key in tilevm.stats()["flushes"] if key.startswith("eager")]
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up = nn.Linear(16, 32)
+        self.down = nn.Linear(32, 16)
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+def test_entry_point() -> None:
+    assert "tilevm" in torch._dynamo.list_backends()
+
+
+def test_sizes_stay_symbolic() -> None:
+    torch.manual_seed(0)
+    model = Block().eval()
+    compiled = torch.compile(model, backend="tilevm", dynamic=True)
+    with torch.no_grad():
+        for b, n in [(2, 9), (3, 5), (4, 65), (7, 8)]:
+            x = torch.randn(b, n, 16)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert tilevm.stats()["captures"] == 1
+    assert tilevm.stats()["callouts"]
+    assert not eager_reasons()
+
+
+def test_automatic_dynamic() -> None:
+    f = torch.compile(lambda x: torch.softmax(x * 2, -1), backend=backend)
+    for n in (3, 5, 7, 9, 1, 0):
+        x = torch.randn(n, 4)
+        torch.testing.assert_close(f(x), torch.softmax(x * 2, -1))
+    assert tilevm.stats()["captures"] <= 5
+    assert not eager_reasons()
+
+
+def test_training() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    compiled = torch.compile(model, backend="tilevm", dynamic=True)
+    for n in (3, 5):
+        x = torch.randn(2, n, 16, requires_grad=True)
+        want = torch.autograd.grad(model(x).square().mean(), [x, *model.parameters()])
+        got = torch.autograd.grad(compiled(x).square().mean(), [x, *model.parameters()])
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    assert not eager_reasons()
+
+
+def test_optimizer_steps_change_the_result() -> None:
+    torch.manual_seed(0)
+    model = Block()
+    compiled = torch.compile(model, backend="tilevm")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 16)
+    losses = []
+    for _ in range(4):
+        loss = compiled(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0]
+
+
+def test_mutation_of_input_and_buffer() -> None:
+    class Count(nn.Module):
+        n: Any
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("n", torch.zeros(3))
+
+        def forward(self, x: Any) -> Any:
+            self.n.add_(1)
+            x.mul_(2)
+            return x + self.n
+
+    model, other = Count(), Count()
+    compiled = torch.compile(other, backend="tilevm")
+    for n in (2, 4):
+        x, y = torch.ones(n, 3), torch.ones(n, 3)
+        torch.testing.assert_close(compiled(y), model(x))
+        torch.testing.assert_close(y, x)
+        torch.testing.assert_close(other.n, model.n)
+    assert not eager_reasons()
+
+
+def test_views_and_numbers_come_back() -> None:
+    def f(x: Any, n: int, a: float) -> Any:
+        return x[:, 1:], x.shape[0] * n, x * a, x, None
+
+    compiled = torch.compile(f, backend="tilevm", dynamic=True)
+    for size in (3, 5):
+        x = torch.randn(size, 4)
+        part, number, scaled, same, none = compiled(x, 3, 0.5 + size)
+        assert part.data_ptr() == x[:, 1:].data_ptr()
+        assert number == size * 3
+        torch.testing.assert_close(scaled, x * (0.5 + size))
+        assert same.data_ptr() == x.data_ptr()
+        assert none is None
+    assert not eager_reasons()
+
+
+def test_graph_breaks() -> None:
+    def f(x: Any) -> Any:
+        y = x.exp().sum()
+        if y > 3:
+            return y + x
+        return y - x
+
+    compiled = torch.compile(f, backend="tilevm")
+    for value in (1.0, -5.0):
+        x = torch.full((3,), value)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_autocast() -> None:
+    model = Block().eval().requires_grad_(False)
+    compiled = torch.compile(model, backend="tilevm")
+    x = torch.randn(3, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = compiled(x), model(x)
+    assert got.dtype == want.dtype
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+
+
+def test_autocast_inside() -> None:
+    def f(x: Any, w: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = x @ w
+        return y.float() + 1
+
+    compiled = torch.compile(f, backend="tilevm")
+    x, w = torch.randn(3, 4), torch.randn(4, 5)
+    torch.testing.assert_close(compiled(x, w), f(x, w))
+
+
+def test_mode_and_options() -> None:
+    x = torch.ones(3)
+    assert torch.compile(lambda x: x + 1, backend="tilevm", mode="reduce-overhead")(x).sum() == 6
+    options = {"verify": True}
+    assert torch.compile(lambda x: x + 2, backend="tilevm", options=options)(x).sum() == 9
+    with pytest.warns(UserWarning, match="ignores options"):
+        torch.compile(lambda x: x + 3, backend="tilevm", options={"max_autotune": True})(x)
+
+
+def test_what_cannot_be_imported_runs_eagerly() -> None:
+    f = torch.compile(lambda x: x.to_sparse().to_dense() * 2, backend="tilevm")
+    x = torch.eye(3)
+    torch.testing.assert_close(f(x), x * 2)
+
+
+def test_random_numbers() -> None:
+    f = torch.compile(lambda x: torch.rand_like(x) + torch.rand_like(x) * x, backend="tilevm")
+    x = torch.ones(5)
+    torch.manual_seed(3)
+    got = f(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, torch.rand_like(x) + torch.rand_like(x) * x)

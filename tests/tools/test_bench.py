@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilevm
+from tilevm.tools import cli
+from tilevm.tools.bench import contestants, kernels, limits, measure, report, run
+from tilevm.tools.bench.cases import CASES, Case, exactly, select
+
+pytestmark = pytest.mark.torch
+
+OPERATORS = [case for case in CASES.values() if case.suite == "operators"]
+
+
+def check(case: Case, call: Any) -> None:
+    """`call` must be right for the two smallest shapes, as the benchmark judges it."""
+    function = case.make()
+    for sizes in case.sweep[:2]:
+        inputs = case.tensors(sizes)
+        wide = [x.double() if x.is_floating_point() else x for x in inputs]
+        exact = measure._flat(exactly(function)(*wide))
+        with torch.no_grad():
+            found, eager = measure._flat(call(*inputs)), measure._flat(function(*inputs))
+        wrong, share = measure._compare(found, exact, eager)
+        assert not wrong
+        assert share <= 1, f"{share:.2f} of what is allowed"
+
+
+@pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
+def test_kernels_are_the_cases(case: Case) -> None:
+    if not case.kernel:
+        pytest.skip("has no kernel")
+    check(case, tilevm.kernel(getattr(kernels, case.kernel)))
+
+
+@pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
+def test_operators_compile_whole(case: Case) -> None:
+    before = tilevm.stats()
+    check(case, tilevm.compile(case.make()))
+    after = tilevm.stats()
+    assert after["callouts"] == before["callouts"]
+    assert after["flushes"] == before["flushes"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "bert_layer", "llama_layer"])
+def test_subgraphs_compile(name: str) -> None:
+    if name != "mlp":
+        pytest.importorskip("transformers")
+    check(CASES[name], tilevm.compile(CASES[name].make()))
+
+
+def test_inputs_are_as_written_and_the_same_each_time() -> None:
+    case = CASES["embedding_sum"]
+    ids, words, positions, kind = case.tensors((2, 5, 8))
+    assert ids.dtype == torch.int64
+    assert tuple(ids.shape) == (2, 5)
+    assert 0 <= int(ids.min()) <= int(ids.max()) < 1000
+    assert [tuple(x.shape) for x in (words, positions, kind)] == [(1000, 8), (512, 8), (8,)]
+    assert all(map(torch.equal, case.tensors((2, 5, 8)), (ids, words, positions, kind)))
+    assert case.symbolic()[2] == ("positions", [512, "D"])
+    assert all(float(x.min()) > 0 for x in CASES["adam"].tensors((7, 9))[-24:])
+    assert CASES["softmax_bf16"].tensors((7, 9))[0].dtype == torch.bfloat16
+
+
+def test_quick_keeps_the_smallest_and_the_largest() -> None:
+    for case in CASES.values():
+        shapes = case.shapes(quick=True)
+        assert len(shapes) == 3
+        assert shapes[0] == case.sweep[0]
+        assert shapes[-1] == case.sweep[-1]
+
+
+def test_selecting() -> None:
+    assert [case.name for case in select(["operators"], ["layer_norm_bf16"])] == ["layer_norm_bf16"]
+    assert {case.suite for case in select(["models"], None)} == {"models"}
+    with pytest.raises(ValueError, match="no case"):
+        select(None, ["nothing like it"])
+
+
+def test_twins_share_meaning_and_not_code() -> None:
+    def double(x: int) -> int:
+        return 2 * x
+
+    a, b = contestants.twin(double, "a"), contestants.twin(double, "b")
+    assert a(3) == b(3) == 6
+    assert a.__code__ is not b.__code__
+    assert contestants.twin(torch.nn.ReLU(), "c")(torch.ones(1)) == 1
+
+
+# Limits -----------------------------------------------------------------------------------------
+
+
+def test_work_is_counted() -> None:
+    x, y = torch.ones(8, 16), torch.ones(16, 4)
+    work = limits.count(lambda a, b: a @ b, [x, y])
+    assert work.flops == 2 * 8 * 16 * 4
+    assert work.bytes == 4 * (8 * 16 + 16 * 4 + 8 * 4)
+    work = limits.count(lambda a: torch.exp(a) + 1, [x])
+    assert work.vector_ops == (limits.COSTS["exp"] + 1) * 8 * 16
+    assert work.flops == 0
+    softmax = limits.count(lambda a: torch.softmax(a, -1).t(), [x])
+    assert softmax.vector_ops == limits.COSTS["softmax"] * 8 * 16
+
+
+def test_the_limit_is_the_largest_of_three() -> None:
+    machine = limits.Machine(1, flops_s=1e9, bandwidth={n: 1e9 for n in range(64)})
+    assert machine.limit_s(limits.Work(1000, 0, 0)) == pytest.approx(1e-6)
+    assert machine.limit_s(limits.Work(1000, 5000, 0)) == pytest.approx(5e-6)
+    assert machine.limit_s(limits.Work(1000, 5000, 5000)) == pytest.approx(10e-6)
+
+
+def test_the_machine_is_measured() -> None:
+    machine = limits.Machine(1)
+    machine.measure()
+    assert 1e9 < machine.flops_s < 1e13
+    assert machine.limit_s(limits.Work(1 << 20, 0, 0)) > 1e-7
+
+
+# Judging ----------------------------------------------------------------------------------------
+
+
+def test_wrong_results_are_not_timed() -> None:
+    exact = torch.linspace(-1, 1, 100, dtype=torch.float64)
+    right = exact.float()
+    assert measure._compare([right], [exact], [right])[0] == ""
+    assert "off" in measure._compare([right + 1e-3], [exact], [right])[0]
+    assert "sizes" in measure._compare([right[:5]], [exact], [right])[0]
+    assert "float64" in measure._compare([exact], [exact], [right])[0]
+    assert "outputs" in measure._compare([], [exact], [right])[0]
+    nan = torch.full_like(right, math.nan)
+    assert measure._compare([nan], [exact], [right])[0]
+    assert measure._compare([nan], [nan.double()], [nan]) == ("", 0.0)
+
+
+def test_a_case_is_measured(tmp_path: Path) -> None:
+    bench = measure.Bench(torch.get_num_threads(), True, tmp_path / "stage")
+    bench._machine = limits.Machine(1, flops_s=1e11, bandwidth={n: 1e10 for n in range(64)})
+    found = bench.case("multiply_add", ["eager", "kernel", "compile"])
+    json.dumps(found)
+    assert [row["sizes"] for row in found["shapes"]] == [[7, 33], [64, 768], [4096, 1024]]
+    for row in found["shapes"]:
+        assert set(row["median_us"]) == {"eager", "kernel", "compile"}
+        assert all(time > 0 for time in row["median_us"].values())
+    for key in ("kernel", "compile"):
+        result = found["contestants"][key]
+        assert result["error"] == ""
+        assert result["claims"]
+        assert result["callouts"] == {}
+        assert (result["captures"], result["recompiles"]) == (1, 0)
+        assert result["compile_s"] > 0
+
+
+# Report -----------------------------------------------------------------------------------------
+
+
+def measured() -> dict[str, Any]:
+    """Three cases: one that tilevm calls out, one in which it fails."""
+
+    def case(name: str, factor: float, **own: Any) -> dict[str, Any]:
+        rows = [
+            {
+                "sizes": [n, 1024],
+                "median_us": {
+                    "eager": 10.0 * n,
+                    "inductor": 20.0 * n,
+                    "compile": 10.0 * n * factor,
+                },
+                "bytes": n * 4096,
+                "limit_us": 2.0 * n,
+            }
+            for n in (1, 1024)
+        ]
+        result = {
+            "error": "",
+            "accuracy": 0.5,
+            "compile_s": 0.25,
+            "recompiles": 0,
+            "callouts": {},
+            "claims": True,
+            "peak_extra_bytes": 1 << 20,
+        }
+        others = {key: dict(result) for key in ("eager", "inductor")}
+        return {
+            "name": name,
+            "suite": "operators",
+            "shapes": rows,
+            "contestants": others | {"compile": result | own},
+        }
+
+    fast = case("fast", 0.5)
+    called = case("called", 0.01, callouts={"aten.cumsum.default": 1}, claims=False)
+    failed = case("failed", 1.0, error="wrong: output 0")
+    for row in failed["shapes"]:
+        del row["median_us"]["compile"]
+    machine = {"gflop_s": 100.0, "bandwidth_gb_s": {"1048576": 50.0}}
+    environment = run.environment()
+    cases = [fast, called, failed]
+    runs = [{"threads": 1, "machine": machine, "skipped": ["late"], "cases": cases}]
+    return {"environment": environment, "quick": True, "runs": runs}
+
+
+def test_report_counts_only_what_is_its_own() -> None:
+    text = report.markdown(measured())
+    rows = {line.split(" | ")[0].strip("| "): line for line in text.splitlines() if "|" in line}
+    assert "1 of 3 | 0.50 | 0.50 | 0 of 2" in rows["tilevm.compile"]
+    assert "3 of 3 | 2.00 | 2.00 | 6 of 6" in rows["Inductor dynamic"]
+    assert "2.00 | 0.01 † | 1 aten.cumsum.default" in next(
+        line for line in text.splitlines() if line.startswith("| called | 10 to")
+    )
+    assert "failed, tilevm.compile, threads 1: wrong: output 0" in text
+    assert "out of time: late" in text
+    assert report.failures(measured()) == ["failed, tilevm.compile, threads 1: wrong: output 0"]
+
+
+def test_plot(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    report.plot(measured(), tmp_path / "bench.png")
+    assert (tmp_path / "bench.png").stat().st_size > 1000
+
+
+def test_geomean() -> None:
+    assert report.geomean([2, 8]) == pytest.approx(4)
+    assert np.isnan(report.geomean([]))
+
+
+@pytest.mark.slow
+def test_bench_writes_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    json_file, table = tmp_path / "b.json", tmp_path / "b.md"
+    words = ["--case", "swiglu", "--quick", "--threads", "1", "--peers", "kernel,compile"]
+    files = ["--json", str(json_file), "--markdown", str(table)]
+    assert cli.main(["bench", *words, *files]) == 0
+    assert "tilevm.kernel" in capsys.readouterr().out
+    assert [c["name"] for c in json.loads(json_file.read_text())["runs"][0]["cases"]] == [
+        "swiglu",
+        "swiglu_bf16",
+    ]
+    assert "| swiglu |" in table.read_text()
+
+
+def test_bench_says_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--case", "nothing"]) == 2
+    assert cli.main(["bench", "--peers", "nobody"]) == 2
+    assert "nobody" in capsys.readouterr().err
