@@ -50,7 +50,8 @@ Attr number_of(nb::handle value) {
 
 Attr attr_of(Program& p, ParamKind kind, nb::handle value) {
   switch (kind) {
-    case ParamKind::kSize: return Attr::of_sizes({size_of(p, value)});
+    case ParamKind::kSize:
+      return Attr::of_sizes({size_of(p, value)});
     case ParamKind::kSizes: {
       std::vector<SizeId> sizes;
       for (nb::handle s : value) sizes.push_back(size_of(p, s));
@@ -62,14 +63,17 @@ Attr attr_of(Program& p, ParamKind kind, nb::handle value) {
       if (!dtype) throw DTypeError("no such dtype: " + name);
       return Attr::of_dtype(*dtype);
     }
-    case ParamKind::kNumber: return number_of(value);
-    case ParamKind::kBool: return Attr::of_ints({nb::cast<bool>(value)});
+    case ParamKind::kNumber:
+      return number_of(value);
+    case ParamKind::kBool:
+      return Attr::of_ints({nb::cast<bool>(value)});
     case ParamKind::kAxes:
       if (!nb::isinstance<nb::int_>(value)) {
         return Attr::of_ints(nb::cast<std::vector<std::int64_t>>(value));
       }
       [[fallthrough]];
-    default: return Attr::of_ints({nb::cast<std::int64_t>(value)});
+    default:
+      return Attr::of_ints({nb::cast<std::int64_t>(value)});
   }
 }
 
@@ -79,11 +83,15 @@ Attr default_of(Program& p, const OpInfo& row, const ParamInfo& param) {
                                 " is missing");
   }
   switch (param.kind) {
-    case ParamKind::kSize: return Attr::of_sizes({p.sizes.constant(param.value)});
-    case ParamKind::kNumber: return Attr::of_integer(param.value);
+    case ParamKind::kSize:
+      return Attr::of_sizes({p.sizes.constant(param.value)});
+    case ParamKind::kNumber:
+      return Attr::of_integer(param.value);
     case ParamKind::kAxes:
-    case ParamKind::kSizes: return {};
-    default: return Attr::of_ints({param.value});
+    case ParamKind::kSizes:
+      return {};
+    default:
+      return Attr::of_ints({param.value});
   }
 }
 
@@ -175,9 +183,12 @@ std::int64_t size_value(Program& p, std::string_view text, const nb::dict& env) 
 
 nb::object size_compare(Program& p, std::string_view a, std::string_view b) {
   switch (p.sizes.equal(p.sizes.parse(a), p.sizes.parse(b))) {
-    case shape::Answer::kYes: return nb::bool_(true);
-    case shape::Answer::kNo: return nb::bool_(false);
-    default: return nb::none();
+    case shape::Answer::kYes:
+      return nb::bool_(true);
+    case shape::Answer::kNo:
+      return nb::bool_(false);
+    default:
+      return nb::none();
   }
 }
 
@@ -243,8 +254,7 @@ void bind_program(nb::module_& m) {
            [](const Program& p) {
              nb::list all;
              for (const Check& c : p.checks) {
-               all.append(
-                   nb::make_tuple(size_object(p, c.a), size_object(p, c.b), c.message));
+               all.append(nb::make_tuple(size_object(p, c.a), size_object(p, c.b), c.message));
              }
              return all;
            })

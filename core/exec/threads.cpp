@@ -27,14 +27,17 @@ std::atomic<bool> forked{false};
 int find(dl_phdr_info* info, std::size_t, void* result) {
   const char* slash = std::strrchr(info->dlpi_name, '/');
   const char* name = slash == nullptr ? info->dlpi_name : slash + 1;
-  if (std::strncmp(name, "libgomp", 7) != 0 && std::strncmp(name, "libomp", 6) != 0 && std::strncmp(name, "libiomp", 7) != 0) return 0;
+  if (std::strncmp(name, "libgomp", 7) != 0 && std::strncmp(name, "libomp", 6) != 0 &&
+      std::strncmp(name, "libiomp", 7) != 0)
+    return 0;
   void* library = dlopen(info->dlpi_name, RTLD_LAZY | RTLD_NOLOAD);
   if (library == nullptr) return 0;
   auto* runtime = static_cast<Runtime*>(result);
   runtime->parallel = reinterpret_cast<Parallel>(dlsym(library, "GOMP_parallel"));
   runtime->thread = reinterpret_cast<ThreadNumber>(dlsym(library, "omp_get_thread_num"));
   runtime->size = reinterpret_cast<TeamSize>(dlsym(library, "omp_get_num_threads"));
-  if (runtime->parallel != nullptr && runtime->thread != nullptr && runtime->size != nullptr) return 1;
+  if (runtime->parallel != nullptr && runtime->thread != nullptr && runtime->size != nullptr)
+    return 1;
   *runtime = {};
   return 0;
 }

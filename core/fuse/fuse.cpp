@@ -16,7 +16,8 @@ class Scheduler {
     const auto n = g_.program.values.size();
     ready_.resize(n);
     part_step_.assign(n, -1);
-    for (std::size_t i = 0; i < g_.parts.size(); ++i) part_step_[at(g_.parts[i].out)] = static_cast<int>(i);
+    for (std::size_t i = 0; i < g_.parts.size(); ++i)
+      part_step_[at(g_.parts[i].out)] = static_cast<int>(i);
     for (const ValueId v : g_.program.inputs) ready_[at(v)] = true;
   }
 
@@ -40,9 +41,12 @@ class Scheduler {
     std::ranges::stable_sort(waiting, {}, &Unit::key);
     while (!waiting.empty()) {
       const auto next = std::ranges::find_if(waiting, [&](const Unit& u) {
-        return std::ranges::none_of(waiting, [&](const Unit& w) { return w.unit != u.unit && g_.order.precedes(w.unit, u.unit); });
+        return std::ranges::none_of(waiting, [&](const Unit& w) {
+          return w.unit != u.unit && g_.order.precedes(w.unit, u.unit);
+        });
       });
-      if (next == waiting.end()) throw std::logic_error("fuse: units depend on each other in a circle");
+      if (next == waiting.end())
+        throw std::logic_error("fuse: units depend on each other in a circle");
       const Unit unit = *next;
       waiting.erase(next);
       if (unit.node < 0) {

@@ -46,10 +46,28 @@ Grouping::Grouping(Program& p) : program(p) {
 
 int Grouping::op_cost(Op op) const {
   switch (op) {
-    case Op::exp: case Op::exp2: case Op::expm1: case Op::log: case Op::log2: case Op::log1p:
-    case Op::sin: case Op::cos: case Op::tan: case Op::tanh: case Op::sigmoid: case Op::erf:
-    case Op::silu: case Op::gelu: case Op::gelu_tanh: case Op::pow: case Op::atan2:
-    case Op::fmod: case Op::remainder: case Op::floor_div: case Op::take: case Op::gather:
+    case Op::exp:
+    case Op::exp2:
+    case Op::expm1:
+    case Op::log:
+    case Op::log2:
+    case Op::log1p:
+    case Op::sin:
+    case Op::cos:
+    case Op::tan:
+    case Op::tanh:
+    case Op::sigmoid:
+    case Op::erf:
+    case Op::silu:
+    case Op::gelu:
+    case Op::gelu_tanh:
+    case Op::pow:
+    case Op::atan2:
+    case Op::fmod:
+    case Op::remainder:
+    case Op::floor_div:
+    case Op::take:
+    case Op::gather:
       return kTranscendentalCost;
     default:
       return 1;
@@ -80,12 +98,18 @@ ValueId Grouping::append_value(Type type) {
 void Grouping::place(int n) {
   const Node& node = program.nodes[at(n)];
   switch (tilevm::info(node.op).cls) {
-    case OpClass::kElementwise: return place_elementwise(n);
-    case OpClass::kReduce: return place_reduce(n);
-    case OpClass::kGather: return place_gather(n);
-    case OpClass::kView: return place_view(n);
-    case OpClass::kLayout: return place_concat(n);
-    case OpClass::kCall: return place_call(n);
+    case OpClass::kElementwise:
+      return place_elementwise(n);
+    case OpClass::kReduce:
+      return place_reduce(n);
+    case OpClass::kGather:
+      return place_gather(n);
+    case OpClass::kView:
+      return place_view(n);
+    case OpClass::kLayout:
+      return place_concat(n);
+    case OpClass::kCall:
+      return place_call(n);
     case OpClass::kCreate: {
       auto& v = info[at(node.out)];
       v.where = Where::kFree;
@@ -115,8 +139,8 @@ bool Grouping::self_contained(int unit, int node) const {
     return !is_output_[at(v)] && !info[at(info[at(v)].source)].stored &&
            std::ranges::all_of(users_[at(v)], [&](int user) {
              return user == node || (user < node && std::ranges::binary_search(g.nodes, user)) ||
-                    (user < node && std::ranges::find(g.values, program.nodes[at(user)].out) !=
-                                        g.values.end());
+                    (user < node &&
+                     std::ranges::find(g.values, program.nodes[at(user)].out) != g.values.end());
            });
   });
 }
@@ -125,10 +149,12 @@ bool Grouping::join_elementwise(int n, int unit) {
   const Node& node = program.nodes[at(n)];
   const Shape& out = shape(node.out);
   Group& g = groups[at(unit)];
-  if (g.nodes.size() >= kMaxGroupNodes || g.loads.size() + node.inputs.size() > kMaxGroupLoads) return false;
+  if (g.nodes.size() >= kMaxGroupNodes || g.loads.size() + node.inputs.size() > kMaxGroupLoads)
+    return false;
 
   // 1. Axes of the result's dims, from operands inside the group.
   AxisMap map;
+  AxisMask used = 0;
   for (int d = 0; d < out.rank; ++d) {
     for (const ValueId v : node.inputs) {
       const auto& in = info[at(v)];
@@ -140,8 +166,11 @@ bool Grouping::join_elementwise(int n, int unit) {
       if (axis >= 0) map.axis[at(d)] = static_cast<std::int8_t>(axis);
       if (ghost >= 0) map.ghost[at(d)] = static_cast<std::int8_t>(ghost);
     }
+    const int axis = map.axis[at(d)];
+    if (axis < 0) continue;
+    if ((used >> axis) & 1) return false;  // x[i] * x[j]: one axis cannot be both
+    used = static_cast<AxisMask>(used | (1U << axis));
   }
-  AxisMask used = mask_of(map, out.rank);
   for (int d = 0; d < out.rank; ++d) {
     if (map.axis[at(d)] >= 0 || one(out[d]) || map.ghost[at(d)] < 0) continue;
     const int axis = map.ghost[at(d)];
@@ -163,7 +192,8 @@ bool Grouping::join_elementwise(int n, int unit) {
     if (map.axis[at(d)] >= 0) map.ghost[at(d)] = -1;
   }
   // A result that varies over part of the space only would be stored many times.
-  const auto kept = static_cast<AxisMask>(((1U << (g.axes.size() + new_axes.size())) - 1U) & ~g.reduced);
+  const auto kept =
+      static_cast<AxisMask>(((1U << (g.axes.size() + new_axes.size())) - 1U) & ~g.reduced);
   const auto mask = mask_of(map, out.rank);
   const auto over_reduced = static_cast<AxisMask>(mask & g.reduced);
   if ((mask & kept) != kept || (over_reduced != 0 && over_reduced != g.reduced)) return false;
@@ -185,7 +215,8 @@ bool Grouping::join_elementwise(int n, int unit) {
     const Group& other = groups[at(in.unit)];
     Merge m{in.unit, std::vector<std::int8_t>(other.axes.size(), -1), {}, 0};
     bool possible = order.can_merge(unit, in.unit) &&
-                    std::ranges::all_of(merges, [&](const Merge& o) { return order.can_merge(o.from, in.unit); }) &&
+                    std::ranges::all_of(
+                        merges, [&](const Merge& o) { return order.can_merge(o.from, in.unit); }) &&
                     g.nodes.size() + other.nodes.size() < kMaxGroupNodes &&
                     g.loads.size() + other.loads.size() + node.inputs.size() <= kMaxGroupLoads;
     for (const ValueId w : node.inputs) {  // every operand from there must agree
@@ -230,7 +261,8 @@ bool Grouping::join_elementwise(int n, int unit) {
       AxisMask covered = 0;
       for (std::size_t a = 0; a < other.axes.size(); ++a) {
         covered = static_cast<AxisMask>(covered | (1U << m.axis_of[a]));
-        if ((other.reduced >> a) & 1) other_reduced = static_cast<AxisMask>(other_reduced | (1U << m.axis_of[a]));
+        if ((other.reduced >> a) & 1)
+          other_reduced = static_cast<AxisMask>(other_reduced | (1U << m.axis_of[a]));
       }
       if (reduced != 0 && other_reduced != 0 && reduced != other_reduced) possible = false;
       const auto all_reduced = static_cast<AxisMask>(reduced | other_reduced);
@@ -253,7 +285,8 @@ bool Grouping::join_elementwise(int n, int unit) {
       n_axes += m.extra_axes.size();
       reduced = static_cast<AxisMask>(reduced | m.extra_reduced);
       for (std::size_t a = 0; a < other.axes.size(); ++a) {
-        if ((other.reduced >> a) & 1) reduced = static_cast<AxisMask>(reduced | (1U << m.axis_of[a]));
+        if ((other.reduced >> a) & 1)
+          reduced = static_cast<AxisMask>(reduced | (1U << m.axis_of[a]));
       }
       merges.push_back(std::move(m));
     } else if (!order.can_depend(unit, in.unit)) {
@@ -262,7 +295,8 @@ bool Grouping::join_elementwise(int n, int unit) {
   }
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];
-    if (in.where == Where::kBuffer && in.unit >= 0 && !order.can_depend(unit, in.unit)) return false;
+    if (in.where == Where::kBuffer && in.unit >= 0 && !order.can_depend(unit, in.unit))
+      return false;
     if (in.where == Where::kBuffer && in.unit >= 0) {
       for (const auto& m : merges) {
         if (!order.can_depend(m.from, in.unit)) return false;
@@ -278,7 +312,8 @@ bool Grouping::join_elementwise(int n, int unit) {
   // 4. Do it.
   g.axes.insert(g.axes.end(), new_axes.begin(), new_axes.end());
   for (const auto& m : merges) {
-    groups[at(unit)].axes.insert(groups[at(unit)].axes.end(), m.extra_axes.begin(), m.extra_axes.end());
+    groups[at(unit)].axes.insert(groups[at(unit)].axes.end(), m.extra_axes.begin(),
+                                 m.extra_axes.end());
     merge(unit, m.from, m.axis_of);
   }
   add_node(unit, n, map);
@@ -362,7 +397,9 @@ void Grouping::add_loads(int unit, int n, const AxisMap& out) {
 bool Grouping::join_sibling(int n, int unit, ValueId shared, const AxisMap& map) {
   Group& g = groups[at(unit)];
   const Node& node = program.nodes[at(n)];
-  if (!g.alive || g.nodes.size() >= kMaxGroupNodes || g.loads.size() + node.inputs.size() > kMaxGroupLoads) return false;
+  if (!g.alive || g.nodes.size() >= kMaxGroupNodes ||
+      g.loads.size() + node.inputs.size() > kMaxGroupLoads)
+    return false;
   const auto all = static_cast<AxisMask>((1U << g.axes.size()) - 1U);
   const Shape& in = shape(shared);
   if (mask_of(map, in.rank) != all) return false;
@@ -403,7 +440,8 @@ void Grouping::place_elementwise(int n) {
   std::vector<int> candidates;
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];
-    if (in.where == Where::kKernel && std::ranges::find(candidates, in.unit) == candidates.end()) candidates.push_back(in.unit);
+    if (in.where == Where::kKernel && std::ranges::find(candidates, in.unit) == candidates.end())
+      candidates.push_back(in.unit);
   }
   std::ranges::sort(candidates, std::greater<>());
   for (const int unit : candidates) {
@@ -477,12 +515,14 @@ void Grouping::place_reduce(int n) {
   const auto& in = info[at(v)];
   bool spans = true;  // every dim that is not 1 runs along an axis
   if (in.where == Where::kKernel) {
-    for (int d = 0; d < in_shape.rank; ++d) spans = spans && (one(in_shape[d]) || in.map.axis[at(d)] >= 0);
+    for (int d = 0; d < in_shape.rank; ++d)
+      spans = spans && (one(in_shape[d]) || in.map.axis[at(d)] >= 0);
     const Group& g = groups[at(in.unit)];
     const AxisMask over = folded_axes(in.map);
     const auto all = static_cast<AxisMask>((1U << g.axes.size()) - 1U);
     const auto mask = mask_of(in.map, in_shape.rank);
-    const bool fits = spans && mask == all && over != 0 && (g.reduced == 0 || g.reduced == over) && g.nodes.size() < kMaxGroupNodes;
+    const bool fits = spans && mask == all && over != 0 && (g.reduced == 0 || g.reduced == over) &&
+                      g.nodes.size() < kMaxGroupNodes;
     if (fits) {
       // Values stored so far that vary over part of the reduced axes would be stored many times.
       const bool partial = std::ranges::any_of(g.values, [&](ValueId w) {
@@ -502,7 +542,8 @@ void Grouping::place_reduce(int n) {
       const AxisMask over = folded_axes(load->map);
       const bool partial = std::ranges::any_of(g.values, [&](ValueId w) {
         const auto m = static_cast<AxisMask>(mask_of(info[at(w)].map, shape(w).rank));
-        const bool whole_kept = (m & ~over) == (((1U << g.axes.size()) - 1U) & ~static_cast<unsigned>(over));
+        const bool whole_kept =
+            (m & ~over) == (((1U << g.axes.size()) - 1U) & ~static_cast<unsigned>(over));
         return ((m & over) != 0 && (m & over) != over) || !whole_kept;
       });
       if (partial) continue;
@@ -670,7 +711,8 @@ void Grouping::store_into(ValueId value, ValueId target, int join_unit) {
     bool spans = true;
     for (int d = 0; d < s.rank; ++d) spans = spans && (one(s[d]) || v.map.axis[at(d)] >= 0);
     const auto mask = mask_of(v.map, s.rank);
-    const auto kept = static_cast<AxisMask>(((1U << g.axes.size()) - 1U) & ~static_cast<unsigned>(g.reduced));
+    const auto kept =
+        static_cast<AxisMask>(((1U << g.axes.size()) - 1U) & ~static_cast<unsigned>(g.reduced));
     const auto over = static_cast<AxisMask>(mask & g.reduced);
     if (spans && (mask & kept) == kept && (over == 0 || over == g.reduced)) {
       groups[at(v.unit)].fills.push_back({value, v.map});

@@ -34,11 +34,11 @@ enum class Where : std::uint8_t {
 
 struct ValueInfo {
   Where where = Where::kBuffer;
-  int unit = -1;         // what produces it (a group of kKernel values); -1: an input
-  ValueId source = -1;   // kKernel, kFree: the value whose node computes it
-  AxisMap map;           // kKernel
+  int unit = -1;              // what produces it (a group of kKernel values); -1: an input
+  ValueId source = -1;        // kKernel, kFree: the value whose node computes it
+  AxisMap map;                // kKernel
   std::int8_t free_dim = -1;  // kFree, iota: the dim it runs along
-  bool stored = false;   // kKernel (of a source): somebody needs it in memory
+  bool stored = false;        // kKernel (of a source): somebody needs it in memory
 };
 
 struct Load {
@@ -49,17 +49,18 @@ struct Load {
 struct Group {
   std::vector<SizeId> axes;
   AxisMask reduced = 0;
-  std::vector<int> nodes;        // program nodes, ascending
-  std::vector<ValueId> values;   // results of nodes and in-kernel views of them
+  std::vector<int> nodes;       // program nodes, ascending
+  std::vector<ValueId> values;  // results of nodes and in-kernel views of them
   std::vector<Load> loads;
-  std::vector<Load> fills;       // free or external values stored elsewhere: {value, map}, see targets
+  std::vector<Load> fills;  // free or external values stored elsewhere: {value, map}, see targets
   std::vector<ValueId> targets;  // of fills: the buffer written
   int cost = 0;                  // operations an element, transcendental ones count more
   bool has_fold = false;
   bool alive = true;
 };
 
-// A unit is a group, a call-out, or a concat, which joins the groups that write its parts. The relation "must run before".
+// A unit is a group, a call-out, or a concat, which joins the groups that write its parts. The
+// relation "must run before".
 class Order {
  public:
   int add();
@@ -80,11 +81,11 @@ class Grouping {
 
   Program& program;
   std::vector<ValueInfo> info;
-  std::vector<Group> groups;            // indexed by unit; empty for other units
+  std::vector<Group> groups;  // indexed by unit; empty for other units
   Order order;
-  std::vector<AxisMap> reduce_map;      // by node: map of a reduction's input dims
+  std::vector<AxisMap> reduce_map;            // by node: map of a reduction's input dims
   std::unordered_map<int, int> unit_of_node;  // calls, concats
-  std::vector<Step> parts;              // kAlloc and kSlice steps that concats need first
+  std::vector<Step> parts;                    // kAlloc and kSlice steps that concats need first
   std::vector<Cut> cuts;
 
  private:
@@ -112,9 +113,9 @@ class Grouping {
   bool one(SizeId s) const { return program.sizes.is(s, 1); }
   int op_cost(Op op) const;
 
-  std::vector<std::vector<int>> users_;      // value -> nodes
+  std::vector<std::vector<int>> users_;  // value -> nodes
   std::vector<bool> is_output_;
-  std::vector<std::vector<int>> loaders_;    // value -> units that load it, oldest first
+  std::vector<std::vector<int>> loaders_;  // value -> units that load it, oldest first
 };
 
 }  // namespace tilevm::fuse

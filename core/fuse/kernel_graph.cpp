@@ -20,22 +20,34 @@ constexpr std::uint16_t kNoInstr = 0xffff;
 
 Storage storage_of(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return Storage::kF32;
-    case DType::kBFloat16: return Storage::kBF16;
-    case DType::kFloat64: return Storage::kF64;
-    case DType::kInt32: return Storage::kI32;
-    case DType::kInt64: return Storage::kI64;
-    case DType::kBool: return Storage::kB8;
-    default: throw std::logic_error("fuse: dtype cannot be in a kernel: " + std::string(dtype_name(dtype)));
+    case DType::kFloat32:
+      return Storage::kF32;
+    case DType::kBFloat16:
+      return Storage::kBF16;
+    case DType::kFloat64:
+      return Storage::kF64;
+    case DType::kInt32:
+      return Storage::kI32;
+    case DType::kInt64:
+      return Storage::kI64;
+    case DType::kBool:
+      return Storage::kB8;
+    default:
+      throw std::logic_error("fuse: dtype cannot be in a kernel: " +
+                             std::string(dtype_name(dtype)));
   }
 }
 
 RegType reg_of(DType dtype) {
   switch (dtype) {
-    case DType::kInt32: return RegType::kI32;
-    case DType::kInt64: return RegType::kI64;
-    case DType::kBool: return RegType::kB8;
-    default: return RegType::kF32;
+    case DType::kInt32:
+      return RegType::kI32;
+    case DType::kInt64:
+      return RegType::kI64;
+    case DType::kBool:
+      return RegType::kB8;
+    default:
+      return RegType::kF32;
   }
 }
 
@@ -85,7 +97,22 @@ const Opcodes& opcodes() {
   return table;
 }
 
-AxisMask all_axes(const KernelGraph& k) { return static_cast<AxisMask>((1U << k.axes.size()) - 1U); }
+// Where a small error of an operand makes a large one of the result, bfloat16 operands are what
+// they would be in memory.
+bool rounds_operands(Op op) {
+  switch (info(op).rule) {
+    case Rule::kCompare:
+    case Rule::kRoundUnary:
+    case Rule::kPredicate:
+      return true;
+    default:
+      return op == Op::sign || op == Op::floor_div || op == Op::remainder || op == Op::fmod;
+  }
+}
+
+AxisMask all_axes(const KernelGraph& k) {
+  return static_cast<AxisMask>((1U << k.axes.size()) - 1U);
+}
 
 class Builder {
  public:
@@ -158,7 +185,9 @@ class Builder {
   int rounded(int node) {
     if (rounded_[at(node)]) return node;
     for (std::size_t i = 0; i < kernel_.nodes.size(); ++i) {
-      if (kernel_.nodes[i].kind == Kind::kMap && kernel_.nodes[i].instr == opcodes().round_bf16 && kernel_.nodes[i].in[0] == node) return static_cast<int>(i);
+      if (kernel_.nodes[i].kind == Kind::kMap && kernel_.nodes[i].instr == opcodes().round_bf16 &&
+          kernel_.nodes[i].in[0] == node)
+        return static_cast<int>(i);
     }
     const int result = map_node(opcodes().round_bf16, RegType::kF32, {node});
     rounded_[at(result)] = true;
@@ -182,7 +211,9 @@ class Builder {
     }
     const Storage storage = storage_of(dtype(v));
     OperandRef ref = reference(Role::kInput, storage, v);
-    KernelNode node{.kind = Kind::kLoad, .type = reg_of(dtype(v)), .instr = opcodes().load[static_cast<int>(storage)]};
+    KernelNode node{.kind = Kind::kLoad,
+                    .type = reg_of(dtype(v)),
+                    .instr = opcodes().load[static_cast<int>(storage)]};
     for (int d = 0; d < rank(v); ++d) {
       const int axis = map.axis[at(d)];
       if (axis < 0) continue;
@@ -201,7 +232,10 @@ class Builder {
       const auto& n = kernel_.nodes[i];
       if (n.kind == Kind::kConst && n.type == type && n.imm == imm) return static_cast<int>(i);
     }
-    return push({.kind = Kind::kConst, .type = type, .instr = opcodes().constant[static_cast<int>(type)], .imm = imm});
+    return push({.kind = Kind::kConst,
+                 .type = type,
+                 .instr = opcodes().constant[static_cast<int>(type)],
+                 .imm = imm});
   }
 
   int iota(SizeId start, SizeId step, int axis) {
@@ -234,12 +268,16 @@ class Builder {
         }
         OperandRef ref = reference(Role::kInput, Storage::kI64, -1);
         ref.size = node.attrs[0].sizes[0];
-        const int result = push({.kind = Kind::kLoad, .type = type, .instr = opcodes().load[static_cast<int>(Storage::kI64)], .operand = static_cast<std::int16_t>(operand(ref))});
+        const int result = push({.kind = Kind::kLoad,
+                                 .type = type,
+                                 .instr = opcodes().load[static_cast<int>(Storage::kI64)],
+                                 .operand = static_cast<std::int16_t>(operand(ref))});
         sizes_.emplace_back(ref.size, result);
         return result;
       }
       case Op::iota:
-        return iota(node.attrs[1].sizes[0], node.attrs[2].sizes[0], info.free_dim < 0 ? -1 : map.axis[at(info.free_dim)]);
+        return iota(node.attrs[1].sizes[0], node.attrs[2].sizes[0],
+                    info.free_dim < 0 ? -1 : map.axis[at(info.free_dim)]);
       default: {  // arithmetic on such values
         for (const auto& [value, result] : free_) {
           if (value == source) return result;
@@ -260,9 +298,13 @@ class Builder {
         return constant(RegType::kF32, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
       }
       case RegType::kI32:
-        return constant(RegType::kI32, static_cast<std::uint32_t>(exact ? attr.integer : static_cast<std::int64_t>(attr.number)));
+        return constant(RegType::kI32,
+                        static_cast<std::uint32_t>(exact ? attr.integer
+                                                         : static_cast<std::int64_t>(attr.number)));
       case RegType::kI64:
-        return constant(RegType::kI64, static_cast<std::uint64_t>(exact ? attr.integer : static_cast<std::int64_t>(attr.number)));
+        return constant(RegType::kI64,
+                        static_cast<std::uint64_t>(exact ? attr.integer
+                                                         : static_cast<std::int64_t>(attr.number)));
       case RegType::kB8:
         return constant(RegType::kB8, (exact ? attr.integer != 0 : attr.number != 0) ? 1 : 0);
     }
@@ -276,7 +318,8 @@ class Builder {
     AxisMap map;
     const Shape& shape = g_.program.type(v).shape;
     for (int d = 0; d < shape.rank; ++d) {
-      if (!g_.program.sizes.is(shape[d], 1)) map.axis[at(d)] = out.axis[at(d + out_rank - shape.rank)];
+      if (!g_.program.sizes.is(shape[d], 1))
+        map.axis[at(d)] = out.axis[at(d + out_rank - shape.rank)];
     }
     if (info.where == Where::kFree) return free_value(v, map);
     return load(v, map);
@@ -287,7 +330,8 @@ class Builder {
     if (from == DType::kBFloat16) node = rounded(node);
     const RegType a = reg_of(from);
     const RegType b = reg_of(to);
-    if (a != b) node = map_node(opcodes().cast[static_cast<int>(a)][static_cast<int>(b)], b, {node});
+    if (a != b)
+      node = map_node(opcodes().cast[static_cast<int>(a)][static_cast<int>(b)], b, {node});
     return to == DType::kBFloat16 ? rounded(node) : node;
   }
 
@@ -295,7 +339,8 @@ class Builder {
     const AxisMap& out = g_.info[at(node.out)].map;
     const int out_rank = rank(node.out);
     int in[3] = {-1, -1, -1};
-    for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = input(node.inputs[i], out, out_rank);
+    for (std::size_t i = 0; i < node.inputs.size(); ++i)
+      in[i] = input(node.inputs[i], out, out_rank);
     const DType from = dtype(node.inputs.back());
     const DType to = dtype(node.out);
     if (node.op == Op::cast) {
@@ -303,18 +348,21 @@ class Builder {
       return cast(in[0], from, number && to == DType::kBFloat16 ? DType::kFloat32 : to);
     }
     const Rule rule = info(node.op).rule;
-    if (from == DType::kBFloat16 && (rule == Rule::kCompare || rule == Rule::kRoundUnary || rule == Rule::kPredicate)) {
+    if (from == DType::kBFloat16 && rounds_operands(node.op)) {
       for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = rounded(in[i]);
     }
     RegType family = reg_of(from);
     std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
     if (instr == kNoInstr && family == RegType::kB8) {  // comparisons of bools and the like
-      for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = cast(in[i], DType::kBool, DType::kInt32);
+      for (std::size_t i = 0; i < node.inputs.size(); ++i)
+        in[i] = cast(in[i], DType::kBool, DType::kInt32);
       family = RegType::kI32;
       instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
-      const RegType type = to == DType::kBool && rule == Rule::kCompare ? RegType::kB8 : RegType::kI32;
+      const RegType type =
+          to == DType::kBool && rule == Rule::kCompare ? RegType::kB8 : RegType::kI32;
       const int result = compute(instr, type, in, node.inputs.size());
-      return type == RegType::kI32 && to == DType::kBool ? cast(result, DType::kInt32, DType::kBool) : result;
+      return type == RegType::kI32 && to == DType::kBool ? cast(result, DType::kInt32, DType::kBool)
+                                                         : result;
     }
     return compute(instr, reg_of(to), in, node.inputs.size());
   }
@@ -332,6 +380,14 @@ class Builder {
     DType from = dtype(v);
     int in = input(v, map, rank(v));
     const DType to = dtype(node.out);
+    AxisMask over = 0;
+    for (const auto a : node.attrs[0].ints) {
+      const int axis = map.axis[at(static_cast<int>(a))];
+      if (axis >= 0) over = static_cast<AxisMask>(over | (1U << axis));
+    }
+    if (over == 0) {  // only axes of size 1: nothing to fold
+      return arg ? constant(RegType::kI64, 0) : cast(in, from, to);
+    }
     if (from == DType::kBFloat16 && arg) in = rounded(in);
     if (!arg && reg_of(from) != reg_of(to)) {
       in = cast(in, from, to);
@@ -342,7 +398,8 @@ class Builder {
     }
     const RegType family = reg_of(from);
     const std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
-    if (instr == kNoInstr) throw std::logic_error("fuse: no fold for " + std::string(info(node.op).name));
+    if (instr == kNoInstr)
+      throw std::logic_error("fuse: no fold for " + std::string(info(node.op).name));
     KernelNode fold{.kind = Kind::kFold, .type = arg ? RegType::kI64 : family, .instr = instr};
     fold.axes = static_cast<AxisMask>(kernel_.nodes[at(in)].axes & ~kernel_.reduced);
     fold.in[0] = in;
@@ -379,9 +436,12 @@ class Builder {
       }
       index_map = out;
     }
-    int i = g_.info[at(index)].where == Where::kFree ? free_value(index, index_map) : load(index, index_map);
+    int i = g_.info[at(index)].where == Where::kFree ? free_value(index, index_map)
+                                                     : load(index, index_map);
     i = cast(i, dtype(index), DType::kInt64);
-    KernelNode result{.kind = Kind::kGather, .type = reg_of(dtype(x)), .instr = opcodes().gather[static_cast<int>(ref.storage)]};
+    KernelNode result{.kind = Kind::kGather,
+                      .type = reg_of(dtype(x)),
+                      .instr = opcodes().gather[static_cast<int>(ref.storage)]};
     result.axes = static_cast<AxisMask>(axes | kernel_.nodes[at(i)].axes);
     result.operand = static_cast<std::int16_t>(operand(ref));
     result.in[0] = i;
@@ -393,7 +453,9 @@ class Builder {
   void store(ValueId like, int node, const AxisMap& map, ValueId target) {
     const Storage storage = storage_of(dtype(like));
     OperandRef ref = reference(Role::kOutput, storage, target);
-    KernelNode result{.kind = Kind::kStore, .type = reg_of(dtype(like)), .instr = opcodes().store[static_cast<int>(storage)]};
+    KernelNode result{.kind = Kind::kStore,
+                      .type = reg_of(dtype(like)),
+                      .instr = opcodes().store[static_cast<int>(storage)]};
     for (int d = 0; d < rank(like); ++d) {
       const int axis = map.axis[at(d)];
       if (axis < 0) continue;
@@ -457,8 +519,17 @@ KernelGraph copy_kernel(const Type& type) {
   k.operands = {in, out};
   const AxisMask all = all_axes(k);
   const RegType reg = reg_of(type.dtype);
-  k.nodes.push_back({.kind = Kind::kLoad, .type = reg, .instr = opcodes().load[static_cast<int>(storage)], .axes = all, .operand = 0});
-  k.nodes.push_back({.kind = Kind::kStore, .type = reg, .instr = opcodes().store[static_cast<int>(storage)], .axes = all, .operand = 1, .in = {0, -1, -1}});
+  k.nodes.push_back({.kind = Kind::kLoad,
+                     .type = reg,
+                     .instr = opcodes().load[static_cast<int>(storage)],
+                     .axes = all,
+                     .operand = 0});
+  k.nodes.push_back({.kind = Kind::kStore,
+                     .type = reg,
+                     .instr = opcodes().store[static_cast<int>(storage)],
+                     .axes = all,
+                     .operand = 1,
+                     .in = {0, -1, -1}});
   return k;
 }
 

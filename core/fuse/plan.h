@@ -11,20 +11,21 @@
 
 namespace tilevm::fuse {
 
-inline constexpr int kMaxAxes = 8;  // of a kernel's iteration space; then at most 6 stay outside a block
-using AxisMask = std::uint16_t;      // bit i: axis i of the kernel's space
+inline constexpr int kMaxAxes =
+    8;  // of a kernel's iteration space; then at most 6 stay outside a block
+using AxisMask = std::uint16_t;  // bit i: axis i of the kernel's space
 
 // One value inside a kernel, in static single assignment order.
 struct KernelNode {
   enum class Kind : std::uint8_t { kLoad, kGather, kIota, kConst, kMap, kFold, kStore };
   Kind kind;
-  bytecode::RegType type;       // of the result (of kStore: of the stored value)
-  std::uint16_t instr = 0;      // bytecode opcode; loads, stores and gathers too
-  AxisMask axes = 0;            // axes the result varies over; never includes folded ones of a fold
-  std::int16_t operand = -1;    // index into KernelGraph::operands for memory nodes
+  bytecode::RegType type;     // of the result (of kStore: of the stored value)
+  std::uint16_t instr = 0;    // bytecode opcode; loads, stores and gathers too
+  AxisMask axes = 0;          // axes the result varies over; never includes folded ones of a fold
+  std::int16_t operand = -1;  // index into KernelGraph::operands for memory nodes
   std::array<std::int32_t, 3> in{-1, -1, -1};  // nodes of this kernel
-  std::uint64_t imm = 0;        // kConst
-  std::int32_t line = -1;       // Program::lines
+  std::uint64_t imm = 0;                       // kConst
+  std::int32_t line = -1;                      // Program::lines
 };
 
 // Memory that a kernel touches: a buffer value of the plan, and which of its dims runs along which
@@ -32,21 +33,21 @@ struct KernelNode {
 struct OperandRef {
   bytecode::Role role;
   bytecode::Storage storage;
-  ValueId value = -1;                        // kIota: -1
-  std::array<std::int8_t, kMaxAxes> dim{};   // axis -> dim of value, or -1
-  std::int8_t gather_dim = -1;               // kGather: dim addressed by the index register
-  SizeId size = shape::kNoSize;  // a scalar operand that is a size (value == -1): the host stores it
-                                 // as int64 in a slot of its own
+  ValueId value = -1;                       // kIota: -1
+  std::array<std::int8_t, kMaxAxes> dim{};  // axis -> dim of value, or -1
+  std::int8_t gather_dim = -1;              // kGather: dim addressed by the index register
+  SizeId size = shape::kNoSize;  // a scalar operand that is a size (value == -1): the host stores
+                                 // it as int64 in a slot of its own
   SizeId start = shape::kNoSize, step = shape::kNoSize;  // kIota: value = start + position*step
   std::int8_t iota_axis = -1;
 };
 
 struct KernelGraph {
-  std::vector<SizeId> axes;      // extents
-  AxisMask reduced = 0;          // axes that its folds reduce
+  std::vector<SizeId> axes;  // extents
+  AxisMask reduced = 0;      // axes that its folds reduce
   std::vector<KernelNode> nodes;
   std::vector<OperandRef> operands;
-  std::string name;              // e.g. "softmax_3": operators of note, for explain and traces
+  std::string name;  // e.g. "softmax_3": operators of note, for explain and traces
 };
 
 struct Step {
@@ -54,28 +55,29 @@ struct Step {
     kAlloc,    // out: a new dense buffer of its type's shape
     kView,     // out = view operator `node` of the program applied to in; no copy
     kReshape,  // out = in reshaped; if the strides at hand do not allow a view, kernel copies first
-    kSlice,    // out = in narrowed on `axis` from `offset` by out's size there (parts of a concat, pad)
+    kSlice,    // out = in narrowed on `axis` from `offset` by out's size there (parts of a concat,
+               // pad)
     kKernel,   // run kernels[kernel]; its output operands have been allocated
     kCall      // program node `node` through its call-out; defines its results
   };
   Kind kind;
   ValueId in = -1, out = -1;
   std::int32_t node = -1;
-  std::int32_t kernel = -1;     // kKernel; kReshape: the copying kernel (input operand 0, output 1)
-  std::int32_t axis = -1;       // kSlice
+  std::int32_t kernel = -1;  // kKernel; kReshape: the copying kernel (input operand 0, output 1)
+  std::int32_t axis = -1;    // kSlice
   SizeId offset = shape::kNoSize;
 };
 
 // Why a kernel begins where it does: for explain.
 struct Cut {
-  ValueId value;       // a value that had to be stored between kernels
+  ValueId value;  // a value that had to be stored between kernels
   std::string reason;
 };
 
 struct Plan {
-  Program program;     // lowered; fuse may have appended values (parts of concats), never nodes
+  Program program;  // lowered; fuse may have appended values (parts of concats), never nodes
   std::vector<KernelGraph> kernels;
-  std::vector<Step> steps;           // in execution order
+  std::vector<Step> steps;  // in execution order
   std::vector<Cut> cuts;
 };
 

@@ -60,9 +60,12 @@ class Rules {
 
   void check(SizeId a, SizeId b, const std::string& problem, const std::string& remedy) {
     switch (sizes_.equal(a, b)) {
-      case Answer::kYes: return;
-      case Answer::kNo: bad_shape(problem, remedy);
-      case Answer::kUnknown: break;
+      case Answer::kYes:
+        return;
+      case Answer::kNo:
+        bad_shape(problem, remedy);
+      case Answer::kUnknown:
+        break;
     }
     checks_.push_back({a, b, message(problem, remedy)});
   }
@@ -176,8 +179,7 @@ class Rules {
   Type unary(DType dtype) { return {dtype, in_[0].weak, in_[0].shape}; }
   void need_number(DType d) {
     if (d == DType::kBool) {
-      bad_dtype("not defined for bool",
-                "Use the logical operators, or cast to a number first.");
+      bad_dtype("not defined for bool", "Use the logical operators, or cast to a number first.");
     }
   }
   void need_index(const Type& t) {
@@ -251,8 +253,10 @@ Type Rules::reshape() {
   }
   const Shape shape = shape_of(dims);
   if (known != total) {
-    check(total, known, "numbers of elements differ (" + sizes_.print(total) + " and " +
-                            sizes_.print(known) + ")", remedy);
+    check(
+        total, known,
+        "numbers of elements differ (" + sizes_.print(total) + " and " + sizes_.print(known) + ")",
+        remedy);
   }
   return {in_[0].dtype, false, shape};
 }
@@ -376,9 +380,10 @@ Type Rules::squeeze() {
 }
 
 Type Rules::concat() {
-  const DType dtype = std::ranges::all_of(in_, [this](const Type& t) {
-    return t.dtype == in_[0].dtype && !t.weak;
-  }) ? in_[0].dtype : common();
+  const DType dtype =
+      std::ranges::all_of(in_, [this](const Type& t) { return t.dtype == in_[0].dtype && !t.weak; })
+          ? in_[0].dtype
+          : common();
   Shape shape = in_[0].shape;
   const int at = axis(int_at(0), shape.rank);
   for (const Type& t : in_.subspan(1)) {
@@ -469,9 +474,12 @@ Type Rules::matmul() {
 Type Rules::apply() {
   const OpInfo& op = info(op_);
   switch (op.rule) {
-    case Rule::kSame: return unary(common());
+    case Rule::kSame:
+      return unary(common());
     case Rule::kSameNumber:
-    case Rule::kRoundUnary: need_number(common()); return unary(in_[0].dtype);
+    case Rule::kRoundUnary:
+      need_number(common());
+      return unary(in_[0].dtype);
     case Rule::kSameInteger:
     case Rule::kPromoteInteger:
     case Rule::kPromoteShift: {
@@ -480,17 +488,24 @@ Type Rules::apply() {
       if (!ok) bad_dtype("not defined for " + std::string(dtype_name(d)), "Cast to int64 first.");
       return elementwise(d);
     }
-    case Rule::kFloatUnary: return unary(floating(common(), in_[0].weak));
-    case Rule::kPredicate: common(); return unary(DType::kBool);
-    case Rule::kPromote: return elementwise(common());
+    case Rule::kFloatUnary:
+      return unary(floating(common(), in_[0].weak));
+    case Rule::kPredicate:
+      common();
+      return unary(DType::kBool);
+    case Rule::kPromote:
+      return elementwise(common());
     case Rule::kPromoteNumber: {
       const DType d = common();
       need_number(d);
       return elementwise(d);
     }
-    case Rule::kPromoteFloat: return elementwise(floating(common(), all_weak()));
+    case Rule::kPromoteFloat:
+      return elementwise(floating(common(), all_weak()));
     case Rule::kCompare:
-    case Rule::kLogical: common(); return elementwise(DType::kBool);
+    case Rule::kLogical:
+      common();
+      return elementwise(DType::kBool);
     case Rule::kWhere: {
       if (in_[0].dtype != DType::kBool) bad_dtype("x must be bool", "Compare it with 0.");
       DType d = promote(in_.subspan(1));
@@ -506,21 +521,31 @@ Type Rules::apply() {
       }
       return {dtype, false, in_[0].shape};
     }
-    case Rule::kFull: return {static_cast<DType>(int_at(2)), false, shape_of(sizes_at(0))};
-    case Rule::kIota: return {DType::kInt64, false, shape_of({size_at(0)})};
+    case Rule::kFull:
+      return {static_cast<DType>(int_at(2)), false, shape_of(sizes_at(0))};
+    case Rule::kIota:
+      return {DType::kInt64, false, shape_of({size_at(0)})};
     case Rule::kScalar: {
       const auto kind = attrs_[0].number_kind;
       const DType d = kind == Attr::NumberKind::kFloat ? DType::kFloat64
-                      : kind == Attr::NumberKind::kInt ? DType::kInt64 : DType::kBool;
+                      : kind == Attr::NumberKind::kInt ? DType::kInt64
+                                                       : DType::kBool;
       return {d, true, {}};
     }
-    case Rule::kSizeValue: return {DType::kInt64, true, {}};
+    case Rule::kSizeValue:
+      return {DType::kInt64, true, {}};
     case Rule::kReduceSum:
       common();
       return reduce_axes(is_float(in_[0].dtype) ? settled(in_[0]) : DType::kInt64);
-    case Rule::kReduceSame: common(); return reduce_axes(settled(in_[0]));
-    case Rule::kReduceBool: common(); return reduce_axes(DType::kBool);
-    case Rule::kReduceFloat: common(); return reduce_axes(floating(settled(in_[0]), false));
+    case Rule::kReduceSame:
+      common();
+      return reduce_axes(settled(in_[0]));
+    case Rule::kReduceBool:
+      common();
+      return reduce_axes(DType::kBool);
+    case Rule::kReduceFloat:
+      common();
+      return reduce_axes(floating(settled(in_[0]), false));
     case Rule::kReduceIndex: {
       common();
       const int at = axis(int_at(0), in_[0].shape.rank, true);
@@ -534,22 +559,35 @@ Type Rules::apply() {
       common();
       axis_set(ints_at(0), in_[0].shape.rank, true);
       return {floating(settled(in_[0]), false), false, in_[0].shape};
-    case Rule::kReshape: return reshape();
-    case Rule::kPermute: return permute();
-    case Rule::kExpand: return expand();
-    case Rule::kSlice: return slice();
-    case Rule::kSelect: return select();
-    case Rule::kUnsqueeze: return unsqueeze();
-    case Rule::kSqueeze: return squeeze();
+    case Rule::kReshape:
+      return reshape();
+    case Rule::kPermute:
+      return permute();
+    case Rule::kExpand:
+      return expand();
+    case Rule::kSlice:
+      return slice();
+    case Rule::kSelect:
+      return select();
+    case Rule::kUnsqueeze:
+      return unsqueeze();
+    case Rule::kSqueeze:
+      return squeeze();
     case Rule::kFlip:
       axis_set(ints_at(0), in_[0].shape.rank, false);
       return {in_[0].dtype, false, in_[0].shape};
-    case Rule::kConcat: return concat();
-    case Rule::kPad: return pad();
-    case Rule::kGather: return gather();
-    case Rule::kTake: return take();
-    case Rule::kMatmul: return matmul();
-    case Rule::kCall: break;
+    case Rule::kConcat:
+      return concat();
+    case Rule::kPad:
+      return pad();
+    case Rule::kGather:
+      return gather();
+    case Rule::kTake:
+      return take();
+    case Rule::kMatmul:
+      return matmul();
+    case Rule::kCall:
+      break;
   }
   throw std::invalid_argument("the types of a call's results are given, not inferred");
 }

@@ -45,13 +45,19 @@ bool keeps_values(DType from, DType to) {
   if (from == to || from == DType::kBool) return true;
   switch (from) {
     case DType::kBFloat16:
-    case DType::kFloat16: return to == DType::kFloat32 || to == DType::kFloat64;
-    case DType::kFloat32: return to == DType::kFloat64;
-    case DType::kInt32: return to == DType::kInt64 || to == DType::kFloat64;
-    case DType::kInt16: return to == DType::kInt32 || to == DType::kInt64;
+    case DType::kFloat16:
+      return to == DType::kFloat32 || to == DType::kFloat64;
+    case DType::kFloat32:
+      return to == DType::kFloat64;
+    case DType::kInt32:
+      return to == DType::kInt64 || to == DType::kFloat64;
+    case DType::kInt16:
+      return to == DType::kInt32 || to == DType::kInt64;
     case DType::kInt8:
-    case DType::kUInt8: return to == DType::kInt16 || to == DType::kInt32 || to == DType::kInt64;
-    default: return false;
+    case DType::kUInt8:
+      return to == DType::kInt16 || to == DType::kInt32 || to == DType::kInt64;
+    default:
+      return false;
   }
 }
 
@@ -79,11 +85,15 @@ Attr in_dtype(const Number& n, DType dtype) {
   if (dtype == DType::kBool) return Attr::of_bool(was_float ? n.number != 0 : n.integer != 0);
   const std::int64_t value = was_float ? truncated(n.number) : n.integer;
   switch (dtype_bytes(dtype)) {
-    case 1: return Attr::of_integer(dtype == DType::kUInt8 ? static_cast<std::uint8_t>(value)
-                                                           : static_cast<std::int8_t>(value));
-    case 2: return Attr::of_integer(static_cast<std::int16_t>(value));
-    case 4: return Attr::of_integer(static_cast<std::int32_t>(value));
-    default: return Attr::of_integer(value);
+    case 1:
+      return Attr::of_integer(dtype == DType::kUInt8 ? static_cast<std::uint8_t>(value)
+                                                     : static_cast<std::int8_t>(value));
+    case 2:
+      return Attr::of_integer(static_cast<std::int16_t>(value));
+    case 4:
+      return Attr::of_integer(static_cast<std::int32_t>(value));
+    default:
+      return Attr::of_integer(value);
   }
 }
 
@@ -241,10 +251,12 @@ ValueId Lowering::cast(ValueId v, DType to) {
 
 ValueId Lowering::materialise(const High& h, DType dtype) {
   switch (h.kind) {
-    case High::Kind::kNumber: return full(h.type.shape, h.number, dtype);
+    case High::Kind::kNumber:
+      return full(h.type.shape, h.number, dtype);
     case High::Kind::kSize:
       return cast(emit(Op::size_value, {}, {Attr::of_sizes({h.size})}, h.type), dtype);
-    default: return cast(h.value, dtype);
+    default:
+      return cast(h.value, dtype);
   }
 }
 
@@ -274,7 +286,8 @@ ValueId Lowering::decompose(Op op, std::span<const ValueId> in, const std::vecto
   Lowering& b = *this;
   switch (op) {
 #include "decompose.gen.inc"
-    default: throw std::logic_error(std::string(info(op).name) + " has no decomposition");
+    default:
+      throw std::logic_error(std::string(info(op).name) + " has no decomposition");
   }
 }
 
@@ -299,15 +312,32 @@ bool Lowering::fold(Op op, std::span<const ValueId> in, High& result) {
     const double y = in.size() > 1 ? as_double(at(in[1]).number) : 0.0;
     double r = 0;
     switch (op) {
-      case Op::neg: r = -x; break;
-      case Op::add: r = x + y; break;
-      case Op::sub: r = x - y; break;
-      case Op::mul: r = x * y; break;
-      case Op::div: r = x / y; break;
-      case Op::sqrt: r = std::sqrt(x); break;
-      case Op::maximum: r = x != x || x > y ? x : y; break;
-      case Op::minimum: r = x != x || x < y ? x : y; break;
-      default: return false;
+      case Op::neg:
+        r = -x;
+        break;
+      case Op::add:
+        r = x + y;
+        break;
+      case Op::sub:
+        r = x - y;
+        break;
+      case Op::mul:
+        r = x * y;
+        break;
+      case Op::div:
+        r = x / y;
+        break;
+      case Op::sqrt:
+        r = std::sqrt(x);
+        break;
+      case Op::maximum:
+        r = x != x || x > y ? x : y;
+        break;
+      case Op::minimum:
+        r = x != x || x < y ? x : y;
+        break;
+      default:
+        return false;
     }
     result = number({r, 0, NumberKind::kFloat}, {DType::kFloat64, true, {}});
     return true;
@@ -325,15 +355,32 @@ bool Lowering::fold(Op op, std::span<const ValueId> in, High& result) {
   if (in.empty()) return false;
   const SizeId x = as_size(0), y = in.size() > 1 ? as_size(1) : x;
   switch (op) {
-    case Op::neg: result = size(t.sub(t.constant(0), x)); return true;
-    case Op::add: result = size(t.add(x, y)); return true;
-    case Op::sub: result = size(t.sub(x, y)); return true;
-    case Op::mul: result = size(t.mul(x, y)); return true;
-    case Op::floor_div: result = size(t.floordiv(x, y)); return true;
-    case Op::remainder: result = size(t.mod(x, y)); return true;
-    case Op::maximum: result = size(t.max(x, y)); return true;
-    case Op::minimum: result = size(t.min(x, y)); return true;
-    default: return false;
+    case Op::neg:
+      result = size(t.sub(t.constant(0), x));
+      return true;
+    case Op::add:
+      result = size(t.add(x, y));
+      return true;
+    case Op::sub:
+      result = size(t.sub(x, y));
+      return true;
+    case Op::mul:
+      result = size(t.mul(x, y));
+      return true;
+    case Op::floor_div:
+      result = size(t.floordiv(x, y));
+      return true;
+    case Op::remainder:
+      result = size(t.mod(x, y));
+      return true;
+    case Op::maximum:
+      result = size(t.max(x, y));
+      return true;
+    case Op::minimum:
+      result = size(t.min(x, y));
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -378,20 +425,29 @@ High Lowering::of_bools(Op op, ValueId x, ValueId y, const Type& type) {
     case Op::add:
     case Op::maximum:
     case Op::bitwise_or:
-    case Op::logical_or: return logic(Op::logical_or, x, y);
+    case Op::logical_or:
+      return logic(Op::logical_or, x, y);
     case Op::mul:
     case Op::minimum:
     case Op::bitwise_and:
-    case Op::logical_and: return logic(Op::logical_and, x, y);
+    case Op::logical_and:
+      return logic(Op::logical_and, x, y);
     case Op::ne:
     case Op::bitwise_xor:
-    case Op::logical_xor: return logic(Op::logical_xor, x, y);
-    case Op::eq: return logic(Op::logical_xor, x, inverse(y));
-    case Op::lt: return logic(Op::logical_and, inverse(x), y);
-    case Op::le: return logic(Op::logical_or, inverse(x), y);
-    case Op::gt: return logic(Op::logical_and, x, inverse(y));
-    case Op::ge: return logic(Op::logical_or, x, inverse(y));
-    default: throw std::logic_error(std::string(info(op).name) + " of bools");
+    case Op::logical_xor:
+      return logic(Op::logical_xor, x, y);
+    case Op::eq:
+      return logic(Op::logical_xor, x, inverse(y));
+    case Op::lt:
+      return logic(Op::logical_and, inverse(x), y);
+    case Op::le:
+      return logic(Op::logical_or, inverse(x), y);
+    case Op::gt:
+      return logic(Op::logical_and, x, inverse(y));
+    case Op::ge:
+      return logic(Op::logical_or, x, inverse(y));
+    default:
+      throw std::logic_error(std::string(info(op).name) + " of bools");
   }
 }
 
@@ -406,7 +462,8 @@ High Lowering::elementwise(Op op, std::span<const ValueId> in, const Type& type)
   };
   DType d = to.dtype;  // of the operands
   switch (info(op).rule) {
-    case Rule::kCast: return value(materialise(at(in[0]), d), type);
+    case Rule::kCast:
+      return value(materialise(at(in[0]), d), type);
     case Rule::kWhere: {
       const ValueId x = materialise(at(in[0]), DType::kBool);
       const ValueId y = materialise(at(in[1]), d), z = materialise(at(in[2]), d);
@@ -421,8 +478,12 @@ High Lowering::elementwise(Op op, std::span<const ValueId> in, const Type& type)
         return value(full(type.shape, answer, DType::kBool), type);
       }
       break;
-    case Rule::kLogical: d = DType::kBool; break;
-    case Rule::kCompare: d = settled(in_types(0), type.weak); break;
+    case Rule::kLogical:
+      d = DType::kBool;
+      break;
+    case Rule::kCompare:
+      d = settled(in_types(0), type.weak);
+      break;
     case Rule::kRoundUnary:
       if (!is_float(d)) return at(in[0]);
       break;
@@ -449,11 +510,16 @@ bool Lowering::changes_nothing(Op op, const Type& in, const std::vector<Attr>& a
     case Op::reshape:
     case Op::expand:
     case Op::pad:
-    case Op::squeeze: return true;
-    case Op::flip: return attrs[0].ints.empty();
-    case Op::permute: return std::ranges::is_sorted(attrs[0].ints);
-    case Op::slice: return attrs[3].ints[0] == 1 && out_.sizes.is(attrs[1].sizes[0], 0);
-    default: return false;
+    case Op::squeeze:
+      return true;
+    case Op::flip:
+      return attrs[0].ints.empty();
+    case Op::permute:
+      return std::ranges::is_sorted(attrs[0].ints);
+    case Op::slice:
+      return attrs[3].ints[0] == 1 && out_.sizes.is(attrs[1].sizes[0], 0);
+    default:
+      return false;
   }
 }
 
@@ -461,7 +527,9 @@ bool Lowering::changes_nothing(Op op, const Type& in, const std::vector<Attr>& a
 ValueId Lowering::pad(ValueId x, const std::vector<Attr>& attrs, const Type& type) {
   Type grown = out_.type(x);
   for (int axis = 0; axis < type.shape.rank; ++axis) {
-    const auto side = [&](std::size_t which) { return attrs[which].sizes[static_cast<std::size_t>(axis)]; };
+    const auto side = [&](std::size_t which) {
+      return attrs[which].sizes[static_cast<std::size_t>(axis)];
+    };
     std::vector<ValueId> parts;
     const auto fill = [&](SizeId width) {
       if (out_.sizes.is(width, 0)) return;
@@ -485,9 +553,11 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   if (row.composite) {
     std::array<ValueId, kFewOperands> operands;
     std::ranges::copy(in, operands.begin());
-    if ((row.rule == Rule::kFloatAxis || row.rule == Rule::kFloatAxes) &&
-        at(in[0]).type != type) {
-      operands[0] = push(value(materialise(at(in[0]), type.dtype), type));
+    const bool rows = row.rule == Rule::kFloatAxis || row.rule == Rule::kFloatAxes;
+    const Type& x = at(in[0]).type;
+    if ((rows || row.rule == Rule::kReduceFloat) && (x.dtype != type.dtype || x.weak)) {
+      const Type as{type.dtype, false, x.shape};
+      operands[0] = push(value(materialise(at(in[0]), as.dtype), as));
     }
     High result = at(decompose(op, {operands.data(), in.size()}, attrs));
     result.type = type;
@@ -502,12 +572,17 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   std::optional<DType> d;
   switch (row.rule) {
     case Rule::kReduceSum:
-    case Rule::kConcat: d = type.dtype; break;
-    case Rule::kReduceBool: d = DType::kBool; break;
+    case Rule::kConcat:
+      d = type.dtype;
+      break;
+    case Rule::kReduceBool:
+      d = DType::kBool;
+      break;
     case Rule::kReduceIndex:
       if (at(in[0]).type.dtype == DType::kBool) d = DType::kInt32;
       break;
-    default: break;
+    default:
+      break;
   }
   std::vector<ValueId> operands;
   operands.reserve(in.size());

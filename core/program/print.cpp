@@ -24,9 +24,12 @@ std::string sizes_text(const shape::SizeTable& sizes, std::span<const SizeId> al
 
 std::string number_text(const Attr& attr) {
   switch (attr.number_kind) {
-    case Attr::NumberKind::kInt: return std::to_string(attr.integer);
-    case Attr::NumberKind::kBool: return attr.integer != 0 ? "true" : "false";
-    case Attr::NumberKind::kFloat: break;
+    case Attr::NumberKind::kInt:
+      return std::to_string(attr.integer);
+    case Attr::NumberKind::kBool:
+      return attr.integer != 0 ? "true" : "false";
+    case Attr::NumberKind::kFloat:
+      break;
   }
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof(buffer), attr.number).ptr;
@@ -38,13 +41,20 @@ std::string number_text(const Attr& attr) {
 std::string attr_text(const shape::SizeTable& sizes, ParamKind kind, const Attr& attr) {
   switch (kind) {
     case ParamKind::kAxis:
-    case ParamKind::kInt: return std::to_string(attr.ints[0]);
-    case ParamKind::kBool: return attr.ints[0] != 0 ? "true" : "false";
-    case ParamKind::kDtype: return std::string(dtype_name(attr.dtype()));
-    case ParamKind::kSize: return sizes.print(attr.sizes[0]);
-    case ParamKind::kSizes: return sizes_text(sizes, attr.sizes);
-    case ParamKind::kNumber: return number_text(attr);
-    case ParamKind::kAxes: break;
+    case ParamKind::kInt:
+      return std::to_string(attr.ints[0]);
+    case ParamKind::kBool:
+      return attr.ints[0] != 0 ? "true" : "false";
+    case ParamKind::kDtype:
+      return std::string(dtype_name(attr.dtype()));
+    case ParamKind::kSize:
+      return sizes.print(attr.sizes[0]);
+    case ParamKind::kSizes:
+      return sizes_text(sizes, attr.sizes);
+    case ParamKind::kNumber:
+      return number_text(attr);
+    case ParamKind::kAxes:
+      break;
   }
   std::vector<std::string> parts;
   for (std::int64_t i : attr.ints) parts.push_back(std::to_string(i));

@@ -9,11 +9,14 @@ constexpr std::size_t kFewOperands = 4;
 
 Attr default_of(const ParamInfo& param) {
   switch (param.kind) {
-    case ParamKind::kNumber: return Attr::of_integer(param.value);
+    case ParamKind::kNumber:
+      return Attr::of_integer(param.value);
     case ParamKind::kAxes:
     case ParamKind::kSizes:
-    case ParamKind::kSize: return {};
-    default: return Attr::of_ints({param.value});
+    case ParamKind::kSize:
+      return {};
+    default:
+      return Attr::of_ints({param.value});
   }
 }
 
@@ -131,8 +134,12 @@ ValueId Program::call(std::int64_t target, std::span<const ValueId> in,
                       std::span<const Type> results, int line) {
   const auto id = static_cast<ValueId>(values.size());
   for (const Type& t : results) values.push_back({t, static_cast<std::int32_t>(nodes.size())});
-  nodes.push_back({Op::call, {in.begin(), in.end()}, {Attr::of_ints({target})}, id,
-                   static_cast<std::int32_t>(results.size()), line});
+  nodes.push_back({Op::call,
+                   {in.begin(), in.end()},
+                   {Attr::of_ints({target})},
+                   id,
+                   static_cast<std::int32_t>(results.size()),
+                   line});
   return id;
 }
 

@@ -23,7 +23,17 @@ inline constexpr int kMaxRank = 8;
 
 // kOpaque: anything only call-outs touch (complex, quantised, ...).
 enum class DType : std::uint8_t {
-  kFloat32, kBFloat16, kInt64, kInt32, kBool, kFloat64, kFloat16, kInt16, kInt8, kUInt8, kOpaque
+  kFloat32,
+  kBFloat16,
+  kInt64,
+  kInt32,
+  kBool,
+  kFloat64,
+  kFloat16,
+  kInt16,
+  kInt8,
+  kUInt8,
+  kOpaque
 };  // clang-format off
 std::string_view dtype_name(DType dtype);            // "float32", ...
 std::optional<DType> dtype_from_name(std::string_view name);
@@ -59,7 +69,7 @@ struct Attr {
   std::vector<std::int64_t> ints;
   std::vector<SizeId> sizes;
   double number = 0;
-  std::int64_t integer = 0;     // exact, if the number was an int or a bool
+  std::int64_t integer = 0;  // exact, if the number was an int or a bool
   enum class NumberKind : std::uint8_t { kFloat, kInt, kBool } number_kind = NumberKind::kFloat;
 
   static Attr of_ints(std::vector<std::int64_t> v) { return {std::move(v), {}, 0, 0, {}}; }
@@ -81,18 +91,22 @@ struct Node {
   std::vector<Attr> attrs;  // in the order of the table's params
   ValueId out = -1;         // first result; results are consecutive
   std::int32_t n_out = 1;
-  std::int32_t line = -1;   // index into Program::lines, -1: unknown
+  std::int32_t line = -1;  // index into Program::lines, -1: unknown
 };
 
 struct Value {
   Type type;
-  std::int32_t node = -1;   // defining node, -1: an input of the program
+  std::int32_t node = -1;  // defining node, -1: an input of the program
 };
 
 // What a typing rule or an operator's parameters reject. The bindings map these to
 // errors.ShapeError and errors.DTypeError; `what()` names operator, source line and types.
-struct ShapeError : std::runtime_error { using runtime_error::runtime_error; };
-struct DTypeError : std::runtime_error { using runtime_error::runtime_error; };
+struct ShapeError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+struct DTypeError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
 
 // Sizes that must be equal when the program runs, because nothing proves it before.
 struct Check {
@@ -120,7 +134,8 @@ class Program {
   // Throws ShapeError or DTypeError. Not for Op::call.
   ValueId add(Op op, std::span<const ValueId> in, std::vector<Attr> attrs = {}, int line = -1);
   // Appends a call-out with the result types given.
-  ValueId call(std::int64_t target, std::span<const ValueId> in, std::span<const Type> results, int line = -1);
+  ValueId call(std::int64_t target, std::span<const ValueId> in, std::span<const Type> results,
+               int line = -1);
 
   const Type& type(ValueId v) const { return values[static_cast<std::size_t>(v)].type; }
 };

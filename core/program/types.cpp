@@ -9,7 +9,7 @@ struct DTypeInfo {
   std::string_view name;
   int bytes;
 };
-constexpr DTypeInfo kDTypes[] = {{"float32", 4}, {"bfloat16", 2}, {"int64", 8}, {"int32", 4},
+constexpr DTypeInfo kDTypes[] = {{"float32", 4}, {"bfloat16", 2}, {"int64", 8},   {"int32", 4},
                                  {"bool", 1},    {"float64", 8},  {"float16", 2}, {"int16", 2},
                                  {"int8", 1},    {"uint8", 1},    {"opaque", 0}};
 constexpr int kDTypeCount = static_cast<int>(DType::kOpaque) + 1;

@@ -23,11 +23,26 @@ constexpr int kNever = 1 << 20;
 
 int cost_of(Op op) {
   switch (op) {
-    case Op::exp_f32: case Op::exp2_f32: case Op::expm1_f32: case Op::log_f32: case Op::log2_f32:
-    case Op::log1p_f32: case Op::sin_f32: case Op::cos_f32: case Op::tan_f32: case Op::tanh_f32:
-    case Op::sigmoid_f32: case Op::erf_f32: case Op::silu_f32: case Op::gelu_f32:
-    case Op::gelu_tanh_f32: case Op::pow_f32: case Op::atan2_f32: case Op::fmod_f32:
-    case Op::remainder_f32: case Op::floor_div_f32:
+    case Op::exp_f32:
+    case Op::exp2_f32:
+    case Op::expm1_f32:
+    case Op::log_f32:
+    case Op::log2_f32:
+    case Op::log1p_f32:
+    case Op::sin_f32:
+    case Op::cos_f32:
+    case Op::tan_f32:
+    case Op::tanh_f32:
+    case Op::sigmoid_f32:
+    case Op::erf_f32:
+    case Op::silu_f32:
+    case Op::gelu_f32:
+    case Op::gelu_tanh_f32:
+    case Op::pow_f32:
+    case Op::atan2_f32:
+    case Op::fmod_f32:
+    case Op::remainder_f32:
+    case Op::floor_div_f32:
       return 8;
     default:
       return 1;
@@ -45,7 +60,8 @@ class Encoder {
   Encoded run() {
     for (std::size_t i = 0; i < graph_.operands.size(); ++i) {
       const auto& ref = graph_.operands[i];
-      builder_.operand(ref.role, ref.storage, static_cast<Cls>(cls_.operand[i] & 3), (cls_.operand[i] & 4) != 0);
+      builder_.operand(ref.role, ref.storage, static_cast<Cls>(cls_.operand[i] & 3),
+                       (cls_.operand[i] & 4) != 0);
     }
     if (graph_.reduced == 0) {
       for (int i = 0; i < n_; ++i) emit(i);
@@ -66,11 +82,11 @@ class Encoder {
 
  private:
   struct State {
-    int time = 0;            // of the body: pass; of a section: it stands before this pass
-    int home = -1;           // pass in which a body value was computed first
-    int emitted = -1;        // pass in which regs_ holds it
-    int scratch = -1;        // operand that keeps it
-    int needed = -1;         // pass that is being gathered
+    int time = 0;      // of the body: pass; of a section: it stands before this pass
+    int home = -1;     // pass in which a body value was computed first
+    int emitted = -1;  // pass in which regs_ holds it
+    int scratch = -1;  // operand that keeps it
+    int needed = -1;   // pass that is being gathered
   };
 
   bool body(int i) const {
@@ -127,7 +143,9 @@ class Encoder {
 
   // Passes after `pass` in which value i is needed, for the decision to keep it.
   bool needed_later(int i, int pass) const {
-    return std::ranges::any_of(later_, [&](const auto& l) { return l.first > pass && std::ranges::binary_search(l.second, i); });
+    return std::ranges::any_of(later_, [&](const auto& l) {
+      return l.first > pass && std::ranges::binary_search(l.second, i);
+    });
   }
 
   void section(int time) {
@@ -157,7 +175,8 @@ class Encoder {
       const bool first = s.home < 0;
       if (first) s.home = pass;
       // Scratch is laid out for one block of rows at a time; other sweeps compute again.
-      const bool can_keep = cls_.fold == Fold::kColumns && node.kind != Kind::kStore && node.kind != Kind::kFold;
+      const bool can_keep =
+          cls_.fold == Fold::kColumns && node.kind != Kind::kStore && node.kind != Kind::kFold;
       if (first && can_keep && needed_later(i, pass) && again(i) > kCheapAgain) keep(i);
     }
     builder_.end_pass();
@@ -183,8 +202,10 @@ class Encoder {
 
   void keep(int i) {
     const auto& node = graph_.nodes[at(i)];
-    constexpr bytecode::Storage storage[] = {bytecode::Storage::kF32, bytecode::Storage::kI32, bytecode::Storage::kI64, bytecode::Storage::kB8};
-    const auto mem = builder_.operand(Role::kScratch, storage[static_cast<int>(node.type)], Cls::kFull, true);
+    constexpr bytecode::Storage storage[] = {bytecode::Storage::kF32, bytecode::Storage::kI32,
+                                             bytecode::Storage::kI64, bytecode::Storage::kB8};
+    const auto mem =
+        builder_.operand(Role::kScratch, storage[static_cast<int>(node.type)], Cls::kFull, true);
     state_[at(i)].scratch = mem;
     builder_.store(store_of(node.type), mem, regs_[at(i)]);
     line(node.line);
@@ -208,12 +229,24 @@ class Encoder {
     const auto in = [&](int k) { return regs_[at(node.in[at(k)])]; };
     Reg result;
     switch (node.kind) {
-      case Kind::kLoad: result = builder_.load(op, mem); break;
-      case Kind::kGather: result = builder_.gather(op, mem, in(0)); break;
-      case Kind::kIota: result = builder_.iota(mem); break;
-      case Kind::kConst: result = builder_.constant(op, node.imm); break;
-      case Kind::kStore: builder_.store(op, mem, in(0)); break;
-      case Kind::kFold: result = node.in[1] < 0 ? builder_.fold(op, in(0)) : builder_.fold(op, in(0), in(1)); break;
+      case Kind::kLoad:
+        result = builder_.load(op, mem);
+        break;
+      case Kind::kGather:
+        result = builder_.gather(op, mem, in(0));
+        break;
+      case Kind::kIota:
+        result = builder_.iota(mem);
+        break;
+      case Kind::kConst:
+        result = builder_.constant(op, node.imm);
+        break;
+      case Kind::kStore:
+        builder_.store(op, mem, in(0));
+        break;
+      case Kind::kFold:
+        result = node.in[1] < 0 ? builder_.fold(op, in(0)) : builder_.fold(op, in(0), in(1));
+        break;
       case Kind::kMap: {
         Reg sources[3];
         std::size_t n = 0;
@@ -241,6 +274,8 @@ class Encoder {
 
 }  // namespace
 
-Encoded encode(const fuse::KernelGraph& graph, const LayoutClass& cls) { return Encoder(graph, cls).run(); }
+Encoded encode(const fuse::KernelGraph& graph, const LayoutClass& cls) {
+  return Encoder(graph, cls).run();
+}
 
 }  // namespace tilevm::schedule

@@ -69,10 +69,15 @@ struct Kernel::Impl {
     const auto n_operands = bytecode::view(encoded.bytes).operands.size();
     exec::interp::Kernel kernel(encoded.bytes);
     std::string refusal = "the processor or the system does not allow it";
-    auto native = exec::native::available() ? exec::native::Code::emit(encoded.bytes, &refusal) : nullptr;
-    const auto* variant = new Variant{cls, std::move(encoded), std::move(kernel), std::move(native), std::move(refusal), n_operands, variants.load()};
+    auto native =
+        exec::native::available() ? exec::native::Code::emit(encoded.bytes, &refusal) : nullptr;
+    const auto* variant = new Variant{
+        cls,        std::move(encoded), std::move(kernel), std::move(native), std::move(refusal),
+        n_operands, variants.load()};
     variants.store(variant, std::memory_order_release);
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - start).count();
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                        std::chrono::steady_clock::now() - start)
+                        .count();
     counters.compiles += 1;
     counters.total_ns += ns;
     std::int64_t max = counters.max_ns;
@@ -84,7 +89,8 @@ struct Kernel::Impl {
 
 Kernel::Kernel(fuse::KernelGraph graph) : impl_(std::make_unique<Impl>()) {
   impl_->graph = std::move(graph);
-  if (impl_->graph.operands.size() > kMaxBindings) throw std::length_error("kernel has too many operands");
+  if (impl_->graph.operands.size() > kMaxBindings)
+    throw std::length_error("kernel has too many operands");
 }
 Kernel::~Kernel() = default;
 Kernel::Kernel(Kernel&&) noexcept = default;
@@ -95,7 +101,8 @@ namespace {
 
 exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept {
   thread_local exec::interp::Scratch scratch;
-  if (variant.native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto && variant.native->can_run(launch)) {
+  if (variant.native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto &&
+      variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
   }
   return variant.kernel.run(launch, scratch);
@@ -114,10 +121,12 @@ struct Parts {
   int n = 1;
   std::atomic<exec::Status> status{exec::Status::kOk};
 
-  Parts(const Variant& v, const exec::Launch& l, bytecode::Fold fold, int threads) : variant(v), launch(l) {
+  Parts(const Variant& v, const exec::Launch& l, bytecode::Fold fold, int threads)
+      : variant(v), launch(l) {
     const auto& space = l.space;
     const bool rows_kept = (static_cast<int>(fold) & static_cast<int>(bytecode::Fold::kRows)) == 0;
-    const bool columns_kept = (static_cast<int>(fold) & static_cast<int>(bytecode::Fold::kColumns)) == 0;
+    const bool columns_kept =
+        (static_cast<int>(fold) & static_cast<int>(bytecode::Fold::kColumns)) == 0;
     if (space.n_outer > 0) extent = space.outer[0];
     if (rows_kept && space.rows > extent) {
       axis = Axis::kRows;
@@ -138,12 +147,16 @@ struct Parts {
     const std::int64_t begin = extent * i / n * step;
     thread_local std::array<exec::Binding, kMaxBindings> moved;
     exec::Launch part{launch.space, std::span(moved).first(launch.bindings.size())};
-    std::int64_t* size = axis == Axis::kOuter ? &part.space.outer[0] : axis == Axis::kRows ? &part.space.rows : &part.space.cols;
+    std::int64_t* size = axis == Axis::kOuter  ? &part.space.outer[0]
+                         : axis == Axis::kRows ? &part.space.rows
+                                               : &part.space.cols;
     const std::int64_t end = std::min(extent * (i + 1) / n * step, *size);
     *size = end - begin;
     for (std::size_t o = 0; o < launch.bindings.size(); ++o) {
       auto& b = moved[o] = launch.bindings[o];
-      const std::int64_t stride = axis == Axis::kOuter ? b.outer[0] : axis == Axis::kRows ? b.y_stride : b.x_stride;
+      const std::int64_t stride = axis == Axis::kOuter  ? b.outer[0]
+                                  : axis == Axis::kRows ? b.y_stride
+                                                        : b.x_stride;
       if (b.base != nullptr) {
         b.base += begin * stride;
       } else {
@@ -157,7 +170,8 @@ struct Parts {
 
 }  // namespace
 
-exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands, int threads) noexcept {
+exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
+                         std::span<const OperandView> operands, int threads) noexcept {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
@@ -179,9 +193,15 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes, std::span<con
 std::vector<Kernel::VariantInfo> Kernel::variants() const {
   std::vector<VariantInfo> result;
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
-    constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows", "all: folds both"};
-    VariantInfo info{folds[static_cast<int>(v->cls.fold)], v->encoded.bytes, {}, v->native ? "avx512" : "interp", v->native ? "" : v->refusal};
-    for (const auto line : v->encoded.lines) info.lines.push_back(line < 0 ? "" : std::to_string(line));
+    constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows",
+                                     "all: folds both"};
+    VariantInfo info{folds[static_cast<int>(v->cls.fold)],
+                     v->encoded.bytes,
+                     {},
+                     v->native ? "avx512" : "interp",
+                     v->native ? "" : v->refusal};
+    for (const auto line : v->encoded.lines)
+      info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));
   }
   std::ranges::reverse(result);
@@ -213,7 +233,8 @@ void warm_up() {
 void set_tier(Tier tier) { chosen_tier = tier; }
 
 CompileStats compile_stats() {
-  return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3, static_cast<double>(counters.max_ns) / 1e3};
+  return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3,
+          static_cast<double>(counters.max_ns) / 1e3};
 }
 
 void reset_compile_stats() {

@@ -47,8 +47,8 @@ class Kernel {
     std::string layout;
     std::vector<std::byte> bytes;
     std::vector<std::string> lines;
-    std::string tier;          // what it is compiled for: "avx512" or "interp"
-    std::string why_interp;    // why no machine code was emitted
+    std::string tier;        // what it is compiled for: "avx512" or "interp"
+    std::string why_interp;  // why no machine code was emitted
   };
   std::vector<VariantInfo> variants() const;
 
@@ -65,7 +65,7 @@ void set_tier(Tier tier);
 // for looking up tables, processor features and executable memory. Called when the module loads.
 void warm_up();
 
-CompileStats compile_stats();   // process-wide
+CompileStats compile_stats();  // process-wide
 void reset_compile_stats();
 
 }  // namespace tilevm::schedule

@@ -108,9 +108,8 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   if (graph.reduced == 0) {
     if (kept.count > 0) columns = kept[--kept.count];
     if (kept.count > 0) rows = kept[--kept.count];
-  } else if (reduced.count > 0 &&
-             (kept.count == 0 || contiguous(reduced[reduced.count - 1].axis) >=
-                                     contiguous(kept[kept.count - 1].axis))) {
+  } else if (reduced.count > 0 && (kept.count == 0 || contiguous(reduced[reduced.count - 1].axis) >=
+                                                          contiguous(kept[kept.count - 1].axis))) {
     columns = reduced[--reduced.count];
     fold = Fold::kColumns;
     if (kept.count > 0) {

@@ -32,8 +32,8 @@ std::int64_t end_add(std::int64_t a, std::int64_t b) {
 }
 
 Interval interval_mul(Interval a, Interval b) {
-  const std::int64_t ends[] = {end_mul(a.min, b.min), end_mul(a.min, b.max),
-                               end_mul(a.max, b.min), end_mul(a.max, b.max)};
+  const std::int64_t ends[] = {end_mul(a.min, b.min), end_mul(a.min, b.max), end_mul(a.max, b.min),
+                               end_mul(a.max, b.max)};
   return {*std::ranges::min_element(ends), *std::ranges::max_element(ends)};
 }
 
@@ -81,9 +81,8 @@ std::int64_t SizeTable::Impl::lower_bound(Terms poly, int depth) const {
       if (!c || *c <= 0 || *c > INT32_MAX) continue;
       // Of scale * poly, so that scale * coeff is a multiple of c.
       const std::int64_t scale = *c / common_divisor(*c, t.coeff);
-      if (std::ranges::any_of(poly, [](const Term& u) {
-            return u.coeff > INT32_MAX || u.coeff < -INT32_MAX;
-          })) {
+      if (std::ranges::any_of(
+              poly, [](const Term& u) { return u.coeff > INT32_MAX || u.coeff < -INT32_MAX; })) {
         continue;
       }
       for (Term& u : rest) u.coeff *= scale;

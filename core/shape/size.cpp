@@ -36,10 +36,14 @@ std::uint64_t hash_mono(std::span<const SizeId> atoms) {
 
 SizeStep::Kind recipe_of(Entry::Kind kind) {
   switch (kind) {
-    case Entry::Kind::kMod: return SizeStep::Kind::kMod;
-    case Entry::Kind::kMin: return SizeStep::Kind::kMin;
-    case Entry::Kind::kMax: return SizeStep::Kind::kMax;
-    default: return SizeStep::Kind::kFloorDiv;
+    case Entry::Kind::kMod:
+      return SizeStep::Kind::kMod;
+    case Entry::Kind::kMin:
+      return SizeStep::Kind::kMin;
+    case Entry::Kind::kMax:
+      return SizeStep::Kind::kMax;
+    default:
+      return SizeStep::Kind::kFloorDiv;
   }
 }
 
@@ -149,9 +153,8 @@ SizeId SizeTable::Impl::atom(Entry::Kind kind, SizeId a, SizeId b, Interval rang
 // `factors` is sorted and may not point into `atoms`.
 std::int32_t SizeTable::Impl::intern_mono(std::span<const SizeId> factors) {
   const std::uint64_t hash = hash_mono(factors);
-  const std::int32_t found = by_mono.find(hash, [&](std::int32_t m) {
-    return std::ranges::equal(atoms_of(m), factors);
-  });
+  const std::int32_t found =
+      by_mono.find(hash, [&](std::int32_t m) { return std::ranges::equal(atoms_of(m), factors); });
   if (found >= 0) return found;
   const auto id = static_cast<std::int32_t>(monos.size());
   monos.push_back({static_cast<std::int32_t>(atoms.size()),
@@ -540,13 +543,27 @@ void evaluate(std::span<const SizeStep> steps, std::span<std::int64_t> regs) noe
   for (const SizeStep& s : steps) {
     std::int64_t& out = at(s.out);
     switch (s.kind) {
-      case SizeStep::Kind::kConst: out = s.value; break;
-      case SizeStep::Kind::kAdd: out = wrap_add(at(s.a), at(s.b)); break;
-      case SizeStep::Kind::kMul: out = wrap_mul(at(s.a), at(s.b)); break;
-      case SizeStep::Kind::kFloorDiv: out = floor_div(at(s.a), at(s.b)); break;
-      case SizeStep::Kind::kMod: out = floor_mod(at(s.a), at(s.b)); break;
-      case SizeStep::Kind::kMin: out = std::min(at(s.a), at(s.b)); break;
-      case SizeStep::Kind::kMax: out = std::max(at(s.a), at(s.b)); break;
+      case SizeStep::Kind::kConst:
+        out = s.value;
+        break;
+      case SizeStep::Kind::kAdd:
+        out = wrap_add(at(s.a), at(s.b));
+        break;
+      case SizeStep::Kind::kMul:
+        out = wrap_mul(at(s.a), at(s.b));
+        break;
+      case SizeStep::Kind::kFloorDiv:
+        out = floor_div(at(s.a), at(s.b));
+        break;
+      case SizeStep::Kind::kMod:
+        out = floor_mod(at(s.a), at(s.b));
+        break;
+      case SizeStep::Kind::kMin:
+        out = std::min(at(s.a), at(s.b));
+        break;
+      case SizeStep::Kind::kMax:
+        out = std::max(at(s.a), at(s.b));
+        break;
     }
   }
 }

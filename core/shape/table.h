@@ -24,17 +24,17 @@ struct Term {
   std::int64_t coeff;
   friend bool operator==(const Term&, const Term&) = default;
 };
-using Poly = std::vector<Term>;        // a polynomial being worked on
+using Poly = std::vector<Term>;  // a polynomial being worked on
 using Terms = std::span<const Term>;
 
 struct Entry {
   enum class Kind : std::uint8_t { kConst, kSymbol, kPoly, kQuotient, kFloorDiv, kMod, kMin, kMax };
   Kind kind;
-  SizeStep::Kind recipe;      // meaningless for a symbol
+  SizeStep::Kind recipe;        // meaningless for a symbol
   std::int32_t a = -1, b = -1;  // operands of the recipe; a of a symbol: index of its name
-  std::int32_t first, n;      // terms
-  std::int32_t mono = -1;     // of an atom
-  std::int64_t min, max;      // range; the ends of int64 mean unbounded
+  std::int32_t first, n;        // terms
+  std::int32_t mono = -1;       // of an atom
+  std::int64_t min, max;        // range; the ends of int64 mean unbounded
 };
 
 struct Monomial {

@@ -11,7 +11,6 @@ namespace {
 
 enum Precedence { kSum, kProduct, kAtom };
 
-
 }  // namespace
 
 void SizeTable::Impl::print_atom(SizeId a, int precedence, std::string& out) const {
@@ -27,10 +26,17 @@ void SizeTable::Impl::print_atom(SizeId a, int precedence, std::string& out) con
     out += ")";
   };
   switch (e.kind) {
-    case Entry::Kind::kSymbol: out += names[static_cast<std::size_t>(e.a)]; return;
-    case Entry::Kind::kMin: operands("min"); return;
-    case Entry::Kind::kMax: operands("max"); return;
-    default: break;
+    case Entry::Kind::kSymbol:
+      out += names[static_cast<std::size_t>(e.a)];
+      return;
+    case Entry::Kind::kMin:
+      operands("min");
+      return;
+    case Entry::Kind::kMax:
+      operands("max");
+      return;
+    default:
+      break;
   }
   if (precedence > kSum) out += "(";
   if (at(SizeId{e.a}).kind == Entry::Kind::kSymbol) {
@@ -108,8 +114,8 @@ void SizeTable::Impl::print(Terms poly, int precedence, std::string& out) const 
     } else if (coeff < 0) {
       out += "-";
     }
-    std::uint64_t times = coeff < 0 ? 0 - static_cast<std::uint64_t>(coeff)
-                                    : static_cast<std::uint64_t>(coeff);
+    std::uint64_t times =
+        coeff < 0 ? 0 - static_cast<std::uint64_t>(coeff) : static_cast<std::uint64_t>(coeff);
     // A hidden quotient q of symbol = m * q absorbs the factor m.
     std::vector<bool> whole(factors.size());
     for (std::size_t f = 0; f < factors.size(); ++f) {
@@ -173,7 +179,8 @@ class Parser {
  private:
   [[noreturn]] void fail() const {
     throw std::invalid_argument("not a size: '" + std::string(text_) + "', at position " +
-                                std::to_string(at_) + "; write it as B*2 + 1, n//4, n % 4, "
+                                std::to_string(at_) +
+                                "; write it as B*2 + 1, n//4, n % 4, "
                                 "min(a, b) or max(a, b)");
   }
   void skip() {

@@ -1,4 +1,5 @@
-// What ends up in one kernel, and that every kernel's graph encodes to bytecode that verify accepts.
+// What ends up in one kernel, and that every kernel's graph encodes to bytecode that verify
+// accepts.
 #include <functional>
 #include <string>
 #include <vector>
@@ -60,13 +61,16 @@ int encodes(const fuse::Plan& plan) {
             }
           }
         }
-        if (k.operands[i].iota_axis >= 0) views[i].stride[static_cast<std::size_t>(k.operands[i].iota_axis)] = 1;
+        if (k.operands[i].iota_axis >= 0)
+          views[i].stride[static_cast<std::size_t>(k.operands[i].iota_axis)] = 1;
       }
       std::vector<exec::Binding> bindings(256);
       const auto layout = schedule::lay_out(k, sizes, views, bindings);
       const auto encoded = schedule::encode(k, layout.cls);
       const auto error = bytecode::verify(encoded.bytes);
-      if (!error.empty()) std::fprintf(stderr, "%s: %s\n%s\n", k.name.c_str(), error.c_str(), bytecode::disassemble(encoded.bytes).c_str());
+      if (!error.empty())
+        std::fprintf(stderr, "%s: %s\n%s\n", k.name.c_str(), error.c_str(),
+                     bytecode::disassemble(encoded.bytes).c_str());
       CHECK(error.empty());
     }
   }
@@ -126,7 +130,9 @@ int no_circles() {
 int siblings() {
   Case c;
   const auto x = c.in({c.b, c.d});
-  const auto plan = c.plan({c.add(Op::sum, {x}, {c.axes({1})}), c.add(Op::amax, {x}, {c.axes({1})}), c.add(Op::var, {x}, {c.axes({1})}), c.add(Op::argmax, {x}, {c.axes({1})})});
+  const auto plan =
+      c.plan({c.add(Op::sum, {x}, {c.axes({1})}), c.add(Op::amax, {x}, {c.axes({1})}),
+              c.add(Op::var, {x}, {c.axes({1})}), c.add(Op::argmax, {x}, {c.axes({1})})});
   CHECK(kernels(plan) == 1);
   CHECK(encodes(plan) == 0);
   return 0;
@@ -147,7 +153,9 @@ int views() {
     const auto x = c.in({c.b, c.d});
     const auto half = c.p.sizes.floordiv(c.d, c.p.sizes.constant(2));
     const auto zero = c.p.sizes.constant(0);
-    const auto a = c.add(Op::slice, {x}, {c.axes({1}), Attr::of_sizes({zero}), Attr::of_sizes({half}), Attr::of_ints({1})});
+    const auto a =
+        c.add(Op::slice, {x},
+              {c.axes({1}), Attr::of_sizes({zero}), Attr::of_sizes({half}), Attr::of_ints({1})});
     const auto plan = c.plan({c.add(Op::exp, {a})});
     CHECK(kernels(plan) == 1 && count(plan, fuse::Step::Kind::kView) == 1);
     CHECK(encodes(plan) == 0);
@@ -172,7 +180,8 @@ int broadcasts() {  // a small mask is computed inside the kernel that uses it
   const auto scores = c.in({c.b, c.s, c.s, c.d});
   const auto mask = c.in({c.b, one, one, c.d});
   const auto low = c.add(Op::scalar, {}, {Attr::of_number(-1e4)});
-  const auto bias = c.add(Op::mul, {c.add(Op::sub, {c.add(Op::scalar, {}, {Attr::of_number(1)}), mask}), low});
+  const auto bias =
+      c.add(Op::mul, {c.add(Op::sub, {c.add(Op::scalar, {}, {Attr::of_number(1)}), mask}), low});
   const auto plan = c.plan({c.add(Op::softmax, {c.add(Op::add, {scores, bias})}, {c.axes({3})})});
   CHECK(kernels(plan) == 1);
   CHECK(encodes(plan) == 0);
@@ -195,8 +204,9 @@ int gathers() {
 
 int main() {
   const std::pair<const char*, std::function<int()>> tests[] = {
-      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds}, {"no_circles", no_circles},
-      {"siblings", siblings},     {"views", views},                             {"layouts", layouts},
+      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds},
+      {"no_circles", no_circles}, {"siblings", siblings},
+      {"views", views},           {"layouts", layouts},
       {"broadcasts", broadcasts}, {"gathers", gathers}};
   int failed = 0;
   for (const auto& [name, test] : tests) {
@@ -208,6 +218,7 @@ int main() {
     }
     ++failed;
   }
-  std::printf("%zu passed, %d failed\n", std::size(tests) - static_cast<std::size_t>(failed), failed);
+  std::printf("%zu passed, %d failed\n", std::size(tests) - static_cast<std::size_t>(failed),
+              failed);
   return failed != 0;
 }

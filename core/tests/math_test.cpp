@@ -17,9 +17,10 @@
 
 #ifndef TILEVM_CORE_TESTS_MATH_TEST_ROWS
 #define TILEVM_CORE_TESTS_MATH_TEST_ROWS
-#define TILEVM_UNARY(ROW) \
-  ROW(exp) ROW(exp2) ROW(expm1) ROW(log) ROW(log2) ROW(log1p) ROW(sin) ROW(cos) ROW(tan) \
-  ROW(tanh) ROW(sigmoid) ROW(erf) ROW(silu) ROW(gelu) ROW(gelu_tanh) ROW(rsqrt)
+#define TILEVM_UNARY(ROW)                                                                 \
+  ROW(exp)                                                                                \
+  ROW(exp2) ROW(expm1) ROW(log) ROW(log2) ROW(log1p) ROW(sin) ROW(cos) ROW(tan) ROW(tanh) \
+      ROW(sigmoid) ROW(erf) ROW(silu) ROW(gelu) ROW(gelu_tanh) ROW(rsqrt)
 #define TILEVM_BINARY(ROW) ROW(pow) ROW(atan2) ROW(fmod) ROW(remainder) ROW(floor_div)
 
 enum class MathFn {
@@ -46,14 +47,14 @@ HWY_ATTR void apply_math(MathFn fn, const float* x, const float* y, float* out, 
   HwyBackend<hn::ScalableTag<float>> b;
   using V = hn::Vec<hn::ScalableTag<float>>;
   switch (fn) {
-#define TILEVM_ROW(name)                                                            \
-  case MathFn::k_##name:                                                            \
+#define TILEVM_ROW(name)                                                    \
+  case MathFn::k_##name:                                                    \
     each_vector(x, y, out, n, [&](V v, V) HWY_ATTR { return name(b, v); }); \
     break;
     TILEVM_UNARY(TILEVM_ROW)
 #undef TILEVM_ROW
-#define TILEVM_ROW(name)                                                                 \
-  case MathFn::k_##name:                                                                 \
+#define TILEVM_ROW(name)                                                         \
+  case MathFn::k_##name:                                                         \
     each_vector(x, y, out, n, [&](V v, V w) HWY_ATTR { return name(b, v, w); }); \
     break;
     TILEVM_BINARY(TILEVM_ROW)
@@ -88,9 +89,9 @@ void apply_scalar(MathFn fn, const float* x, const float* y, float* out, size_t 
   ScalarBackend b;
   for (size_t i = 0; i < n; ++i) {
     switch (fn) {
-#define TILEVM_ROW(name)             \
-  case MathFn::k_##name:             \
-    out[i] = math::name(b, x[i]);    \
+#define TILEVM_ROW(name)          \
+  case MathFn::k_##name:          \
+    out[i] = math::name(b, x[i]); \
     break;
       TILEVM_UNARY(TILEVM_ROW)
 #undef TILEVM_ROW
@@ -124,28 +125,48 @@ double torch_floor_divide(float x, float y) {
 double judge(MathFn fn, float x, float y) {
   const double v = x;
   switch (fn) {
-    case MathFn::k_exp: return std::exp(v);
-    case MathFn::k_exp2: return std::exp2(v);
-    case MathFn::k_expm1: return std::expm1(v);
-    case MathFn::k_log: return std::log(v);
-    case MathFn::k_log2: return std::log2(v);
-    case MathFn::k_log1p: return std::log1p(v);
-    case MathFn::k_sin: return std::sin(v);
-    case MathFn::k_cos: return std::cos(v);
-    case MathFn::k_tan: return std::tan(v);
-    case MathFn::k_tanh: return std::tanh(v);
-    case MathFn::k_sigmoid: return judge_sigmoid(v);
-    case MathFn::k_erf: return std::erf(v);
-    case MathFn::k_silu: return v * judge_sigmoid(v);
-    case MathFn::k_gelu: return v * 0.5 * std::erfc(-v * 0.70710678118654752);
+    case MathFn::k_exp:
+      return std::exp(v);
+    case MathFn::k_exp2:
+      return std::exp2(v);
+    case MathFn::k_expm1:
+      return std::expm1(v);
+    case MathFn::k_log:
+      return std::log(v);
+    case MathFn::k_log2:
+      return std::log2(v);
+    case MathFn::k_log1p:
+      return std::log1p(v);
+    case MathFn::k_sin:
+      return std::sin(v);
+    case MathFn::k_cos:
+      return std::cos(v);
+    case MathFn::k_tan:
+      return std::tan(v);
+    case MathFn::k_tanh:
+      return std::tanh(v);
+    case MathFn::k_sigmoid:
+      return judge_sigmoid(v);
+    case MathFn::k_erf:
+      return std::erf(v);
+    case MathFn::k_silu:
+      return v * judge_sigmoid(v);
+    case MathFn::k_gelu:
+      return v * 0.5 * std::erfc(-v * 0.70710678118654752);
     case MathFn::k_gelu_tanh:
       return v * judge_sigmoid(1.5957691216057308 * (v + 0.044715 * v * v * v));
-    case MathFn::k_rsqrt: return 1.0f / std::sqrt(x);
-    case MathFn::k_pow: return std::pow(v, double{y});
-    case MathFn::k_atan2: return std::atan2(v, double{y});
-    case MathFn::k_fmod: return std::fmod(v, double{y});
-    case MathFn::k_remainder: return torch_remainder(x, y);
-    case MathFn::k_floor_div: return torch_floor_divide(x, y);
+    case MathFn::k_rsqrt:
+      return 1.0f / std::sqrt(x);
+    case MathFn::k_pow:
+      return std::pow(v, double{y});
+    case MathFn::k_atan2:
+      return std::atan2(v, double{y});
+    case MathFn::k_fmod:
+      return std::fmod(v, double{y});
+    case MathFn::k_remainder:
+      return torch_remainder(x, y);
+    case MathFn::k_floor_div:
+      return torch_floor_divide(x, y);
   }
   return 0;
 }
@@ -153,8 +174,10 @@ double judge(MathFn fn, float x, float y) {
 // What PyTorch eager computes in float32 (aten/src/ATen/native/cpu/Activation.cpp).
 float eager(MathFn fn, float x) {
   switch (fn) {
-    case MathFn::k_silu: return x / (1 + std::exp(-x));
-    case MathFn::k_gelu: return x * 0.5f * (1 + std::erf(x * 0.70710678f));
+    case MathFn::k_silu:
+      return x / (1 + std::exp(-x));
+    case MathFn::k_gelu:
+      return x * 0.5f * (1 + std::erf(x * 0.70710678f));
     default: {
       const float inner = 0.79788456f * (x + 0.044715f * (x * x * x));
       return 0.5f * x * (1 + std::tanh(inner));
@@ -173,12 +196,15 @@ double limit_of(MathFn fn) {
   switch (fn) {
     case MathFn::k_silu:
     case MathFn::k_gelu:
-    case MathFn::k_gelu_tanh: return -1;
+    case MathFn::k_gelu_tanh:
+      return -1;
     case MathFn::k_rsqrt:
     case MathFn::k_fmod:
     case MathFn::k_remainder:
-    case MathFn::k_floor_div: return 0;
-    default: return 2;
+    case MathFn::k_floor_div:
+      return 0;
+    default:
+      return 2;
   }
 }
 
@@ -286,12 +312,51 @@ float from_bits(uint32_t u) { return std::bit_cast<float>(u); }
 std::vector<float> special_values() {
   std::vector<float> v;
   const float inf = std::numeric_limits<float>::infinity();
-  for (float x : {0.0f, 1.0f, inf, std::numeric_limits<float>::quiet_NaN(), 0x1p-149f, 0x1p-126f,
-                  0x1.fffffep-127f, 0x1.fffffep+127f, 0.5f, 2.0f, 3.0f, 0.1f, 0.999999f, 1.000001f,
-                  0x1p23f, 0x1p24f, 16777215.0f, 88.72283f, 88.72284f, 103.97f, 104.0f, 127.0f,
-                  128.0f, 149.0f, 150.0f, 1.5f, 2.5f, 1e5f, 100001.0f, 1e10f, 0.9375f, 33.0f,
-                  0.34657359f, 0.69314718f, 0.70710678f, 1.41421356f, 0.66666667f, 1.33333337f,
-                  1.57079637f, 0.785398185f, 9.0f, 5.0f, 0.3f, 7.0f, 0x1.921fb4p+1f}) {
+  for (float x : {0.0f,
+                  1.0f,
+                  inf,
+                  std::numeric_limits<float>::quiet_NaN(),
+                  0x1p-149f,
+                  0x1p-126f,
+                  0x1.fffffep-127f,
+                  0x1.fffffep+127f,
+                  0.5f,
+                  2.0f,
+                  3.0f,
+                  0.1f,
+                  0.999999f,
+                  1.000001f,
+                  0x1p23f,
+                  0x1p24f,
+                  16777215.0f,
+                  88.72283f,
+                  88.72284f,
+                  103.97f,
+                  104.0f,
+                  127.0f,
+                  128.0f,
+                  149.0f,
+                  150.0f,
+                  1.5f,
+                  2.5f,
+                  1e5f,
+                  100001.0f,
+                  1e10f,
+                  0.9375f,
+                  33.0f,
+                  0.34657359f,
+                  0.69314718f,
+                  0.70710678f,
+                  1.41421356f,
+                  0.66666667f,
+                  1.33333337f,
+                  1.57079637f,
+                  0.785398185f,
+                  9.0f,
+                  5.0f,
+                  0.3f,
+                  7.0f,
+                  0x1.921fb4p+1f}) {
     for (float s : {x, -x}) {
       v.push_back(s);
       if (!std::isnan(s)) {
@@ -429,8 +494,7 @@ int run(int argc, char** argv) {
     targets &= ~target;
     hwy::SetSupportedTargetsForTest(target);
     hwy::GetChosenTarget().Update(target);
-    good &= sampled(hwy::TargetName(target),
-                    apply_best, first ? 2000000 : 300000);
+    good &= sampled(hwy::TargetName(target), apply_best, first ? 2000000 : 300000);
     first = false;
   }
   std::puts(good ? "PASS" : "FAIL");

@@ -160,11 +160,16 @@ const Case kCases[] = {
     {Op::expand, {"float32[2]"}, {sizes({"-1", "2"})}, "!-1 for a new axis"},
     {Op::slice, {"float32[10]"}, {ints({0}), sizes({"-3"}), sizes({"100"})}, "float32[3]"},
     {Op::slice, {"float32[10]"}, {ints({0}), sizes({"1"}), sizes({"8"}), ints({3})}, "float32[3]"},
-    {Op::slice, {"float32[n]"}, {ints({0}), sizes({"1"}), sizes({"9223372036854775807"})},
+    {Op::slice,
+     {"float32[n]"},
+     {ints({0}), sizes({"1"}), sizes({"9223372036854775807"})},
      "float32[n - min(n, 1)]"},
     {Op::slice, {"float32[n]"}, {ints({0}), sizes({"0"}), sizes({"k"})}, "float32[min(n, k)]"},
-    {Op::slice, {"float32[n]"}, {ints({0}), sizes({"0"}), sizes({"k - 1"})},
-     "float32[min(n, max(k - 1, 0))]", 1},
+    {Op::slice,
+     {"float32[n]"},
+     {ints({0}), sizes({"0"}), sizes({"k - 1"})},
+     "float32[min(n, max(k - 1, 0))]",
+     1},
     {Op::slice, {"float32[n]"}, {ints({0}), sizes({"0"}), sizes({"n//2"})}, "float32[n//2]"},
     {Op::slice, {"float32[n]"}, {ints({0}), sizes({"0"}), sizes({"1"}), ints({0})}, "!step 0"},
     {Op::select, {"float32[n, 4]"}, {ints({1}), sizes({"-1"})}, "float32[n]"},
@@ -234,8 +239,8 @@ void typing() {
   for (const OpInfo& row : kOps) {
     expect(row.rule == Rule::kCall || accepted.contains(row.rule),
            std::string("no case for the rule of ") + row.name);
-    const bool never = row.rule == Rule::kCall || row.rule == Rule::kScalar ||
-                       row.rule == Rule::kSizeValue;
+    const bool never =
+        row.rule == Rule::kCall || row.rule == Rule::kScalar || row.rule == Rule::kSizeValue;
     expect(never || rejected.contains(row.rule),
            std::string("nothing rejected by the rule of ") + row.name);
   }
@@ -397,8 +402,8 @@ void casts() {
 
 void powers() {
   const std::pair<double, const char*> kFloat[] = {
-      {2, "mul"},       {3, "mul mul"},         {0.5, "sqrt"},      {-0.5, "rsqrt"},
-      {1, ""},          {-1, "reciprocal"},     {-2, "mul reciprocal"}, {0, "full"},
+      {2, "mul"},        {3, "mul mul"},     {0.5, "sqrt"},          {-0.5, "rsqrt"},
+      {1, ""},           {-1, "reciprocal"}, {-2, "mul reciprocal"}, {0, "full"},
       {1.5, "full pow"}, {4, "full pow"}};
   for (const auto& [e, want] : kFloat) {
     Builder b;
@@ -465,15 +470,16 @@ void sharing() {
   b.op(Op::exp, {once});  // dead
   lowers("equal nodes", b, b.op(Op::mul, {once, again}), "add mul");
   expect(b.result.inputs.size() == 2 && b.result.values.size() == 4, "dead values are gone");
-  const ValueId unequal = b.op(Op::sub, {b.op(Op::mul, {x, b.number(0.0)}),
-                                         b.op(Op::mul, {x, b.number(-0.0)})});
+  const ValueId unequal =
+      b.op(Op::sub, {b.op(Op::mul, {x, b.number(0.0)}), b.op(Op::mul, {x, b.number(-0.0)})});
   lowers("0.0 and -0.0 differ", b, unequal, "full mul full mul sub");
-  const ValueId nan = b.op(Op::add, {b.op(Op::mul, {x, b.number(NAN)}),
-                                     b.op(Op::mul, {x, b.number(NAN)})});
+  const ValueId nan =
+      b.op(Op::add, {b.op(Op::mul, {x, b.number(NAN)}), b.op(Op::mul, {x, b.number(NAN)})});
   lowers("NaN equals itself", b, nan, "full mul add");
-  lowers("numbers fold", b,
-         b.op(Op::mul, {x, b.op(Op::div, {b.op(Op::add, {b.integer(1), b.integer(2)}),
-                                          b.number(2)})}), "full mul");
+  lowers(
+      "numbers fold", b,
+      b.op(Op::mul, {x, b.op(Op::div, {b.op(Op::add, {b.integer(1), b.integer(2)}), b.number(2)})}),
+      "full mul");
   expect(b.node(0).attrs[1].number == 1.5, "(1 + 2) / 2");
 
   const std::vector<ValueId> in{x};
@@ -487,19 +493,17 @@ void sharing() {
 void views() {
   Builder b;
   const ValueId x = b.input("float32[n, 8]");
-  const auto same = [&](Op op, std::vector<Attr> attrs) {
-    return b.op(op, {x}, std::move(attrs));
-  };
+  const auto same = [&](Op op, std::vector<Attr> attrs) { return b.op(op, {x}, std::move(attrs)); };
   const SizeId n = b.p.sizes.parse("n"), zero = b.p.sizes.constant(0);
   const SizeId eight = b.p.sizes.constant(8);
   const Attr shape = Attr::of_sizes({n, eight});
   lowers("reshape to itself", b, same(Op::reshape, {shape}), "");
   lowers("expand to itself", b, same(Op::expand, {shape}), "");
   lowers("permute in order", b, same(Op::permute, {ints({0, 1})}), "");
-  lowers("slice of all", b, same(Op::slice, {ints({1}), Attr::of_sizes({zero}),
-                                             Attr::of_sizes({eight})}), "");
-  lowers("pad by nothing", b, same(Op::pad, {Attr::of_sizes({zero, zero}),
-                                             Attr::of_sizes({zero, zero})}), "");
+  lowers("slice of all", b,
+         same(Op::slice, {ints({1}), Attr::of_sizes({zero}), Attr::of_sizes({eight})}), "");
+  lowers("pad by nothing", b,
+         same(Op::pad, {Attr::of_sizes({zero, zero}), Attr::of_sizes({zero, zero})}), "");
   lowers("flip stays", b, same(Op::flip, {ints({0})}), "flip");
   lowers("square permute stays", b, same(Op::permute, {ints({1, 0})}), "permute");
 }

@@ -25,8 +25,8 @@ struct Symbol {
   Range range;
 };
 // Small ranges, so that random points meet the corners.
-const Symbol kSymbols[] = {{"a", {0, 9, 1}},  {"b", {1, 7, 1}},    {"c", {2, 40, 4}},
-                           {"d", {}},         {"e", {-5, 5, 1}},   {"f", {8, 8, 8}},
+const Symbol kSymbols[] = {{"a", {0, 9, 1}},  {"b", {1, 7, 1}},   {"c", {2, 40, 4}},
+                           {"d", {}},         {"e", {-5, 5, 1}},  {"f", {8, 8, 8}},
                            {"g", {0, 24, 6}}, {"h", {1, 1024, 1}}};
 constexpr int kCount = sizeof(kSymbols) / sizeof(kSymbols[0]);
 
@@ -50,13 +50,20 @@ std::int64_t value_of(const std::vector<Tree>& trees, int at, const std::int64_t
   if (t.kind == Tree::kSymbol) return env[t.value];
   const std::int64_t x = value_of(trees, t.left, env), y = value_of(trees, t.right, env);
   switch (t.kind) {
-    case Tree::kAdd: return x + y;
-    case Tree::kSub: return x - y;
-    case Tree::kMul: return x * y;
-    case Tree::kDiv: return py_div(x, y);
-    case Tree::kMod: return py_mod(x, y);
-    case Tree::kMin: return std::min(x, y);
-    default: return std::max(x, y);
+    case Tree::kAdd:
+      return x + y;
+    case Tree::kSub:
+      return x - y;
+    case Tree::kMul:
+      return x * y;
+    case Tree::kDiv:
+      return py_div(x, y);
+    case Tree::kMod:
+      return py_mod(x, y);
+    case Tree::kMin:
+      return std::min(x, y);
+    default:
+      return std::max(x, y);
   }
 }
 
@@ -82,20 +89,34 @@ void random_expressions(unsigned seed) {
   while (trees.size() < 60) {
     const int left = below(static_cast<int>(trees.size()));
     const int right = below(static_cast<int>(trees.size()));
-    const int d = 1 + std::max(depth[static_cast<std::size_t>(left)],
-                               depth[static_cast<std::size_t>(right)]);
+    const int d =
+        1 + std::max(depth[static_cast<std::size_t>(left)], depth[static_cast<std::size_t>(right)]);
     if (d > 4) continue;
     const auto kind = static_cast<Tree::Kind>(2 + below(7));
     const SizeId x = ids[static_cast<std::size_t>(left)], y = ids[static_cast<std::size_t>(right)];
     SizeId id;
     switch (kind) {
-      case Tree::kAdd: id = sizes.add(x, y); break;
-      case Tree::kSub: id = sizes.sub(x, y); break;
-      case Tree::kMul: id = sizes.mul(x, y); break;
-      case Tree::kDiv: id = sizes.floordiv(x, y); break;
-      case Tree::kMod: id = sizes.mod(x, y); break;
-      case Tree::kMin: id = sizes.min(x, y); break;
-      default: id = sizes.max(x, y); break;
+      case Tree::kAdd:
+        id = sizes.add(x, y);
+        break;
+      case Tree::kSub:
+        id = sizes.sub(x, y);
+        break;
+      case Tree::kMul:
+        id = sizes.mul(x, y);
+        break;
+      case Tree::kDiv:
+        id = sizes.floordiv(x, y);
+        break;
+      case Tree::kMod:
+        id = sizes.mod(x, y);
+        break;
+      case Tree::kMin:
+        id = sizes.min(x, y);
+        break;
+      default:
+        id = sizes.max(x, y);
+        break;
     }
     trees.push_back({kind, 0, left, right});
     ids.push_back(id);
@@ -182,11 +203,18 @@ void identities() {
     const SizeId x = t.parse(a), y = t.parse(b);
     expect(x == y, std::string(a) + " is " + b + ", got " + t.print(x) + " and " + t.print(y));
   }
-  const std::pair<const char*, const char*> kPrinted[] = {
-      {"1 + B*8", "B*8 + 1"},    {"(n+1)//2", "(n + 1)//2"}, {"n%4", "n % 4"},
-      {"max(n,k)", "max(n, k)"}, {"-n", "-n"},               {"1 - n", "1 - n"},
-      {"m*2", "m*2"},            {"m//16", "m//16"},         {"S*B*2", "B*S*2"},
-      {"2*(n % 4)", "(n % 4)*2"}, {"k + n % 4", "k + n % 4"}, {"(n//2)*k", "k*(n//2)"}};
+  const std::pair<const char*, const char*> kPrinted[] = {{"1 + B*8", "B*8 + 1"},
+                                                          {"(n+1)//2", "(n + 1)//2"},
+                                                          {"n%4", "n % 4"},
+                                                          {"max(n,k)", "max(n, k)"},
+                                                          {"-n", "-n"},
+                                                          {"1 - n", "1 - n"},
+                                                          {"m*2", "m*2"},
+                                                          {"m//16", "m//16"},
+                                                          {"S*B*2", "B*S*2"},
+                                                          {"2*(n % 4)", "(n % 4)*2"},
+                                                          {"k + n % 4", "k + n % 4"},
+                                                          {"(n//2)*k", "k*(n//2)"}};
   for (const auto& [text, want] : kPrinted) {
     const std::string got = t.print(t.parse(text));
     // Factors follow the order in which symbols were made, so either order is right.
@@ -234,13 +262,27 @@ void extremes() {
     for (int i = 0; i < 25; ++i) {
       const SizeId x = ids[rng() % ids.size()], y = ids[rng() % ids.size()];
       switch (rng() % 7) {
-        case 0: ids.push_back(t.add(x, y)); break;
-        case 1: ids.push_back(t.sub(x, y)); break;
-        case 2: ids.push_back(t.mul(x, y)); break;
-        case 3: ids.push_back(t.floordiv(x, y)); break;
-        case 4: ids.push_back(t.mod(x, y)); break;
-        case 5: ids.push_back(t.min(x, y)); break;
-        default: ids.push_back(t.max(x, y)); break;
+        case 0:
+          ids.push_back(t.add(x, y));
+          break;
+        case 1:
+          ids.push_back(t.sub(x, y));
+          break;
+        case 2:
+          ids.push_back(t.mul(x, y));
+          break;
+        case 3:
+          ids.push_back(t.floordiv(x, y));
+          break;
+        case 4:
+          ids.push_back(t.mod(x, y));
+          break;
+        case 5:
+          ids.push_back(t.min(x, y));
+          break;
+        default:
+          ids.push_back(t.max(x, y));
+          break;
       }
       t.equal(x, y);
       t.less_equal(x, y);

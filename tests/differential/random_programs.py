@@ -186,7 +186,7 @@ class Generator:
             self.used.update(inputs)
 
     def append(self, op: Op, inputs: list[str]) -> str | None:
-        if op.name in DIVIDES and self.type(inputs[1]).dtype in ("int32", "int64"):
+        if op.name in DIVIDES and not any("float" in self.type(i).dtype for i in inputs):
             odd = self.add("bitwise_or", [inputs[1], self.constant(1)])
             if odd is None:
                 return None
@@ -435,7 +435,7 @@ def draw_array(type_: Type, shape: tuple[int, ...], rng: np.random.Generator) ->
     if rng.random() < 0.3:
         x = np.rint(x)
     if rng.random() < 0.05 and not type_.weak:
-        special = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 3e38], size=shape)
+        special = rng.choice([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-40, 1e18], size=shape)
         x = np.where(rng.random(shape) < 0.1, special, x)
     with np.errstate(over="ignore"):
         return np.asarray(x).astype(dtype)

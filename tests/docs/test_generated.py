@@ -28,4 +28,3 @@ def test_pages_of_the_tables_are_current(page: str, generated: Path) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == (generated / page).read_text(
         encoding="utf-8"
     )
-

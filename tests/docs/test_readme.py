@@ -1,4 +1,4 @@
-"""README.md: its example prints what it says, and the files that it names exist."""
+"""The pages by hand: README's example prints what it says, and what the pages name exists."""
 
 from __future__ import annotations
 
@@ -45,3 +45,17 @@ def test_the_commands_exist() -> None:
     for page in PAGES:
         for name in re.findall(r"`make ([a-z-]+)", (ROOT / page).read_text(encoding="utf-8")):
             assert name in targets, f"{page} says `make {name}`"
+
+
+def test_the_map_names_files_that_exist_and_every_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    roots = [ROOT / name for name in ("src", "core", "tests", "docs", "tools")]
+    files = [file for root in roots for file in root.rglob("*") if file.is_file()]
+    files = [file for file in files if "__pycache__" not in file.parts]
+    generated = {"ops.gen.h", "isa.gen.h", "decompose.gen.inc"}
+    names = set(re.findall(r"`(?:[\w./]+/)?([\w.]+\.(?:py|cpp|h|inc|md))`", text))
+    assert names - generated <= {file.name for file in files}
+    sources = {f.parent.relative_to(ROOT) for f in files if f.suffix in (".py", ".cpp", ".h")}
+    for folder in sources:
+        if folder.parts[0] in ("src", "core"):
+            assert f"{folder.name}/" in text, f"ARCHITECTURE.md does not say what {folder} is"

@@ -10,10 +10,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import tilevm
-from tilevm.tools import cli
-from tilevm.tools.bench import contestants, kernels, limits, measure, report, run
-from tilevm.tools.bench.cases import CASES, Case, exactly, select
+import tilevm  # noqa: E402
+from tilevm.tools import cli  # noqa: E402
+from tilevm.tools.bench import (  # noqa: E402
+    contestants,
+    kernels,
+    limits,
+    measure,
+    report,
+    run,
+)
+from tilevm.tools.bench.cases import CASES, Case, exactly, select  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -26,8 +33,8 @@ def check(case: Case, call: Any) -> None:
     for sizes in case.sweep[:2]:
         inputs = case.tensors(sizes)
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
-        exact = measure._flat(exactly(function)(*wide))
         with torch.no_grad():
+            exact = measure._flat(exactly(function)(*wide))
             found, eager = measure._flat(call(*inputs)), measure._flat(function(*inputs))
         wrong, share = measure._compare(found, exact, eager)
         assert not wrong

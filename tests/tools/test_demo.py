@@ -104,7 +104,8 @@ def test_the_encoder_is_sentence_transformers_model() -> None:
         padded = model(torch.cat([ids, ids * 0], 1), torch.cat([mask, mask * 0], 1))
     assert cat.shape == (1, 384)
     assert abs(float(cat.norm()) - 1) < 1e-6
-    assert float(cat @ same.T) > 0.5 > 0.2 > float(cat @ other.T)
+    assert float(cat @ same.T) > 0.5
+    assert float(cat @ other.T) < 0.2
     torch.testing.assert_close(padded, cat, rtol=0, atol=1e-6)
 
 
@@ -121,7 +122,7 @@ def test_report_tells_failures_and_broken_promises() -> None:
     ]
     text = table(rows, exact)
     assert "failed: CppCompileError: no compiler" in text
-    assert "2.50 s" in text  # 2.01 + 0.5 - 0.02, rounded
+    assert "2.49 s" in text  # 2.01 + 0.5 - 0.02
     told = judge(rows, exact)
     assert told[0].startswith("NO ")
     assert "error 1.00e-03" in told[0]

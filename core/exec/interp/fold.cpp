@@ -19,8 +19,8 @@ namespace {
 using std::int64_t;
 
 // sum_f32 ----------------------------------------------------------------------------------------
-// A few numbers in float32 lanes, then double: even for equal numbers, the worst case, the sum of so
-// few errs by no more than eager's.
+// A few numbers in float32 lanes, then double: even for equal numbers, the worst case, the sum of
+// so few errs by no more than eager's.
 
 inline constexpr int64_t kShortRow = 16;  // rows up to here are combined from left to right
 inline constexpr int64_t kNarrow = 64;    // columns up to here are summed several rows at a time

@@ -34,8 +34,8 @@
 // core/tests/math_test.cpp. Coefficients: tools/math/fit.py.
 
 #if defined(TILEVM_MATH_PER_TARGET)  // hwy_backend.h defines it, and has the guard
-#define TILEVM_MATH_BEGIN              \
-  HWY_BEFORE_NAMESPACE();              \
+#define TILEVM_MATH_BEGIN \
+  HWY_BEFORE_NAMESPACE(); \
   namespace tilevm::math::HWY_NAMESPACE {
 #define TILEVM_MATH_END \
   }                     \

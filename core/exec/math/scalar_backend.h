@@ -75,9 +75,7 @@ struct ScalarBackend {
     return m ? fn() : current;
   }
   F out_of_line(double (*fn)(double), F x) const { return static_cast<F>(fn(x)); }
-  F out_of_line(double (*fn)(double, double), F x, F y) const {
-    return static_cast<F>(fn(x, y));
-  }
+  F out_of_line(double (*fn)(double, double), F x, F y) const { return static_cast<F>(fn(x, y)); }
 
  private:
   static uint32_t unsigned_of(I x) { return static_cast<uint32_t>(x); }

@@ -22,13 +22,17 @@ class Avx512 {
   class Handle {
    public:
     Handle() = default;
-    Handle(Avx512* owner, int reg, int constant = -1) : owner_(owner), reg_(reg), constant_(constant) {
+    Handle(Avx512* owner, int reg, int constant = -1)
+        : owner_(owner), reg_(reg), constant_(constant) {
       if (reg_ >= 0) (owner_->*Refs)[reg_] = 1;
     }
     Handle(const Handle& o) : owner_(o.owner_), reg_(o.reg_), constant_(o.constant_) {
       if (reg_ >= 0) ++(owner_->*Refs)[reg_];
     }
-    Handle(Handle&& o) noexcept : owner_(o.owner_), reg_(std::exchange(o.reg_, -1)), constant_(std::exchange(o.constant_, -1)) {}
+    Handle(Handle&& o) noexcept
+        : owner_(o.owner_),
+          reg_(std::exchange(o.reg_, -1)),
+          constant_(std::exchange(o.constant_, -1)) {}
     Handle& operator=(Handle o) noexcept {
       std::swap(owner_, o.owner_);
       std::swap(reg_, o.reg_);
@@ -81,10 +85,18 @@ class Avx512 {
   }
 
   // Registers. A failed emission goes on with register 0: its code is thrown away.
-  static x86::Zmm zmm(const F& f) { return x86::zmm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg())); }
-  static x86::Ymm ymm(const F& f) { return x86::ymm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg())); }
-  static x86::Xmm xmm(const F& f) { return x86::xmm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg())); }
-  static x86::KReg k(const M& m) { return x86::k(static_cast<std::uint32_t>(m.reg() < 0 ? 1 : m.reg())); }
+  static x86::Zmm zmm(const F& f) {
+    return x86::zmm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg()));
+  }
+  static x86::Ymm ymm(const F& f) {
+    return x86::ymm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg()));
+  }
+  static x86::Xmm xmm(const F& f) {
+    return x86::xmm(static_cast<std::uint32_t>(f.reg() < 0 ? 0 : f.reg()));
+  }
+  static x86::KReg k(const M& m) {
+    return x86::k(static_cast<std::uint32_t>(m.reg() < 0 ? 1 : m.reg()));
+  }
 
   F in_register(const F& f) {
     if (f.constant() < 0) return f;
@@ -141,10 +153,13 @@ class Avx512 {
   I iselect(const M& m, const I& yes, const I& no) { return select(m, yes, no); }
 
   F fma(const F& x, const F& y, const F& z) {
-    return fused(x, y, z, [&](auto... o) { a.vfmadd213ps(o...); }, [&](auto... o) { a.vfmadd132ps(o...); });
+    return fused(
+        x, y, z, [&](auto... o) { a.vfmadd213ps(o...); }, [&](auto... o) { a.vfmadd132ps(o...); });
   }
   F fnma(const F& x, const F& y, const F& z) {
-    return fused(x, y, z, [&](auto... o) { a.vfnmadd213ps(o...); }, [&](auto... o) { a.vfnmadd132ps(o...); });
+    return fused(
+        x, y, z, [&](auto... o) { a.vfnmadd213ps(o...); },
+        [&](auto... o) { a.vfnmadd132ps(o...); });
   }
 
   // Calls out of emitted code are not emitted yet.

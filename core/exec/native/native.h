@@ -22,7 +22,7 @@ class Code {
   static std::unique_ptr<Code> emit(std::span<const std::byte> program, std::string* why = nullptr);
   ~Code();
 
-  // Launches over more than one reduced axis beside rows and columns are refused: false.
+  // Not launches with reduced axes beside rows and columns, nor where the interpreter is faster.
   bool can_run(const Launch& launch) const noexcept;
   Status run(const Launch& launch, interp::Scratch& scratch) const noexcept;
 

@@ -91,7 +91,7 @@ class Imported:
     or a size expression (a Python int), or ("const", value).
     """
 
-    program: runtime.Program
+    program: runtime.Program | None
     targets: list[Callable[..., Any]] = field(default_factory=list)
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
@@ -103,9 +103,11 @@ class Imported:
     assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
 
     def compile(self) -> Callable[..., Any]:
-        """The executable. The program is empty afterwards."""
+        """The executable. The program is used up."""
+        program, self.program = self.program, None
+        assert program is not None
         return runtime.compile_program(
-            self.program,
+            program,
             self.targets,
             framework="torch",
             input_names=self.input_names,

@@ -259,6 +259,7 @@ def decomposition_case(op: Op, by_name: dict[str, Op]) -> str:
     params = {p.name for p in op.params}
     lines = [f"  const ValueId {OPERANDS[i]} = in[{i}];" for i in range(op.inputs)]
     used = set(re.findall(r"\w+", op.decomposition))
+    values = set(OPERANDS[: op.inputs])
     for i, param in enumerate(op.params):
         if param.name in used:
             lines.append(f"  const Attr& {param.name} = attrs[{i}];")
@@ -267,6 +268,9 @@ def decomposition_case(op: Op, by_name: dict[str, Op]) -> str:
         result, _, right = (part.strip() for part in statement.partition("="))
         head, _, rest = right.partition(" ")
         args = [arg.strip() for arg in rest.split(",")]
+        operands = args[: 1 if head == "count" else by_name[head].inputs]
+        if unknown := set(operands) - values:
+            raise ValueError(f"{op.name}: `{right}`: no value {', '.join(sorted(unknown))}")
         if head == "count":
             value = f"b.count({args[0]}, {args[1]})"
         else:
@@ -276,10 +280,11 @@ def decomposition_case(op: Op, by_name: dict[str, Op]) -> str:
                 for text, param in zip(args[inner.inputs :], inner.params, strict=False)
             ]
             value = (
-                f"b.add(Op::{identifier(inner.name)}, {{{', '.join(args[: inner.inputs])}}}, "
+                f"b.add(Op::{identifier(inner.name)}, {{{', '.join(operands)}}}, "
                 f"{{{', '.join(attrs)}}})"
             )
         lines.append(f"  const ValueId {result} = {value};")
+        values.add(result)
     lines.append(f"  return {result};")
     return f"case Op::{identifier(op.name)}: {{\n" + "\n".join(lines) + "\n}\n"
 

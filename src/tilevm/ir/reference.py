@@ -41,9 +41,9 @@ def evaluate(
     env = bind(graph, arrays)
     types = graph.types()
     values: dict[str, Array] = {}
-    for (name, type_), array in zip(graph.params, arrays, strict=True):
-        values[name] = _working(round_to(array, type_.dtype), type_.dtype)
     with np.errstate(all="ignore"):
+        for (name, type_), array in zip(graph.params, arrays, strict=True):
+            values[name] = _working(round_to(array, type_.dtype), type_.dtype)
         for node in graph.nodes:
             inputs = [values[name] for name in node.inputs]
             in_types = [types[name] for name in node.inputs]

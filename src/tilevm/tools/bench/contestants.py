@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,16 +78,17 @@ def _onnxruntime(case: Case, function: Function) -> Function:
     """The case exported with dynamic sizes; arrays go in and out without a copy."""
     import onnxruntime
 
-    module = function if isinstance(function, torch.nn.Module) else _Module(function)
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    module = function if isinstance(function, torch.nn.Module) else _Module(function).eval()
     sizes = case.sweep[len(case.sweep) // 2]
-    dims = [
+    dims = tuple(
         {i: torch.export.Dim.AUTO for i, d in enumerate(shape) if isinstance(d, str)}
         for _, shape in case.symbolic()
-    ]
+    )
     shapes = (dims,) if isinstance(module, _Module) else dims
     inputs = tuple(case.tensors(sizes))
     exported = torch.onnx.export(
-        module, inputs, dynamo=True, dynamic_shapes=tuple(shapes), verbose=False
+        module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False
     )
     if exported is None:
         raise RuntimeError("torch.onnx.export gave nothing")

@@ -342,5 +342,6 @@ def _status(field: str) -> int:
 
 
 def _told(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}"[:300]
+    cause = error.__cause__ or error
+    text = str(cause).strip().partition("\n")[0]
+    return f"{type(cause).__name__}: {text}"[:300]
