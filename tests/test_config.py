@@ -41,11 +41,11 @@ def test_patch_puts_back_what_was() -> None:
 
 def test_watchers_see_every_change() -> None:
     seen: list[int] = []
-    config.watch(lambda knobs: seen.append(knobs["cache_programs"]))
-    with config.patch(cache_programs=7):
+    config.watch(lambda knobs: seen.append(knobs["memory_budget"]))
+    with config.patch(memory_budget=7):
         pass
     assert seen[1] == 7
-    assert seen[0] == seen[2] == config.cache_programs
+    assert seen[0] == seen[2] == config.memory_budget
 
 
 @pytest.mark.parametrize(

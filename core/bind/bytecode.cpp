@@ -234,6 +234,7 @@ void run(nb::handle data, nb::sequence inputs, nb::sequence outputs, const std::
       PyErr_SetString(PyExc_ZeroDivisionError, "integer division by zero");
       throw nb::python_error();
     case exec::Status::kNoMemory:
+    case exec::Status::kBadProgram:
       throw std::bad_alloc();
   }
 }

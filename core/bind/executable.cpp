@@ -11,6 +11,8 @@
 #include <new>
 
 #include "bind/executable.h"
+#include "exec/native/native.h"
+#include "schedule/kernel.h"
 
 #include "structmember.h"
 
@@ -174,6 +176,11 @@ void reset_stats() {
 
 // The interpreter runs what is not native; there is one native tier to a machine.
 void set_tier(const std::string& tier) {
+  if (tier == "avx512" && !exec::native::available()) {
+    throw nb::value_error(
+        "tier avx512: this processor has no AVX-512, or memory may not be made executable; "
+        "use auto or interp");
+  }
   schedule::set_tier(tier == "interp" ? schedule::Tier::kInterp : schedule::Tier::kAuto);
 }
 
@@ -211,6 +218,7 @@ void bind_executable(nb::module_& m) {
   m.def("set_threads", set_threads, nb::arg("threads"),
         "Threads that kernels use; 0: as many as torch, or all processors.");
   m.def("set_tier", set_tier, nb::arg("tier"));
+  m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");
   m.def("free_memory", host::free_idle_memory, "Free the buffers kept for later calls.");

@@ -23,7 +23,7 @@ thread_local PyThreadState* saved_thread = nullptr;
 std::string name_of(PyObject* callable) {
   // An OpOverload prints as aten.add.Tensor; its __name__ lacks the namespace.
   if (PyObject_HasAttrString(callable, "_overloadname")) return text_of(callable);
-  for (const char* attribute : {"__qualname__", "__name__"}) {
+  for (const char* attribute : {"__name__", "__qualname__"}) {
     const Ref name(PyObject_GetAttrString(callable, attribute));
     if (name) return text_of(name.get());
     PyErr_Clear();

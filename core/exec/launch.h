@@ -38,7 +38,7 @@ struct Binding {
   std::int64_t start = 0;          // iota
 };
 
-enum class Status : std::uint8_t { kOk, kIndexOutOfRange, kDivisionByZero, kNoMemory };
+enum class Status : std::uint8_t { kOk, kIndexOutOfRange, kDivisionByZero, kNoMemory, kBadProgram };
 
 // Rows or the first outer axis may be restricted by the caller, by moving bases and cutting
 // extents, to spread a launch over threads; every tier is re-entrant on different scratch.

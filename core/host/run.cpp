@@ -349,6 +349,9 @@ void Executable::fail(exec::Status status, int kernel) const {
       throw DivisionError("ZeroDivisionError");
     case exec::Status::kNoMemory:
       throw MemoryError("kernel " + graph.name + ": no working memory");
+    case exec::Status::kBadProgram:
+      throw InternalError("kernel " + graph.name +
+                          ": the encoder wrote bytecode that is too long or that verify rejects");
     case exec::Status::kOk:
       break;
   }

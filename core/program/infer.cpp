@@ -27,8 +27,8 @@ DType settled(const Type& t) {
 class Rules {
  public:
   Rules(SizeTable& sizes, Op op, std::span<const Type> in, std::span<Attr> attrs,
-        std::vector<Check>& checks)
-      : sizes_(sizes), op_(op), in_(in), attrs_(attrs), checks_(checks) {}
+        std::vector<Check>& checks, bool in_composite)
+      : sizes_(sizes), op_(op), in_(in), attrs_(attrs), checks_(checks), in_composite_(in_composite) {}
 
   Type apply();
 
@@ -202,6 +202,17 @@ class Rules {
     }
     return result;
   }
+  // An extremum is one of the elements: PyTorch raises if there are none.
+  void need_elements(std::span<const std::int64_t> axes) {
+    const Shape& from = in_[0].shape;
+    if (in_composite_ || from.rank == 0) return;
+    for (const std::int64_t a : axes) {
+      const SizeId size = from[static_cast<int>(a)];
+      check(size, sizes_.max(size, sizes_.constant(1)),
+            "there is no element on axis " + std::to_string(a),
+            "Axes that are reduced need a size of at least 1.");
+    }
+  }
   Type reduce_axes(DType dtype) {
     const unsigned axes = axis_set(ints_at(0), in_[0].shape.rank, true);
     return reduce(dtype, axes, int_at(1) != 0);
@@ -225,6 +236,7 @@ class Rules {
   std::span<const Type> in_;
   std::span<Attr> attrs_;
   std::vector<Check>& checks_;
+  bool in_composite_;
 };
 
 Type Rules::reshape() {
@@ -537,9 +549,12 @@ Type Rules::apply() {
     case Rule::kReduceSum:
       common();
       return reduce_axes(is_float(in_[0].dtype) ? settled(in_[0]) : DType::kInt64);
-    case Rule::kReduceSame:
+    case Rule::kReduceSame: {
       common();
-      return reduce_axes(settled(in_[0]));
+      const Type result = reduce_axes(settled(in_[0]));
+      need_elements(ints_at(0));
+      return result;
+    }
     case Rule::kReduceBool:
       common();
       return reduce_axes(DType::kBool);
@@ -549,6 +564,7 @@ Type Rules::apply() {
     case Rule::kReduceIndex: {
       common();
       const int at = axis(int_at(0), in_[0].shape.rank, true);
+      need_elements(ints_at(0));
       return reduce(DType::kInt64, 1u << at, int_at(1) != 0);
     }
     case Rule::kFloatAxis:
@@ -595,8 +611,8 @@ Type Rules::apply() {
 }  // namespace
 
 Type infer(SizeTable& sizes, Op op, std::span<const Type> in, std::span<Attr> attrs,
-           std::vector<Check>& checks) {
-  Type type = Rules(sizes, op, in, attrs, checks).apply();
+           std::vector<Check>& checks, bool in_composite) {
+  Type type = Rules(sizes, op, in, attrs, checks, in_composite).apply();
   // A view of a weak scalar is a tensor.
   if (!type.weak && in.size() >= 1 && in[0].weak && type.dtype == DType::kFloat64 &&
       info(op).cls != OpClass::kElementwise) {

@@ -268,7 +268,8 @@ ValueId Lowering::add(Op op, std::initializer_list<ValueId> in, std::initializer
   std::size_t n = 0;
   for (ValueId h : in) types[n++] = at(h).type;
   std::vector<Check> found;
-  const Type type = infer(out_.sizes, op, std::span<const Type>(types.data(), n), attrs, found);
+  const Type type = infer(out_.sizes, op, std::span<const Type>(types.data(), n), attrs, found,
+                          /*in_composite=*/true);
   for (Check& c : found) out_.check(c.a, c.b, std::move(c.message));
   return push(lower(op, {in.begin(), in.size()}, attrs, type));
 }

@@ -141,9 +141,10 @@ class Program {
 };
 
 // The closed set of typing rules: type of `op` applied to `in`. Brings `attrs`, which are complete,
-// to normal form; appends what must be checked at run time.
+// to normal form; appends what must be checked at run time. `in_composite`: part of a decomposition,
+// where the maximum of no element is fine: softmax of an empty row.
 Type infer(shape::SizeTable& sizes, Op op, std::span<const Type> in, std::span<Attr> attrs,
-           std::vector<Check>& checks);
+           std::vector<Check>& checks, bool in_composite = false);
 
 // The dtype in which an elementwise operator computes: PyTorch's type promotion, where tensors
 // come before tensors of rank 0 before weak scalars. All weak: int64, float64 or bool.

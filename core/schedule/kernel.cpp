@@ -23,6 +23,7 @@ struct Counters {
 };
 Counters counters;
 std::atomic<Tier> chosen_tier{Tier::kAuto};
+std::atomic<bool> verify_own{false};
 
 constexpr std::size_t kMaxBindings = 256;
 
@@ -66,6 +67,7 @@ struct Kernel::Impl {
     const auto start = std::chrono::steady_clock::now();
     Encoded encoded = encode(graph, cls);
     if (encoded.bytes.empty()) return nullptr;
+    if (verify_own.load() && !bytecode::verify(encoded.bytes).empty()) return nullptr;
     const auto n_operands = bytecode::view(encoded.bytes).operands.size();
     exec::interp::Kernel kernel(encoded.bytes);
     std::string refusal = "the processor or the system does not allow it";
@@ -178,7 +180,7 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   const Variant* variant = impl_->find(layout.cls);
   if (variant == nullptr) {
     variant = impl_->compile(layout.cls);
-    if (variant == nullptr) return exec::Status::kNoMemory;
+    if (variant == nullptr) return exec::Status::kBadProgram;
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
   }
@@ -229,6 +231,8 @@ void warm_up() {
   kernel.run(sizes, views, 1);
   reset_compile_stats();
 }
+
+void set_verify(bool verify) { verify_own = verify; }
 
 void set_tier(Tier tier) { chosen_tier = tier; }
 

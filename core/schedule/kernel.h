@@ -61,6 +61,9 @@ class Kernel {
 enum class Tier : std::uint8_t { kAuto, kInterp };
 void set_tier(Tier tier);
 
+// Whether to verify what our own encoder wrote; what verify() rejects is kBadProgram at run().
+void set_verify(bool verify);
+
 // Compiles and runs one small kernel, so that the first compile of a user's program does not pay
 // for looking up tables, processor features and executable memory. Called when the module loads.
 void warm_up();

@@ -68,29 +68,23 @@ KNOBS: tuple[Knob, ...] = (
         "tier",
         str,
         "auto",
-        "What runs the bytecode; auto is the fastest that this processor has. reference is the "
+        "What runs the bytecode. auto: machine code where it is emitted, else the interpreter. "
+        "avx512: the same, but refused on a processor without it. reference: kernels run as their "
         "graph's meaning in NumPy.",
-        ("auto", "avx512", "avx2", "neon", "interp", "reference"),
+        ("auto", "avx512", "interp", "reference"),
     ),
     Knob("threads", int, 0, "Threads a call may use; 0: as many as torch, or all cores.", low=0),
     Knob("verify", bool, False, "Verify the bytecode that our own encoder wrote before it runs."),
     Knob(
-        "check",
-        bool,
-        False,
-        "Run every call on the reference too, and raise InternalError where results differ.",
-    ),
-    Knob(
         "debug",
         int,
         0,
-        "Print to standard error: 1 times, 2 the graph after each pass, 3 bytecode, 4 values.",
+        "1: errors inside tilevm are raised where the call would run in eager mode instead; "
+        "2: the graph of each kernel that is traced is printed to standard error as well.",
         low=0,
-        high=4,
+        high=2,
     ),
     Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
-    Knob("cache_programs", int, 4096, "Compiled programs kept in memory.", low=1),
-    Knob("trace", str, "", "Directory for traces of compiles and calls; empty: none."),
 )
 
 _ROWS = {knob.name: knob for knob in KNOBS}

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.differential import eager
+from tests.differential import eager, noise
 from tests.differential.judge import check, is_float, wide
 from tests.differential.tiers import LAYOUTS, TIERS, array, arrays, compiled, run
 
+from tilevm.errors import ShapeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.reference import evaluate
 from tilevm.ir.text import from_text
@@ -64,13 +65,17 @@ def agrees(graph: Graph, executable: Any, tier: str, inputs: list[Any]) -> None:
         theirs = [array(x) for x in eager.evaluate(graph, inputs)]
     except (IndexError, RuntimeError) as error:  # of nothing there is no maximum
         assert "zero-size" in str(error) or "non-zero size" in str(error), error
-        with pytest.raises(Exception, match=r"amax|amin|argmax|argmin"):
+        with pytest.raises(ShapeError, match="no element on axis"):
             run(executable, tier, inputs)
         return
     expected = evaluate(graph, *arrays(inputs))
     found = run(executable, tier, inputs)
+    try:
+        for f, e, t in zip(found, expected, theirs, strict=True):
+            check(f, e, t, by="largest")
+    except AssertionError as error:  # of few elements, eager's error is a matter of luck
+        assert not noise.explains(graph, arrays(inputs), found), error
     for f, e, t in zip(found, expected, theirs, strict=True):
-        check(f, e, t, by="largest")
         if is_float(f):  # eager means the same
             np.testing.assert_array_equal(np.isfinite(wide(t)), np.isfinite(wide(e)))
         else:
@@ -211,7 +216,17 @@ PROGRAMS = {
 def test_several_reductions(name: str, dtype: str, tier: str) -> None:
     graph = from_text(PROGRAMS[name].format(t=dtype))
     executable = compiled(graph)
-    shapes = [(1, 1), (1, 7), (7, 1), (3, 64), (65, 17), (2, 1023), (1023, 3), (2, 5000), (130, 130)]
+    shapes = [
+        (1, 1),
+        (1, 7),
+        (7, 1),
+        (3, 64),
+        (65, 17),
+        (2, 1023),
+        (1023, 3),
+        (2, 5000),
+        (130, 130),
+    ]
     for seed, shape in enumerate(shapes):
         x = values(shape, dtype, "", seed) * 0.5
         for layout in LAYOUTS.values():

@@ -324,8 +324,8 @@ def test_call_outs_take_tensors_views_and_numbers() -> None:
     torch.testing.assert_close(b, y.sum(0) ** 2)
     assert seen[0][2:] == (3, 2.5)
     assert seen[0][1]._base is seen[0][0]
-    assert [name for name, _ in run.callouts()] == [target.__qualname__]
-    assert _core.stats()["callouts"] == {target.__qualname__: 3}
+    assert [name for name, _ in run.callouts()] == [target.__name__]
+    assert _core.stats()["callouts"] == {target.__name__: 3}
 
 
 def test_call_outs_may_bring_new_sizes() -> None:

@@ -125,10 +125,14 @@ def test_the_limit_is_the_largest_of_three() -> None:
 
 
 def test_the_machine_is_measured() -> None:
-    machine = limits.Machine(1)
-    machine.measure()
+    machine, other = limits.Machine(1), limits.Machine(1, 1e15, {30: 1e9})
+    work = limits.Work(1 << 20, 0, 0)
+    machine.measure([work])
     assert 1e9 < machine.flops_s < 1e13
-    assert machine.limit_s(limits.Work(1 << 20, 0, 0)) > 1e-7
+    assert machine.limit_s(work) > 1e-7
+    machine.absorb(other)
+    assert machine.flops_s == 1e15
+    assert len(machine.bandwidth) == 2
 
 
 # Judging ----------------------------------------------------------------------------------------
@@ -149,7 +153,6 @@ def test_wrong_results_are_not_timed() -> None:
 
 def test_a_case_is_measured(tmp_path: Path) -> None:
     bench = measure.Bench(torch.get_num_threads(), True, tmp_path / "stage")
-    bench._machine = limits.Machine(1, flops_s=1e11, bandwidth={n: 1e10 for n in range(64)})
     found = bench.case("multiply_add", ["eager", "kernel", "compile"])
     json.dumps(found)
     assert [row["sizes"] for row in found["shapes"]] == [[7, 33], [64, 768], [4096, 1024]]
@@ -207,7 +210,7 @@ def measured() -> dict[str, Any]:
     failed = case("failed", 1.0, error="wrong: output 0")
     for row in failed["shapes"]:
         del row["median_us"]["compile"]
-    machine = {"gflop_s": 100.0, "bandwidth_gb_s": {"1048576": 50.0}}
+    machine = {"flops_s": 1e11, "bandwidth": {20: 5e10}}
     environment = run.environment()
     cases = [fast, called, failed]
     runs = [{"threads": 1, "machine": machine, "skipped": ["late"], "cases": cases}]

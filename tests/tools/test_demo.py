@@ -84,7 +84,7 @@ def test_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert "failed" not in told
     assert "NO " not in told
     assert "0 captures after the first" in told
-    assert "send an e-mail" in told
+    assert "write messages to a log file" in told
 
 
 @pytest.mark.usefixtures("few")

@@ -257,7 +257,7 @@ OPS: tuple[Op, ...] = (
     Op("abs", _E, 1, "same", np.abs, "|x|", (), "abs", "fi"),
     Op("neg", _E, 1, "same_number", np.negative, "-x", (), "neg", "fi"),
     Op("sign", _E, 1, "same", _sign, "-1, 0 or 1 by the sign of x; NaN gives 0", (), "sign", "fi"),
-    Op("relu", _E, 1, "same_number", lambda x: np.maximum(x, np.zeros((), x.dtype)), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum z, x"),
+    Op("relu", _E, 1, "same_number", lambda x: np.where(x < 0, np.zeros((), x.dtype), x), "max(x, 0), NaN passes", decomposition="z = full [], 0, dtype(x); r = maximum z, x"),
     Op("logical_not", _E, 1, "predicate", np.logical_not, "not x", (), "not", "b"),
     Op("bitwise_not", _E, 1, "same_integer", np.invert, "~x", (), "not", "ib"),
     _float_unary("exp", np.exp, "e^x"),

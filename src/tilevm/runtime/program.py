@@ -101,6 +101,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_threads(knobs["threads"])
     _core.set_tier(knobs["tier"])
     _core.set_memory_budget(knobs["memory_budget"])
+    _core.set_verify(knobs["verify"])
 
 
 config.watch(_configure)

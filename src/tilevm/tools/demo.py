@@ -26,10 +26,10 @@ from tilevm.tools.worker import Worker, WorkerError
 COUNT, QUICK_COUNT = 254, 64
 BLOCK = 16
 QUESTIONS = (
-    "How do I send an e-mail with an attachment?",
-    "pick a random element from a list",
-    "waiting for another thread to finish",
-    "read the contents of a compressed archive",
+    "How do I read the options on the command line?",
+    "write messages to a log file",
+    "compute the average of some numbers",
+    "replace parts of a string by a pattern",
 )
 
 

@@ -70,19 +70,23 @@ def passages(texts: Iterator[str]) -> Iterator[str]:
 def choose(lengths: dict[str, int], count: int) -> list[str]:
     """`count` passages whose lengths in tokens are spread evenly, in an order of no pattern.
 
-    lengths: tokens of each candidate. Lengths are different as long as there are enough of them.
+    lengths: tokens of each candidate. Lengths are different, and no passage is part of another, as
+    long as there are enough of them.
     """
     by_length: dict[int, list[str]] = {}
     for text, length in lengths.items():
         by_length.setdefault(length, []).append(text)
     available = sorted(by_length)
     wanted = [available[i * len(available) // count] for i in range(count)]
-    chosen = []
-    for nth, length in enumerate(wanted):
-        same = by_length[length]
-        earlier = wanted[:nth].count(length)
-        chosen.append(same[(len(same) // 2 + earlier) % len(same)])
-    chosen = list(dict.fromkeys(chosen))
+    chosen: list[str] = []
+    for apart, turn in ((True, wanted[::-1]), (False, available), (False, available)):
+        for length in turn:
+            same = by_length[length]
+            half = len(same) // 2
+            for text in same[half:] + same[:half]:
+                if len(chosen) < count and not _overlaps(text, chosen, apart):
+                    chosen.append(text)
+                    break
     step = next(s for s in (89, 97, 101, 103) if len(chosen) % s)  # a prime: visits all, once
     return [chosen[i * step % len(chosen)] for i in range(len(chosen))]
 
@@ -94,6 +98,13 @@ def collect(
     texts = list(passages(documentation()))
     lengths = dict(zip(texts, tokens(texts), strict=True))
     return choose({text: n for text, n in lengths.items() if n <= longest}, count)
+
+
+def _overlaps(text: str, chosen: Sequence[str], apart: bool) -> bool:
+    """Whether `text` is one of `chosen`; apart: or a part of one, or the other way round."""
+    if not apart:
+        return text in chosen
+    return any(text in other or (len(other) > 20 and other in text) for other in chosen)
 
 
 def _is_prose(text: str) -> bool:

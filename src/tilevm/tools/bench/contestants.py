@@ -87,9 +87,7 @@ def _onnxruntime(case: Case, function: Function) -> Function:
     )
     shapes = (dims,) if isinstance(module, _Module) else dims
     inputs = tuple(case.tensors(sizes))
-    exported = torch.onnx.export(
-        module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False
-    )
+    exported = torch.onnx.export(module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
     if exported is None:
         raise RuntimeError("torch.onnx.export gave nothing")
     options = onnxruntime.SessionOptions()

@@ -7,9 +7,9 @@ issues multiply-adds. No program is faster unless it computes less.
 
 from __future__ import annotations
 
-import statistics
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,44 +91,55 @@ def count(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Work:
 
 @dataclass
 class Machine:
-    """Measured rates at one number of threads; bandwidth by size class."""
+    """Best rates measured so far at one number of threads; bandwidth by size class."""
 
     threads: int
     flops_s: float = 0.0
-    overhead_s: float = 0.0  # of the smallest copy
     bandwidth: dict[int, float] = field(default_factory=dict)  # log2 of bytes -> bytes a second
 
-    def measure(self) -> None:
-        """Measure what does not depend on the size."""
+    def measure(self, works: Iterable[Work]) -> None:
+        """Measure the rates that these works need; others may use the machine, so often."""
+        self.flops_s = max(self.flops_s, _product_rate())
         tiny = torch.zeros(4)
-        self.overhead_s = _seconds(lambda: tiny.copy_(tiny), 0.01)
-        a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
-        ways: list[Callable[[], Any]] = [lambda: torch.mm(a, b)]
-        try:
-            packed = torch.ops.mkldnn._reorder_linear_weight(a.to_mkldnn(), 1024)
-            linear = torch.ops.mkldnn._linear_pointwise
-            linear(b, packed, None, "none", [], "")
-            ways.append(lambda: linear(b, packed, None, "none", [], ""))
-        except (AttributeError, RuntimeError, NotImplementedError):
-            pass  # a build without oneDNN
-        self.flops_s = 2 * 1024**3 / min(_seconds(way, 0.2) for way in ways)
-
-    def limit_s(self, work: Work) -> float:
-        """Seconds that no program beats."""
-        times = [work.bytes / self._bandwidth(work.bytes)]
-        times.append(work.flops / self.flops_s)
-        times.append(work.vector_ops / (self.flops_s / 2))  # a multiply-add is two flops
-        return max(times)
-
-    def _bandwidth(self, bytes_: int) -> float:
-        """Bytes read and written a second by a copy that touches as much."""
-        key = max(14, bytes_.bit_length())
-        if key not in self.bandwidth:
+        overhead_s = _seconds(lambda: tiny.copy_(tiny), 0.01)
+        for key in {_size_class(work) for work in works}:
             source = torch.ones((1 << key) // 8)
             target = torch.empty_like(source)
-            seconds = _seconds(lambda: target.copy_(source), 0.05)
-            self.bandwidth[key] = (1 << key) / max(seconds - self.overhead_s, 1e-9)
-        return self.bandwidth[key]
+            seconds = _seconds(functools.partial(target.copy_, source), 0.05)
+            rate = (1 << key) / max(seconds - overhead_s, 1e-9)
+            self.bandwidth[key] = max(self.bandwidth.get(key, 0.0), rate)
+
+    def absorb(self, other: Machine) -> None:
+        """Take over what another process measured, where it is more."""
+        self.flops_s = max(self.flops_s, other.flops_s)
+        for key, rate in other.bandwidth.items():
+            self.bandwidth[key] = max(self.bandwidth.get(key, 0.0), rate)
+
+    def limit_s(self, work: Work) -> float:
+        """Seconds that no program beats. The work's size class must have been measured."""
+        return max(
+            work.bytes / self.bandwidth[_size_class(work)],
+            work.flops / self.flops_s,
+            work.vector_ops / (self.flops_s / 2),  # a multiply-add is two flops
+        )
+
+
+def _size_class(work: Work) -> int:
+    return max(14, work.bytes.bit_length())
+
+
+def _product_rate() -> float:
+    """Flops a second of the best matrix product there is."""
+    a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    ways: list[Callable[[], Any]] = [lambda: torch.mm(a, b)]
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(a.to_mkldnn(), 1024)
+        linear = torch.ops.mkldnn._linear_pointwise
+        linear(b, packed, None, "none", [], "")
+        ways.append(lambda: linear(b, packed, None, "none", [], ""))
+    except (AttributeError, RuntimeError, NotImplementedError):
+        pass  # a build without oneDNN
+    return 2 * 1024**3 / min(_seconds(way, 0.1) for way in ways)
 
 
 def _seconds(call: Callable[[], Any], least_s: float) -> float:
@@ -143,4 +154,4 @@ def _seconds(call: Callable[[], Any], least_s: float) -> float:
         for _ in range(many):
             call()
         samples.append((time.perf_counter() - begin) / many)
-    return min(statistics.median(samples), *samples)
+    return min(samples)

@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +39,12 @@ class Bench:
         self._machine = limits.Machine(threads)
         self._warm: set[str] = set()
 
-    def machine(self) -> dict[str, Any]:
+    def machine(self) -> limits.Machine:
         """Measured rates."""
-        if not self._machine.flops_s:
-            self._machine.measure()
-        return {
-            "threads": self._machine.threads,
-            "gflop_s": round(self._machine.flops_s / 1e9, 1),
-            "copy_overhead_ns": round(self._machine.overhead_s * 1e9),
-            "bandwidth_gb_s": {
-                f"{1 << k}": round(v / 1e9, 1) for k, v in sorted(self._machine.bandwidth.items())
-            },
-        }
+        return self._machine
 
     def case(self, name: str, keys: Sequence[str]) -> dict[str, Any]:
         """All that is measured of a case, for the contestants of these keys."""
-        self.machine()
         case = cases.CASES[name]
         rivals = [c for c in contestants.available() if c.key in keys and c.takes(case)]
         self._warm_up(rivals)
@@ -104,6 +95,9 @@ class _Measurement:
         for rival in self._rivals:
             self._results[rival.key] = self._first_calls(rival, exact)
         rows = [self._steady(i) for i in range(len(self._shapes))]
+        works = [limits.count(self._function, inputs) for inputs in self._inputs]
+        self._bench.machine().measure(works)
+        rows = [row | asdict(work) for row, work in zip(rows, works, strict=True)]
         for key, result in self._results.items():
             if key in self._calls:
                 steady = [row["median_us"][key] for row in rows]
@@ -205,21 +199,21 @@ class _Measurement:
                     samples[key].append(_time(call, inputs, many))
         finally:
             gc.enable()
-        work = limits.count(self._function, inputs)
         return {
             "sizes": list(self._shapes[index]),
             "median_us": {key: 1e6 * statistics.median(found) for key, found in samples.items()},
             "quartiles_us": {key: _quartiles(found) for key, found in samples.items()},
-            "bytes": work.bytes,
-            "flops": work.flops,
-            "vector_ops": work.vector_ops,
-            "limit_us": 1e6 * self._bench._machine.limit_s(work),
         }
 
     # Memory -------------------------------------------------------------------------------------
 
     def _memory(self, key: str) -> int | None:
-        """Bytes that a call of the largest shape needs at most, its outputs included."""
+        """Bytes that a call of the largest shape needs at most, its outputs included.
+
+        None: not known; ONNX Runtime keeps what it once had.
+        """
+        if key == "onnxruntime":
+            return None
         self._bench.at(key)
         call, inputs = self._calls[key], self._inputs[-1]
         call(*inputs)

@@ -86,11 +86,12 @@ def _about(found: dict[str, Any]) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in env["versions"].items())
     changed = " with changes" if env["changed"] else ""
     rates = "; ".join(
-        f"{run['threads']} thread{'s' * (run['threads'] > 1)}: {run['machine']['gflop_s']:.0f} "
-        f"GFLOP/s, copies of 1 MiB {_bandwidth(run['machine'], 20)}, 16 MiB "
-        f"{_bandwidth(run['machine'], 24)}"
+        f"{run['threads']} thread{'s' * (run['threads'] > 1)}: "
+        f"{run['machine']['flops_s'] / 1e9:.0f} "
+        f"GFLOP/s, copies of 1 MiB {_bandwidth(run['machine'], 20)}, 32 MiB "
+        f"{_bandwidth(run['machine'], 26)}"
         for run in found["runs"]
-        if run["machine"]
+        if run["machine"]["flops_s"]
     )
     return [
         f"{env['processor']}, {env['cores']} cores, load {env['load']:.1f} at the start; "
@@ -112,8 +113,8 @@ def _about(found: dict[str, Any]) -> list[str]:
 
 
 def _bandwidth(machine: dict[str, Any], log2: int) -> str:
-    value = machine["bandwidth_gb_s"].get(str(1 << log2))
-    return "not measured" if value is None else f"{value:.0f} GB/s"
+    value = machine["bandwidth"].get(log2)
+    return "not measured" if value is None else f"{value / 1e9:.0f} GB/s"
 
 
 def _present(chosen: Sequence[dict[str, Any]]) -> list[str]:

@@ -12,11 +12,12 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tilevm.tools.bench import cases, contestants, report
+from tilevm.tools.bench import cases, contestants, limits, report
 from tilevm.tools.bench.cases import Case
 from tilevm.tools.progress import Progress
 from tilevm.tools.worker import Worker, WorkerDied, WorkerError
@@ -121,7 +122,7 @@ def _run(
     bar: Progress,
 ) -> dict[str, Any]:
     """All cases at one number of threads. A process serves one case, with --quick all of them."""
-    run: dict[str, Any] = {"threads": threads, "cases": [], "skipped": [], "machine": {}}
+    run: dict[str, Any] = {"threads": threads, "cases": [], "skipped": []}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         processes = _Processes(threads, quick, Path(folder))
         try:
@@ -132,9 +133,13 @@ def _run(
                     run["skipped"].append(case.name)
                     continue
                 run["cases"].append(processes.measure(case, keys, min(left + 30, CASE_LIMIT_S)))
-                run["machine"] = processes.machine or run["machine"]
         finally:
             processes.close()
+    machine = processes.machine
+    for row in [row for case in run["cases"] for row in case["shapes"]]:
+        work = limits.Work(row["bytes"], row["flops"], row["vector_ops"])
+        row["limit_us"] = 1e6 * machine.limit_s(work)
+    run["machine"] = asdict(machine)
     return run
 
 
@@ -147,7 +152,7 @@ class _Processes:
         self._folder = folder
         self._worker: Worker | None = None
         self._count = 0
-        self.machine: dict[str, Any] = {}
+        self.machine = limits.Machine(threads)
 
     def measure(self, case: Case, keys: Sequence[str], limit_s: float) -> dict[str, Any]:
         """The case; without contestants that killed the process, which are told of."""
@@ -157,7 +162,7 @@ class _Processes:
             try:
                 with self._process() as worker:
                     result: dict[str, Any] = worker.call("case", case.name, left, limit_s=limit_s)
-                    self.machine = worker.call("machine")
+                    self.machine.absorb(worker.call("machine"))
                 break
             except WorkerDied as error:
                 culprit = self._stage().read_text(encoding="utf-8") or "eager"
