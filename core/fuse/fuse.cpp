@@ -8,8 +8,6 @@
 namespace tilevm::fuse {
 namespace {
 
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
 class Scheduler {
  public:
   explicit Scheduler(Plan& plan) : plan_(plan), g_(plan.program) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -25,6 +26,17 @@ struct AxisMap {
 };
 
 AxisMask mask_of(const AxisMap& map, int rank);
+
+inline constexpr int kMaxGroupNodes = 256;
+inline constexpr int kMaxGroupLoads = 48;
+
+inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+// Dim of an operand of rank `rank` that lines up with dim d of a result of rank `out_rank`, or -1.
+inline int aligned(int d, int rank, int out_rank) {
+  const int i = d - (out_rank - rank);
+  return i >= 0 ? i : -1;
+}
 
 enum class Where : std::uint8_t {
   kBuffer,  // memory: inputs, results of call-outs, layout operators, and views of those
@@ -97,7 +109,19 @@ class Grouping {
   void place_concat(int node);
   void place_call(int node);
 
+  // A group that becomes part of another: where its axes go, axes that it adds, and which axes of
+  // the joint space are folded then.
+  struct Merge {
+    int from;
+    std::vector<std::int8_t> axis_of;
+    std::vector<SizeId> extra_axes;
+    AxisMask reduced = 0;
+  };
+
   bool join_elementwise(int node, int unit);
+  std::optional<AxisMap> result_map(int node, int unit, std::vector<SizeId>& new_axes) const;
+  std::optional<Merge> plan_merge(int node, int unit, int from, const AxisMap& map,
+                                  std::size_t n_axes, AxisMask reduced) const;
   bool join_sibling(int node, int unit, ValueId shared, const AxisMap& map);
   int new_group();
   int new_unit();

@@ -15,7 +15,6 @@ using bytecode::Role;
 using bytecode::Storage;
 using Kind = KernelNode::Kind;
 
-std::size_t at(int i) { return static_cast<std::size_t>(i); }
 constexpr std::uint16_t kNoInstr = 0xffff;
 
 Storage storage_of(DType dtype) {
@@ -222,7 +221,7 @@ class Builder {
     }
     node.operand = static_cast<std::int16_t>(operand(ref));
     const int result = push(node);
-    rounded_[at(result)] = true;
+    rounded_[at(result)] = storage == Storage::kBF16;
     loads_.push_back({v, map, result});
     return result;
   }
@@ -446,7 +445,7 @@ class Builder {
     result.operand = static_cast<std::int16_t>(operand(ref));
     result.in[0] = i;
     const int r = push(result);
-    rounded_[at(r)] = true;
+    rounded_[at(r)] = ref.storage == Storage::kBF16;
     return r;
   }
 
@@ -490,7 +489,7 @@ class Builder {
   int unit_;
   const Group& group_;
   KernelGraph kernel_;
-  std::vector<bool> rounded_;
+  std::vector<bool> rounded_;  // by node: all its values are bfloat16 values
   std::vector<std::pair<ValueId, int>> defined_;
   std::vector<LoadNode> loads_;
   std::vector<std::pair<SizeId, int>> sizes_;

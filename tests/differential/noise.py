@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from tests.differential.judge import at, is_float, ulp, wide
+
 from tilevm.errors import ShapeError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, Node

@@ -21,6 +21,7 @@ from tilevm.tools.bench import (  # noqa: E402
     run,
 )
 from tilevm.tools.bench.cases import CASES, Case, exactly, select  # noqa: E402
+from tilevm.tools.worker import WorkerDied  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -259,3 +260,40 @@ def test_bench_says_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) ->
     assert cli.main(["bench", "--case", "nothing"]) == 2
     assert cli.main(["bench", "--peers", "nobody"]) == 2
     assert "nobody" in capsys.readouterr().err
+
+
+class Mortal:
+    """A worker whose process dies while Inductor is measured."""
+
+    made = 0
+
+    def __init__(
+        self, target: str, arguments: tuple[Any, ...], environment: dict[str, str]
+    ) -> None:
+        Mortal.made += 1
+        self._stage: Path = arguments[2]
+
+    def call(self, method: str, *arguments: Any, limit_s: float | None = None) -> Any:
+        if method == "machine":
+            return limits.Machine(1)
+        if "inductor" in arguments[1]:
+            self._stage.write_text("inductor")
+            raise WorkerDied("the process was ended by signal 11")
+        return {"contestants": {key: {"error": ""} for key in arguments[1]}}
+
+    def close(self) -> None:
+        pass
+
+
+def test_who_kills_the_process_is_told_of_and_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "Worker", Mortal)
+    processes = run._Processes(1, True, tmp_path)
+    found = processes.measure(CASES["softmax"], ["eager", "inductor", "compile"], 10.0)
+    assert Mortal.made == 2
+    assert found["contestants"] == {
+        "eager": {"error": ""},
+        "compile": {"error": ""},
+        "inductor": {"error": "the process was ended by signal 11"},
+    }

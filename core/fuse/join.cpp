@@ -1,0 +1,282 @@
+// Where elementwise operators go: into a group that makes an operand, merging groups where several
+// do, into a sibling that loads one, or into a new group.
+#include <algorithm>
+#include <optional>
+
+#include "fuse/groups.h"
+
+namespace tilevm::fuse {
+namespace {
+// A small producer is computed again at every point of a larger space if it costs at most this.
+constexpr int kCheapCost = 16;
+
+AxisMask bit(int axis) { return static_cast<AxisMask>(1U << axis); }
+AxisMask first(std::size_t n) { return static_cast<AxisMask>((1U << n) - 1U); }
+bool has(AxisMask mask, int axis) { return ((mask >> axis) & 1) != 0; }
+}  // namespace
+
+bool Grouping::self_contained(int unit, int node) const {
+  const Group& g = groups[at(unit)];
+  if (g.has_fold || g.cost > kCheapCost || !g.fills.empty()) return false;
+  return std::ranges::all_of(g.values, [&](ValueId v) {
+    return !is_output_[at(v)] && !info[at(info[at(v)].source)].stored &&
+           std::ranges::all_of(users_[at(v)], [&](int user) {
+             return user == node || (user < node && std::ranges::binary_search(g.nodes, user)) ||
+                    (user < node &&
+                     std::ranges::find(g.values, program.nodes[at(user)].out) != g.values.end());
+           });
+  });
+}
+
+// Axes of the dims of elementwise node n inside the group: those of its operands there, axes that
+// were folded to a size of 1, and new ones (appended to `new_axes`) along which no operand varies.
+std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>& new_axes) const {
+  const Node& node = program.nodes[at(n)];
+  const Shape& out = shape(node.out);
+  const Group& g = groups[at(unit)];
+  AxisMap map;
+  AxisMask used = 0;
+  for (int d = 0; d < out.rank; ++d) {
+    for (const ValueId v : node.inputs) {
+      const auto& in = info[at(v)];
+      const int i = aligned(d, shape(v).rank, out.rank);
+      if (i < 0 || in.where != Where::kKernel || in.unit != unit) continue;
+      const int axis = in.map.axis[at(i)];
+      const int ghost = in.map.ghost[at(i)];
+      if (axis >= 0 && map.axis[at(d)] >= 0 && map.axis[at(d)] != axis) return std::nullopt;
+      if (axis >= 0) map.axis[at(d)] = static_cast<std::int8_t>(axis);
+      if (ghost >= 0) map.ghost[at(d)] = static_cast<std::int8_t>(ghost);
+    }
+    const int axis = map.axis[at(d)];
+    if (axis < 0) continue;
+    if (has(used, axis)) return std::nullopt;  // x[i] * x[j]: one axis cannot be both
+    used = static_cast<AxisMask>(used | bit(axis));
+  }
+  for (int d = 0; d < out.rank; ++d) {
+    const int axis = map.ghost[at(d)];
+    if (map.axis[at(d)] >= 0 || one(out[d]) || axis < 0) continue;
+    if (has(used, axis) || g.axes[at(axis)] != out[d]) continue;
+    map.axis[at(d)] = static_cast<std::int8_t>(axis);
+    used = static_cast<AxisMask>(used | bit(axis));
+  }
+  for (int d = 0; d < out.rank; ++d) {
+    if (map.axis[at(d)] < 0 && !one(out[d])) {
+      map.axis[at(d)] = static_cast<std::int8_t>(g.axes.size() + new_axes.size());
+      new_axes.push_back(out[d]);
+    }
+    if (map.axis[at(d)] >= 0) map.ghost[at(d)] = -1;
+  }
+  if (g.axes.size() + new_axes.size() > kMaxAxes) return std::nullopt;
+  if (!new_axes.empty() && !self_contained(unit, n)) return std::nullopt;
+  // A result that varies over part of the space only would be stored many times.
+  const auto kept = static_cast<AxisMask>(first(g.axes.size() + new_axes.size()) & ~g.reduced);
+  const auto mask = mask_of(map, out.rank);
+  const auto swept = static_cast<AxisMask>(mask & g.reduced);
+  if ((mask & kept) != kept || (swept != 0 && swept != g.reduced)) return std::nullopt;
+  return map;
+}
+
+// How group `from`, which makes operands of node n, becomes part of group `unit`, where the dims of
+// n run along `map`; nothing if it cannot. The joint space so far: n_axes axes, `reduced` folded.
+std::optional<Grouping::Merge> Grouping::plan_merge(int n, int unit, int from, const AxisMap& map,
+                                                    std::size_t n_axes, AxisMask reduced) const {
+  const Node& node = program.nodes[at(n)];
+  const int rank = shape(node.out).rank;
+  const Group& g = groups[at(unit)];
+  const Group& other = groups[at(from)];
+  if (g.nodes.size() + other.nodes.size() >= kMaxGroupNodes ||
+      g.loads.size() + other.loads.size() + node.inputs.size() > kMaxGroupLoads) {
+    return std::nullopt;
+  }
+  Merge m{from, std::vector<std::int8_t>(other.axes.size(), -1), {}, reduced};
+
+  // Axes along which n varies: every operand from there must agree, and no two may fall together.
+  for (const ValueId v : node.inputs) {
+    if (info[at(v)].where != Where::kKernel || info[at(v)].unit != from) continue;
+    for (int d = 0; d < rank; ++d) {
+      const int i = aligned(d, shape(v).rank, rank);
+      const int axis = i < 0 ? -1 : info[at(v)].map.axis[at(i)];
+      if (axis < 0) continue;
+      auto& to = m.axis_of[at(axis)];
+      if (to >= 0 && to != map.axis[at(d)]) return std::nullopt;
+      to = map.axis[at(d)];
+    }
+  }
+  AxisMask covered = 0;
+  for (const auto to : m.axis_of) {
+    if (to < 0) continue;
+    if (has(covered, to)) return std::nullopt;
+    covered = static_cast<AxisMask>(covered | bit(to));
+  }
+  // The others must be folded there: they are our folded axes of that size, or new ones.
+  for (std::size_t a = 0; a < other.axes.size(); ++a) {
+    if (m.axis_of[a] >= 0) continue;
+    if (!has(other.reduced, static_cast<int>(a))) return std::nullopt;
+    int to = -1;
+    if (reduced == 0) {
+      to = static_cast<int>(n_axes + m.extra_axes.size());
+      m.extra_axes.push_back(other.axes[a]);
+    }
+    for (int b = 0; to < 0 && b < static_cast<int>(g.axes.size()); ++b) {
+      if (has(reduced, b) && !has(covered, b) && g.axes[at(b)] == other.axes[a]) to = b;
+    }
+    if (to < 0) return std::nullopt;
+    m.axis_of[a] = static_cast<std::int8_t>(to);
+    covered = static_cast<AxisMask>(covered | bit(to));
+  }
+  const std::size_t all_axes = n_axes + m.extra_axes.size();
+  if (all_axes > kMaxAxes) return std::nullopt;
+
+  AxisMask other_reduced = 0;
+  for (std::size_t a = 0; a < other.axes.size(); ++a) {
+    if (!has(other.reduced, static_cast<int>(a))) continue;
+    other_reduced = static_cast<AxisMask>(other_reduced | bit(m.axis_of[a]));
+  }
+  if (reduced != 0 && other_reduced != 0 && reduced != other_reduced) return std::nullopt;
+  m.reduced = static_cast<AxisMask>(reduced | other_reduced);
+  const auto kept = static_cast<AxisMask>(first(all_axes) & ~m.reduced);
+  // Whoever lacks kept axes of the joint space is computed again along them; values that vary over
+  // some of the folded axes only must not need storing.
+  const auto strains = [&](AxisMask covers) {
+    const auto swept = static_cast<AxisMask>(covers & m.reduced);
+    return (covers & kept) != kept || (swept != 0 && swept != m.reduced);
+  };
+  if (strains(covered) && !self_contained(from, n)) return std::nullopt;
+  if (strains(first(n_axes)) && !self_contained(unit, n)) return std::nullopt;
+  return m;
+}
+
+bool Grouping::join_elementwise(int n, int unit) {
+  const Node& node = program.nodes[at(n)];
+  Group& g = groups[at(unit)];
+  if (g.nodes.size() >= kMaxGroupNodes || g.loads.size() + node.inputs.size() > kMaxGroupLoads) {
+    return false;
+  }
+  std::vector<SizeId> new_axes;
+  const auto map = result_map(n, unit, new_axes);
+  if (!map) return false;
+
+  // Operands from other groups: merge those where that is possible, else load.
+  std::vector<Merge> merges;
+  std::size_t n_axes = g.axes.size() + new_axes.size();
+  AxisMask reduced = g.reduced;
+  for (const ValueId v : node.inputs) {
+    const auto& in = info[at(v)];
+    if (in.where != Where::kKernel || in.unit == unit) continue;
+    if (std::ranges::find(merges, in.unit, &Merge::from) != merges.end()) continue;
+    const bool apart =
+        order.can_merge(unit, in.unit) && std::ranges::all_of(merges, [&](const Merge& m) {
+          return order.can_merge(m.from, in.unit);
+        });
+    auto m = apart ? plan_merge(n, unit, in.unit, *map, n_axes, reduced) : std::nullopt;
+    if (m) {
+      n_axes += m->extra_axes.size();
+      reduced = m->reduced;
+      merges.push_back(std::move(*m));
+    } else if (!order.can_depend(unit, in.unit)) {
+      return false;  // it would have to run both before and after us
+    }
+  }
+  // What is loaded must be ready before any part of the joint group.
+  for (const ValueId v : node.inputs) {
+    const auto& in = info[at(v)];
+    const bool inside =
+        in.where == Where::kKernel &&
+        (in.unit == unit || std::ranges::find(merges, in.unit, &Merge::from) != merges.end());
+    if (in.where == Where::kFree || in.unit < 0 || inside) continue;
+    if (!order.can_depend(unit, in.unit)) return false;
+    for (const auto& m : merges) {
+      if (!order.can_depend(m.from, in.unit)) return false;
+    }
+  }
+
+  g.axes.insert(g.axes.end(), new_axes.begin(), new_axes.end());
+  for (const auto& m : merges) {
+    g.axes.insert(g.axes.end(), m.extra_axes.begin(), m.extra_axes.end());
+    merge(unit, m.from, m.axis_of);
+  }
+  add_node(unit, n, *map);
+  add_loads(unit, n, *map);
+  return true;
+}
+
+// Joins a group that loads one of the operands over the very same space.
+bool Grouping::join_sibling(int n, int unit, ValueId shared, const AxisMap& map) {
+  Group& g = groups[at(unit)];
+  const Node& node = program.nodes[at(n)];
+  if (!g.alive || g.nodes.size() >= kMaxGroupNodes ||
+      g.loads.size() + node.inputs.size() > kMaxGroupLoads)
+    return false;
+  const auto all = static_cast<AxisMask>((1U << g.axes.size()) - 1U);
+  const Shape& in = shape(shared);
+  if (mask_of(map, in.rank) != all) return false;
+  for (const ValueId v : node.inputs) {
+    const auto& i = info[at(v)];
+    if (i.where == Where::kFree) continue;
+    if (i.unit >= 0 && !order.can_depend(unit, i.unit)) return false;
+  }
+  if (tilevm::info(node.op).cls == OpClass::kReduce) {
+    AxisMask over = 0;
+    for (const auto a : node.attrs[0].ints) {
+      const int axis = map.axis[at(static_cast<int>(a))];
+      if (axis >= 0) over = static_cast<AxisMask>(over | (1U << axis));
+    }
+    if (g.reduced != 0 && g.reduced != over) return false;
+    if (over == 0) return false;
+    return true;
+  }
+  const Shape& out = shape(node.out);
+  if (out.rank != in.rank) return false;
+  for (int d = 0; d < out.rank; ++d) {
+    if (map.axis[at(d)] < 0 && !one(out[d])) return false;
+  }
+  return true;
+}
+
+void Grouping::place_elementwise(int n) {
+  const Node& node = program.nodes[at(n)];
+  const bool constant = std::ranges::all_of(node.inputs, [&](ValueId v) {
+    return info[at(v)].where == Where::kFree && info[at(v)].free_dim < 0;
+  });
+  if (constant) {  // arithmetic on constants, sizes and run-time scalars
+    auto& v = info[at(node.out)];
+    v.where = Where::kFree;
+    v.source = node.out;
+    return;
+  }
+  std::vector<int> candidates;
+  for (const ValueId v : node.inputs) {
+    const auto& in = info[at(v)];
+    if (in.where == Where::kKernel && std::ranges::find(candidates, in.unit) == candidates.end())
+      candidates.push_back(in.unit);
+  }
+  std::ranges::sort(candidates, std::greater<>());
+  for (const int unit : candidates) {
+    if (join_elementwise(n, unit)) return;
+  }
+  for (const ValueId v : node.inputs) {
+    if (!candidates.empty() || info[at(v)].where != Where::kBuffer) continue;
+    for (auto it = loaders_[at(v)].rbegin(); it != loaders_[at(v)].rend(); ++it) {
+      const int unit = *it;
+      const auto& loads = groups[at(unit)].loads;
+      const auto load = std::ranges::find_if(loads, [&](const Load& l) { return l.value == v; });
+      if (load == loads.end() || !join_sibling(n, unit, v, load->map)) continue;
+      const AxisMap map = load->map;
+      add_node(unit, n, map);
+      add_loads(unit, n, map);
+      return;
+    }
+  }
+  const int unit = new_group();
+  AxisMap map;
+  const Shape& out = shape(node.out);
+  for (int d = 0; d < out.rank; ++d) {
+    if (one(out[d])) continue;
+    map.axis[at(d)] = static_cast<std::int8_t>(groups[at(unit)].axes.size());
+    groups[at(unit)].axes.push_back(out[d]);
+  }
+  add_node(unit, n, map);
+  add_loads(unit, n, map);
+}
+
+}  // namespace tilevm::fuse

@@ -1,0 +1,111 @@
+"""Random programs on every tier, a short run; and each program that was once wrong, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from tests.differential.random_programs import Input, check_seed, failure, random_inputs
+
+from tilevm.ir.text import from_text
+
+
+# A failing program shrinks by itself, node by node: shrinking its seed says nothing.
+@settings(
+    max_examples=300,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_random_programs(seed: int) -> None:
+    report = check_seed(seed)
+    assert report is None, report
+
+
+# Programs that were wrong. {name: text}; each runs with several sets of random inputs.
+REGRESSIONS = {
+    "a fold of axes of size 1 alone": """graph(x: float32[1], y: bool[1], z: bfloat16[1, 1])
+  p: float32[] = prod x
+  s: float32[] = sum x
+  a: bool[] = amin y
+  i: int64[1] = argmax z, axis=0
+  m: bfloat16[1, 1] = mean z, axes=[1], keepdims=true
+  e: float32[] = exp s
+  return p, s, a, i, m, e
+""",
+    "a fold of an axis of size 1 beside others": """graph(x: int64[1, A, B])
+  i: int64[1, A, B] = argmin x, axis=0, keepdims=true
+  l: float32[1, A, B] = log_softmax x, axis=0
+  s: int64[A, B] = sum x, axes=[0]
+  c: int64[1, B] = sum s, axes=[0], keepdims=true
+  return i, l, s, c
+""",
+    "a column times itself as a row": """graph(x: float32[A])
+  c: float32[A, 1] = unsqueeze x, axis=1
+  p: float32[A] = prod c, axes=[1]
+  t: float32[A, 1] = tanh c
+  o: float32[A, A] = mul t, p
+  return o
+""",
+    "one vector along two axes": """graph(x: float32[A])
+  e: float32[A] = exp x
+  c: float32[A, 1] = unsqueeze e, axis=1
+  d: float32[A, A] = sub c, e
+  s: float32[A] = sum d, axes=[1]
+  return d, s
+""",
+    "division of bfloat16 rounds its operands": """graph(x: bfloat16[A, B], n: float)
+  r: bfloat16[A, B] = exp x
+  f: bfloat16[A, B] = fmod r, n
+  g: bfloat16[A, B] = remainder n, r
+  h: bfloat16[A, B] = floor_div r, n
+  k: bool[A, B] = eq n, x
+  return f, g, h, k
+""",
+    "a cast to bfloat16 and back": """graph(x: float32[A, B], i: int64[B])
+  b: bfloat16[A, B] = cast x, dtype=bfloat16
+  y: float32[A, B] = cast b, dtype=float32
+  t: float32[A, B] = take x, i, axis=1
+  c: bfloat16[A, B] = cast t, dtype=bfloat16
+  z: float32[A, B] = cast c, dtype=float32
+  d: float32[A, B] = sub x, y
+  return y, z, d
+""",
+    "mean of integers whose sum wraps": """graph(x: int64[A, B])
+  h: int64[A, B] = mul x, x
+  m: float32[A] = mean x, axes=[1]
+  v: float32[A] = var x, axes=[1]
+  return h, m, v
+""",
+    "the sign of zero behind relu": """graph(x: float32[A, B])
+  r: float32[A, B] = relu x
+  a: float32[A, B] = atan2 r, r
+  return a
+""",
+    "a view of a value whose kernel joins another": """graph(x: bfloat16[A], n: int64[])
+  a: bfloat16[A] = abs x
+  f: bfloat16[A] = flip a, axes=[0]
+  d: bfloat16[A] = maximum n, a
+  c: bfloat16[A*2] = concat d, f, axis=0
+  return c
+""",
+}  # fmt: skip
+
+
+def in_range(text: str, inputs: list[Input]) -> list[Input]:
+    """Indices, which are the parameters called i, in the range of any axis."""
+    named = zip((name for name, _ in from_text(text).params), inputs, strict=True)
+    return [Input(x.values * 0, x.layout) if name == "i" else x for name, x in named]
+
+
+@pytest.mark.parametrize("name", list(REGRESSIONS))
+def test_programs_that_were_wrong(name: str) -> None:
+    text = REGRESSIONS[name]
+    graph = from_text(text)
+    for seed in range(30):
+        inputs: Any = in_range(text, random_inputs(graph, seed))
+        assert failure(graph, inputs, seed) is None
