@@ -573,6 +573,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   std::optional<DType> d;
   switch (row.rule) {
     case Rule::kReduceSum:
+    case Rule::kReduceFloat:
     case Rule::kConcat:
       d = type.dtype;
       break;

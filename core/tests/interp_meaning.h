@@ -409,6 +409,7 @@ class Meaning {
       std::uint64_t u = 0;
       Value best{}, index{};
       bool seen = false;
+      double count = 0;
     };
     const std::size_t groups = static_cast<std::size_t>(std::max<int64_t>(l_.space.rows, 1) *
                                                         std::max<int64_t>(l_.space.cols, 1));
@@ -430,7 +431,7 @@ class Meaning {
       Acc& t = acc[group(y, x)];
       const Value a = registers_[instr.a][k];
       const auto u = static_cast<std::uint64_t>(a.i);
-      if (name == "sum") t.d += a.f, t.u += u;
+      if (name == "sum" || name == "mean") t.d += a.f, t.u += u, ++t.count;
       if (name == "prod") t.d *= a.f, t.u *= u;
       if (name == "any") t.u |= u;
       if (name == "all") t.u &= u;
@@ -458,7 +459,7 @@ class Meaning {
     });
     const auto result = [&](const Acc& t) {
       Value v;
-      v.f = static_cast<float>(t.d);
+      v.f = static_cast<float>(name == "mean" ? t.d / t.count : t.d);
       v.i = name == "max" || name == "min" ? t.best.i
             : name.substr(0, 3) == "arg"   ? t.index.i
                                            : static_cast<int64_t>(t.u);

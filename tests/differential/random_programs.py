@@ -326,7 +326,7 @@ class Generator:
             if name == "start":
                 return rng.choice([0, 0, 1, 2, -1, -3, half, d // 3])
             return rng.choice([d, d, half + 1, -1, 5, 10**9, half, 1])
-        choices = {
+        choices: dict[Kind, list[Any]] = {
             Kind.DTYPE: list(KERNEL_DTYPES),
             Kind.INT: [1, 2, 3],
             Kind.BOOL: [True, False],

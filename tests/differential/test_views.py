@@ -173,7 +173,8 @@ def test_indices_out_of_range_raise(op: str, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_squeeze_of_sizes_that_are_one_only_at_run_time(tier: str) -> None:
     graph = from_text(
-        "graph(x: float32[A, B])\n  h = neg x\n  v = squeeze h, axes=[1]\n  y = exp v\n  return y, v\n"
+        "graph(x: float32[A, B])\n  h = neg x\n  v = squeeze h, axes=[1]\n  y = exp v\n"
+        "  return y, v\n"
     )
     executable = compiled(graph)
     for a in (0, 1, 65):

@@ -109,7 +109,7 @@ def test_a_file_of_another_kind(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([1.0, 2.0], [1.0, 2.0], ""),
         ([1.0, np.nan], [1.0, np.nan], ""),
         ([1.0, np.inf], [1.0, np.inf], ""),
-        ([1.0, 2.1], [1.0, 2.0], "result 0[1] is 2.1"),
+        ([1.0, 2.5], [1.0, 2.0], "result 0[1] is 2.5"),
         ([1.0, 2.0], [1.0, np.nan], "not nan"),
         ([1.0, -np.inf], [1.0, np.inf], "-inf"),
         ([1.0], [1.0, 2.0], "float32[1], not float32[2]"),

@@ -18,14 +18,11 @@ namespace {
 
 using std::int64_t;
 
-// sum_f32 ----------------------------------------------------------------------------------------
-// A few numbers in float32 lanes, then double: even for equal numbers, the worst case, the sum of
-// so few errs by no more than eager's.
+// sum_f32, mean_f32 -------------------------------------------------------------------------------
+// In double throughout: the sum of equal numbers is exact, so that a constant row has that mean.
 
 inline constexpr int64_t kShortRow = 16;  // rows up to here are combined from left to right
 inline constexpr int64_t kNarrow = 64;    // columns up to here are summed several rows at a time
-inline constexpr int64_t kRun = 8;        // numbers added in float32
-
 // Four short rows at once: out[r] = a[r*n] op a[r*n + 1] op ..., from left to right. (Vectors of
 // shifted neighbours cross a cache line at each load, and were slower.)
 inline constexpr int64_t kShortRows = 4;
@@ -47,39 +44,45 @@ HWY_INLINE void combine_short_rows(const float* a, int64_t n, float* out, const 
   out[3] = v3;
 }
 
-HWY_INLINE double sum_row(const float* a, int64_t n) {
-  const F32 d;
+using F64 = hn::ScalableTag<double>;
+using HalfF32 = hn::Rebind<float, F64>;
+
+HWY_INLINE hn::Vec<F64> load_double(const float* a) {
+  return hn::PromoteTo(F64(), hn::LoadU(HalfF32(), a));
+}
+
+// acc[i] += a[i].
+HWY_INLINE void add_doubles(double* acc, const float* a, int64_t n) {
+  const F64 d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t step = 4 * lanes;
-  double sum = 0.0;
   int64_t i = 0;
-  while (i < n) {
-    VecF32 s0 = hn::Zero(d);
-    VecF32 s1 = s0;
-    VecF32 s2 = s0;
-    VecF32 s3 = s0;
-    const int64_t end = std::min(n, i + kRun * step);
-    for (; i + step <= end; i += step) {
-      s0 = hn::Add(s0, hn::LoadU(d, a + i));
-      s1 = hn::Add(s1, hn::LoadU(d, a + i + lanes));
-      s2 = hn::Add(s2, hn::LoadU(d, a + i + 2 * lanes));
-      s3 = hn::Add(s3, hn::LoadU(d, a + i + 3 * lanes));
-    }
-    for (; i + lanes <= end; i += lanes) s0 = hn::Add(s0, hn::LoadU(d, a + i));
-    if (i < end) {
-      s1 = hn::Add(s1, load_n(d, a + i, end - i));
-      i = end;
-    }
-    const VecF32 s = hn::Add(hn::Add(s0, s1), hn::Add(s2, s3));
-    sum += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, s)));
+  for (; i + lanes <= n; i += lanes) {
+    hn::StoreU(hn::Add(hn::LoadU(d, acc + i), load_double(a + i)), d, acc + i);
   }
+  for (; i < n; ++i) acc[i] += static_cast<double>(a[i]);
+}
+
+HWY_INLINE double sum_row(const float* a, int64_t n) {
+  const F64 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  auto s0 = hn::Zero(d);
+  auto s1 = s0;
+  auto s2 = s0;
+  auto s3 = s0;
+  int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    s0 = hn::Add(s0, load_double(a + i));
+    s1 = hn::Add(s1, load_double(a + i + lanes));
+    s2 = hn::Add(s2, load_double(a + i + 2 * lanes));
+    s3 = hn::Add(s3, load_double(a + i + 3 * lanes));
+  }
+  double sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(hn::Add(s0, s1), hn::Add(s2, s3))));
+  for (; i < n; ++i) sum += static_cast<double>(a[i]);
   return sum;
 }
 
 void sum_reset(FoldBlock& f) {
   std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
-  std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
-  *f.depth = 0;
 }
 
 void sum_along(FoldBlock& f) {
@@ -88,85 +91,31 @@ void sum_along(FoldBlock& f) {
   const int64_t n = f.n;
   int64_t g = 0;
   if (n <= kShortRow) {
-    float sums[kShortRows];
-    for (; g + kShortRows <= f.groups; g += kShortRows) {
-      combine_short_rows(a + g * n, n, sums, [](float x, float y) { return x + y; });
-      for (int64_t k = 0; k < kShortRows; ++k) acc[g + k] += static_cast<double>(sums[k]);
+    for (; g + kShortRows <= f.groups; g += kShortRows, a += kShortRows * n) {
+      for (int64_t i = 0; i < n; ++i) {
+        for (int64_t k = 0; k < kShortRows; ++k) {
+          acc[g + k] += static_cast<double>(a[k * n + i]);
+        }
+      }
     }
-    for (; g < f.groups; ++g) {
-      float s = 0.0f;
-      for (int64_t i = 0; i < n; ++i) s += a[g * n + i];
-      acc[g] += static_cast<double>(s);
-    }
-    return;
   }
-  for (; g < f.groups; ++g) acc[g] += sum_row(a + g * n, n);
-}
-
-void sum_flush(FoldBlock& f) {
-  double* HWY_RESTRICT acc = static_cast<double*>(f.acc);
-  float* HWY_RESTRICT partial = static_cast<float*>(f.extra);
-  int64_t g = 0;
-  for (; g + kChunk <= f.groups; g += kChunk) {
-    for (int64_t k = 0; k < kChunk; ++k) acc[g + k] += static_cast<double>(partial[g + k]);
-  }
-  for (; g < f.groups; ++g) acc[g] += static_cast<double>(partial[g]);
-  std::memset(partial, 0, static_cast<std::size_t>(f.groups) * sizeof(float));
-  *f.depth = 0;
+  for (; g < f.groups; ++g, a += n) acc[g] += sum_row(a, n);
 }
 
 // Narrow blocks: `lanes` rows are one run of groups * lanes elements, summed vector by vector.
 HWY_INLINE void sum_down_narrow(FoldBlock& f) {
-  const F32 d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  const int64_t groups = f.groups;
-  alignas(64) float runs[kNarrow * static_cast<int64_t>(hn::MaxLanes(F32()))];
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(F64()));
+  const int64_t run = f.groups * lanes;
+  alignas(64) double runs[kNarrow * static_cast<int64_t>(hn::MaxLanes(F64()))];
   const float* a = static_cast<const float*>(f.a);
   double* acc = static_cast<double*>(f.acc);
+  std::memset(runs, 0, static_cast<std::size_t>(run) * sizeof(double));
   int64_t y = 0;
-  while (y + lanes <= f.n) {
-    for (int64_t v = 0; v < groups; ++v) hn::Store(hn::Zero(d), d, runs + v * lanes);
-    for (int64_t k = 0; k < kRun && y + lanes <= f.n; ++k, y += lanes, a += groups * lanes) {
-      for (int64_t v = 0; v < groups * lanes; v += lanes) {
-        hn::Store(hn::Add(hn::Load(d, runs + v), hn::LoadU(d, a + v)), d, runs + v);
-      }
-    }
-    for (int64_t k = 0; k < lanes; ++k) {
-      for (int64_t g = 0; g < groups; ++g) {
-        acc[g] += static_cast<double>(runs[k * groups + g]);
-      }
-    }
+  for (; y + lanes <= f.n; y += lanes, a += run) add_doubles(runs, a, run);
+  for (int64_t k = 0; k < lanes; ++k) {
+    for (int64_t g = 0; g < f.groups; ++g) acc[g] += runs[k * f.groups + g];
   }
-  for (; y < f.n; ++y, a += groups) {
-    for (int64_t g = 0; g < groups; ++g) acc[g] += static_cast<double>(a[g]);
-  }
-}
-
-// partial[g] += a[g] + a[groups + g] + ... over n rows.
-HWY_INLINE void add_rows(float* partial, const float* a, int64_t groups, int64_t n) {
-  const F32 d;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  int64_t g = 0;
-  if (n == 1) {  // wide rows: one at a time
-    for (; g + 4 * lanes <= groups; g += 4 * lanes) {
-      for (int64_t k = 0; k < 4; ++k) {
-        const int64_t i = g + k * lanes;
-        hn::StoreU(hn::Add(hn::LoadU(d, partial + i), hn::LoadU(d, a + i)), d, partial + i);
-      }
-    }
-  }
-  for (; g < groups; g += lanes) {
-    const int64_t left = groups - g;
-    if (left >= lanes) {
-      VecF32 s = hn::LoadU(d, partial + g);
-      for (int64_t y = 0; y < n; ++y) s = hn::Add(s, hn::LoadU(d, a + y * groups + g));
-      hn::StoreU(s, d, partial + g);
-    } else {
-      VecF32 s = load_n(d, partial + g, left);
-      for (int64_t y = 0; y < n; ++y) s = hn::Add(s, load_n(d, a + y * groups + g, left));
-      store_n(s, d, partial + g, left);
-    }
-  }
+  for (; y < f.n; ++y, a += f.groups) add_doubles(acc, a, f.groups);
 }
 
 void sum_down(FoldBlock& f) {
@@ -175,25 +124,18 @@ void sum_down(FoldBlock& f) {
     return;
   }
   const float* a = static_cast<const float*>(f.a);
-  for (int64_t y = 0; y < f.n;) {
-    const int64_t rows = std::min(f.n - y, kRun - *f.depth);
-    add_rows(static_cast<float*>(f.extra), a + y * f.groups, f.groups, rows);
-    y += rows;
-    *f.depth += static_cast<int>(rows);
-    if (*f.depth == kRun) sum_flush(f);
+  for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
+    add_doubles(static_cast<double*>(f.acc), a, f.groups);
   }
 }
 
+template <bool kMean>
 void sum_finish(FoldBlock& f, void* dst) {
-  if (*f.depth > 0) sum_flush(f);
   const double* acc = static_cast<const double*>(f.acc);
   float* to = static_cast<float*>(dst);
-  int64_t g = 0;
-  for (; g + kChunk <= f.groups; g += kChunk) {
-    TILEVM_INDEPENDENT
-    for (int64_t k = 0; k < kChunk; ++k) to[g + k] = static_cast<float>(acc[g + k]);
+  for (int64_t g = 0; g < f.groups; ++g) {
+    to[g] = static_cast<float>(kMean ? acc[g] / f.count : acc[g]);
   }
-  for (; g < f.groups; ++g) to[g] = static_cast<float>(acc[g]);
 }
 
 // max_f32, min_f32 -------------------------------------------------------------------------------
@@ -522,7 +464,8 @@ struct Fold;
 #define TILEVM_ARG(name, ...)                                                              \
   TILEVM_FOLD(name, arg_reset<__VA_ARGS__>, arg_along<__VA_ARGS__>, arg_down<__VA_ARGS__>, \
               arg_finish<__VA_ARGS__>)
-TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish)
+TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish<false>)
+TILEVM_FOLD(mean_f32, sum_reset, sum_along, sum_down, sum_finish<true>)
 TILEVM_FOLD(max_f32, best_f32_reset<MaxF32>, best_f32_along<MaxF32>, best_f32_down<MaxF32>,
             finish_as_is<float>)
 TILEVM_FOLD(min_f32, best_f32_reset<MinF32>, best_f32_along<MinF32>, best_f32_down<MinF32>,

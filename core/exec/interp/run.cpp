@@ -166,9 +166,19 @@ class Runner {
       f.acc = fold_memory;
       f.extra = fold_memory + bytes;
       f.depth = reinterpret_cast<int*>(base + depth_at) + i;
+      f.count = folded_points();
       fold_memory += 2 * bytes;
     }
     return true;
+  }
+
+  double folded_points() const {
+    const Space& space = launch_.space;
+    double points = 1;
+    if (p_.fold & kColumnBit) points *= static_cast<double>(space.cols);
+    if (p_.fold & kRowBit) points *= static_cast<double>(space.rows);
+    for (int i = 0; i < space.n_reduced; ++i) points *= static_cast<double>(space.reduced[i]);
+    return points;
   }
 
   static uint64_t blocks_of(int64_t size, int64_t block) {

@@ -33,14 +33,15 @@ struct MapEntry {
 // One block of values to fold into `groups` accumulators.
 struct FoldBlock {
   void* acc;              // groups of 8 bytes
-  void* extra;            // the same again: indices, or float32 partial sums
-  int* depth;             // rows in the partial sums
+  void* extra;            // the same again: indices
+  int* depth;             // not 0: an arg fold has seen a value
   const void* a;          // dense
   const std::int64_t* b;  // index of element i of group g: b[g * b_group + i * b_step]
   std::int64_t groups;
   std::int64_t n;
   std::int64_t b_group;
   std::int64_t b_step;
+  double count;  // points folded into one group over the whole sweep
 };
 
 struct FoldEntry {

@@ -31,6 +31,7 @@ constexpr int kMaxCopies = 4;
 struct Frame {
   std::int64_t rows;
   std::int64_t cols;
+  double count;  // of points that a fold sees
   std::byte* base[kMaxOperands];
   std::int64_t y_stride[kMaxOperands];
 };
@@ -528,6 +529,10 @@ class Emitter {
 
   // Folds ---------------------------------------------------------------------------------------
 
+  static bool is_sum(const Instr& instr) {
+    return static_cast<Op>(instr.op) == Op::sum_f32 || static_cast<Op>(instr.op) == Op::mean_f32;
+  }
+
   void start_folds(int begin, int end) {
     for (int i = begin; i < end; ++i) {
       const Instr& instr = p_.code[at(i)];
@@ -535,6 +540,7 @@ class Emitter {
       auto& acc = accumulator(instr.dst);
       switch (static_cast<Op>(instr.op)) {
         case Op::sum_f32:
+        case Op::mean_f32:
           for (auto& half : acc) {
             half = b_.fresh();
             a_.vpxord(b_.zmm(half), b_.zmm(half), b_.zmm(half));
@@ -556,7 +562,7 @@ class Emitter {
     auto& acc = accumulator(instr.dst);
     F x = b_.in_register(values()[instr.a].f);
     const bool lanes_fold = p_.header->fold == Fold::kColumns;
-    if (static_cast<Op>(instr.op) == Op::sum_f32) {  // in double: half the lanes each
+    if (is_sum(instr)) {  // in double: half the lanes each
       F low = b_.fresh();
       if (masked && lanes_fold) {
         F kept = b_.fresh();
@@ -585,7 +591,8 @@ class Emitter {
       if (info(instr).cls != bytecode::InstrClass::kFold) continue;
       auto acc = std::exchange(accumulator(instr.dst), {});
       F r = acc[0];
-      if (static_cast<Op>(instr.op) == Op::sum_f32) {
+      const bool mean = static_cast<Op>(instr.op) == Op::mean_f32;
+      if (is_sum(instr)) {
         if (lanes_fold) {
           const F t = b_.fresh();
           a_.vaddpd(b_.zmm(r), b_.zmm(r), b_.zmm(acc[1]));
@@ -595,9 +602,15 @@ class Emitter {
           a_.vaddpd(b_.xmm(r), b_.xmm(r), b_.xmm(t));
           a_.vpermilpd(b_.xmm(t), b_.xmm(r), 1);
           a_.vaddsd(b_.xmm(r), b_.xmm(r), b_.xmm(t));
+          if (mean) a_.vdivsd(b_.xmm(r), b_.xmm(r), x86::qword_ptr(kFrame, offsetof(Frame, count)));
           a_.vcvtsd2ss(b_.xmm(r), b_.xmm(r), b_.xmm(r));
           a_.vbroadcastss(b_.zmm(r), b_.xmm(r));
         } else {
+          if (mean) {
+            const auto count = x86::qword_ptr(kFrame, offsetof(Frame, count))._1to8();
+            a_.vdivpd(b_.zmm(r), b_.zmm(r), count);
+            a_.vdivpd(b_.zmm(acc[1]), b_.zmm(acc[1]), count);
+          }
           a_.vcvtpd2ps(b_.ymm(r), b_.zmm(r));
           a_.vcvtpd2ps(b_.ymm(acc[1]), b_.zmm(acc[1]));
           a_.vinsertf64x4(b_.zmm(r), b_.zmm(r), b_.ymm(acc[1]), 1);
@@ -715,6 +728,7 @@ Status Code::run(const Launch& launch, interp::Scratch& scratch) const noexcept 
   Frame frame;
   frame.rows = space.rows;
   frame.cols = space.cols;
+  frame.count = static_cast<double>(impl_->fold == Fold::kRows ? space.rows : space.cols);
   std::size_t scratch_bytes = 0;
   for (const auto& operand : impl_->operands) {
     if (operand.role == Role::kScratch)

@@ -329,8 +329,8 @@ OPS: tuple[Op, ...] = (
     _reduction("all", "reduce_bool", _reduce(np.all), "every element is true", "b"),
     Op("argmax", Class.REDUCE, 1, "reduce_index", _arg(np.argmax), "index of the first maximum; NaN is largest", (_AXIS, _KEEP), "argmax", "fi"),
     Op("argmin", Class.REDUCE, 1, "reduce_index", _arg(np.argmin), "index of the first minimum; NaN is smallest", (_AXIS, _KEEP), "argmin", "fi"),
-    Op("mean", Class.COMPOSITE, 1, "reduce_float", _quiet(_mean), "mean", (_AXES, _KEEP), decomposition="s = sum x, axes, keepdims; n = count x, axes; r = div s, n"),
-    Op("var", Class.COMPOSITE, 1, "reduce_float", _quiet(_var), "variance, divided by max(count - correction, 0)", (_AXES, _KEEP, Param("correction", Kind.NUMBER, 1)), decomposition="k = sum x, axes, true; n = count x, axes; m = div k, n; d = sub x, m; q = mul d, d; s = sum q, axes, keepdims; c = scalar correction; f = sub n, c; z = scalar 0; g = maximum f, z; r = div s, g"),
+    _reduction("mean", "reduce_float", _quiet(_mean), "mean, rounded once; NaN if empty", "f"),
+    Op("var", Class.COMPOSITE, 1, "reduce_float", _quiet(_var), "variance, divided by max(count - correction, 0)", (_AXES, _KEEP, Param("correction", Kind.NUMBER, 1)), decomposition="n = count x, axes; m = mean x, axes, true; d = sub x, m; q = mul d, d; s = sum q, axes, keepdims; c = scalar correction; f = sub n, c; z = scalar 0; g = maximum f, z; r = div s, g"),
     # views
     Op("reshape", Class.VIEW, 1, "reshape", lambda x, shape: np.reshape(x, shape), "same elements in row-major order, new shape", (Param("shape", Kind.SIZES),)),
     Op("permute", Class.VIEW, 1, "permute", lambda x, axes: np.transpose(x, axes), "axis i of the result is axis axes[i] of x", (Param("axes", Kind.AXES),)),
@@ -349,8 +349,8 @@ OPS: tuple[Op, ...] = (
     # rows that stay recognisable until the core decomposes them
     Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; r = div e, s"),
     Op("log_softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_log_softmax), "log(softmax(x)) over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; l = log s; r = sub d, l"),
-    Op("layer_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_layer_norm), "(x - mean) / sqrt(var + eps); weight and bias are separate operators", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="k = sum x, axes, true; n = count x, axes; m = div k, n; d = sub x, m; q = mul d, d; s = sum q, axes, true; v = div s, n; c = scalar eps; w = add v, c; i = rsqrt w; r = mul d, i"),
-    Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; s = sum q, axes, true; n = count x, axes; v = div s, n; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
+    Op("layer_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_layer_norm), "(x - mean) / sqrt(var + eps); weight and bias are separate operators", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="m = mean x, axes, true; d = sub x, m; q = mul d, d; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul d, i"),
+    Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
     # outside
     Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
     Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),

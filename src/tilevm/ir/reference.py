@@ -79,9 +79,13 @@ def _working(array: Any, dtype: str) -> Array:
     return np.asarray(array).astype(np.float64 if dtype in FLOATS else numpy_dtype(dtype))
 
 
-def _promoted(x: Array, dtype: str) -> Array:
-    """An operand of an operator that computes in `dtype`: integers are rounded to it."""
-    return _working(round_to(x, dtype) if x.dtype.kind in "iu" else x, dtype)
+def _promoted(x: Array, type_: Type, dtype: str) -> Array:
+    """An operand of an operator that computes in `dtype`: rounded if that is a conversion.
+
+    Python numbers are not: PyTorch computes with them in float32.
+    """
+    converts = type_.dtype != dtype and not type_.weak
+    return _working(round_to(x, dtype) if converts or x.dtype.kind in "iu" else x, dtype)
 
 
 def _common(types: Sequence[Type]) -> str:
@@ -89,7 +93,7 @@ def _common(types: Sequence[Type]) -> str:
     if len({t.dtype for t in types}) == 1:
         return types[0].dtype
     program = runtime.new_program()
-    inputs = [program.input(t.dtype, [], t.weak) for t in types]
+    inputs = [program.input(t.dtype, [1] * len(t.shape), t.weak) for t in types]
     return program.type(program.add("maximum", inputs, {}, None))[0]
 
 
@@ -126,12 +130,13 @@ def _run(
         return [_working(_cast(round_to(inputs[0], types[0].dtype), result.dtype), result.dtype)]
     if row.name == "where":
         condition = round_to(inputs[0], types[0].dtype).astype(bool)
-        inputs = [condition, *(_working(x, result.dtype) for x in inputs[1:])]
+        pair = zip(inputs[1:], types[1:], strict=True)
+        inputs = [condition, *(_promoted(x, t, result.dtype) for x, t in pair)]
     elif row.rule in _ROUNDED or row.name in _ROUNDED_OPERATORS:
         common = _common(types)
         inputs = [_working(round_to(x, common), common) for x in inputs]
     elif row.rule in _AS_RESULT:
-        inputs = [_promoted(x, result.dtype) for x in inputs]
+        inputs = [_promoted(x, t, result.dtype) for x, t in zip(inputs, types, strict=True)]
     if row.meaning is None:
         raise NotImplementedError(f"the table gives {row.name} no meaning")
     return [_working(row.meaning(*inputs, **params), result.dtype)]

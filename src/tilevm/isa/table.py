@@ -366,6 +366,7 @@ def _first(pick: Callable[[Any], Any], values: Any, index: Any) -> Any:
 # fmt: off
 _FOLDS = (
     _fold("sum_f32", F32, (F32,), "dst = sum of a, accumulated more precisely than f32; 0 if empty", lambda a: np.sum(a, dtype=np.float64).astype(np.float32)),
+    _fold("mean_f32", F32, (F32,), "dst = sum of a over how many there are, rounded once; NaN if empty", _quiet(lambda a: np.float32(np.sum(a, dtype=np.float64) / np.float64(np.size(a))))),
     _fold("sum_i64", I64, (I64,), "dst = sum of a, wrapping; 0 if empty", np.sum),
     _fold("prod_f32", F32, (F32,), "dst = product of a; 1 if empty", lambda a: np.prod(a, dtype=np.float64).astype(np.float32)),
     _fold("prod_i64", I64, (I64,), "dst = product of a, wrapping; 1 if empty", np.prod),

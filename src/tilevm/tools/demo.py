@@ -23,7 +23,7 @@ from tilevm.tools.progress import Progress
 from tilevm.tools.sentences import collect
 from tilevm.tools.worker import Worker, WorkerError
 
-COUNT, QUICK_COUNT = 254, 64
+COUNT, QUICK_COUNT = 254, 48
 BLOCK = 16
 QUESTIONS = (
     "How do I read the options on the command line?",
