@@ -197,11 +197,14 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
     constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows",
                                      "all: folds both"};
+    const bool native = v->native != nullptr && chosen_tier.load() == Tier::kAuto;
     VariantInfo info{folds[static_cast<int>(v->cls.fold)],
                      v->encoded.bytes,
                      {},
-                     v->native ? "avx512" : "interp",
-                     v->native ? "" : v->refusal};
+                     native ? "avx512" : "interp",
+                     native      ? ""
+                     : v->native ? "tier interp was asked for"
+                                 : v->refusal};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));

@@ -91,10 +91,16 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   merge(kept, operands);
   merge(reduced, operands);
 
+  // Operands that run along the folded axes are the large ones; results are small beside them.
   const auto contiguous = [&](int axis) {
     int n = 0;
     for (std::size_t i = 0; i < operands.size(); ++i) {
       const auto& ref = graph.operands[i];
+      bool swept = false;
+      for (int a = 0; a < kMaxAxes; ++a) {
+        swept = swept || (((graph.reduced >> a) & 1) != 0 && ref.dim[at(a)] >= 0);
+      }
+      if (!swept) continue;
       n += ref.role != Role::kIota &&
            operands[i].stride[at(axis)] == bytecode::storage_bytes(ref.storage);
     }

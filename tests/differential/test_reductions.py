@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from tests.differential import eager, noise
-from tests.differential.judge import check, is_float, wide
+from tests.differential.judge import check, is_float, same_bits, wide
 from tests.differential.tiers import LAYOUTS, TIERS, array, arrays, compiled, run
 
+from tilevm.config import config
 from tilevm.errors import ShapeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.reference import evaluate
@@ -254,3 +255,20 @@ def test_reductions_of_special_values(tier: str) -> None:
             x = x.to(getattr(torch, dtype))
             for laid in (x, x.t().contiguous().t()):
                 agrees(graph, executable, tier, [laid])
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("op", ["sum", "amax", "mean", *ROWS])
+def test_results_do_not_depend_on_threads(op: str, tier: str) -> None:
+    for axis in (0, 1):
+        params: dict[str, Any] = {"axis": axis} if "softmax" in op else {"axes": (axis,)}
+        if "norm" in op:
+            params["eps"] = 1e-5
+        executable = compiled(graph_of(op, "float32", 2, **params))
+        for shape in ((3000, 700), (2, 1_000_003), (1_000_003, 2), (1, 2_000_000)):
+            x = values(shape, "float32", op, 1)
+            results = []
+            for threads in (1, 2, 5):
+                with config.patch(threads=threads):
+                    results += run(executable, tier, [x])
+            assert all(same_bits(results[0], y) for y in results[1:]), (shape, axis)

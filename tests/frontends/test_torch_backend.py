@@ -185,3 +185,16 @@ def test_random_numbers() -> None:
     got = f(x)
     torch.manual_seed(3)
     torch.testing.assert_close(got, torch.rand_like(x) + torch.rand_like(x) * x)
+
+
+def test_sizes_that_are_divided_stay_symbolic() -> None:
+    def rope(q: Any, cos: Any, sin: Any) -> Any:
+        half = q.shape[-1] // 2
+        turned = torch.cat((-q[..., half:], q[..., :half]), dim=-1)
+        return q * cos + turned * sin
+
+    compiled = torch.compile(rope, backend="tilevm", dynamic=True)
+    for shape in [(1, 4, 7, 32), (2, 3, 9, 64)]:
+        q, cos, sin = torch.randn(shape), torch.randn(shape[2:]), torch.randn(shape[2:])
+        torch.testing.assert_close(compiled(q, cos, sin), rope(q, cos, sin))
+    assert not eager_reasons()

@@ -280,7 +280,9 @@ def _not_one(expr: Any) -> sympy.Symbol | None:
         return None
     (symbol,) = expr.free_symbols
     difference = sympy.expand(expr.args[0] - expr.args[1])
-    if difference.subs(symbol, 1) != 0 or sympy.degree(difference, symbol) != 1:
+    if not difference.is_polynomial(symbol) or difference.subs(symbol, 1) != 0:
+        return None
+    if sympy.degree(difference, symbol) != 1:
         return None
     found: sympy.Symbol = symbol
     return found
