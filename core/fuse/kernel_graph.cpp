@@ -441,7 +441,9 @@ class Builder {
     KernelNode result{.kind = Kind::kGather,
                       .type = reg_of(dtype(x)),
                       .instr = opcodes().gather[static_cast<int>(ref.storage)]};
-    result.axes = static_cast<AxisMask>(axes | kernel_.nodes[at(i)].axes);
+    // Of no element it must not run, even if its index is the same for all.
+    const AxisMask loops = mask_of(out, rank(node.out));
+    result.axes = static_cast<AxisMask>(axes | kernel_.nodes[at(i)].axes | loops);
     result.operand = static_cast<std::int16_t>(operand(ref));
     result.in[0] = i;
     const int r = push(result);

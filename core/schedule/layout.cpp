@@ -138,6 +138,21 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   for (int i = 0; i < kept.count; ++i) space.outer[i] = kept[i].size;
   for (int i = 0; i < reduced.count; ++i) space.reduced[i] = reduced[i].size;
 
+  // Of an operand without elements, strides may be anything: it counts as moving wherever it has a
+  // dim, so that none of it is taken for a scalar and read before the loop that does not run.
+  const auto stride = [&](std::size_t i, int axis) -> std::int64_t {
+    if (axis < 0) return 0;
+    const auto& ref = graph.operands[i];
+    const std::int64_t given = operands[i].stride[at(axis)];
+    if (!nothing_to_reduce || given != 0 || ref.dim[at(axis)] < 0) return given;
+    for (int a = 0; a < static_cast<int>(axis_sizes.size()); ++a) {
+      if (axis_sizes[at(a)] == 0 && ref.dim[at(a)] >= 0) {
+        return bytecode::storage_bytes(ref.storage);
+      }
+    }
+    return given;
+  };
+
   layout.cls.fold = fold;
   layout.cls.n_operands = static_cast<int>(operands.size());
   for (std::size_t i = 0; i < operands.size(); ++i) {
@@ -148,13 +163,15 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     b.gather_stride = view.gather_stride;
     b.gather_size = view.gather_size;
     b.start = view.start;
-    b.x_stride = columns.axis < 0 ? 0 : view.stride[at(columns.axis)];
-    b.y_stride = rows.axis < 0 ? 0 : view.stride[at(rows.axis)];
-    for (int k = 0; k < kept.count; ++k) b.outer[k] = view.stride[at(kept[k].axis)];
-    for (int k = 0; k < reduced.count; ++k) b.reduced[k] = view.stride[at(reduced[k].axis)];
+    b.x_stride = stride(i, columns.axis);
+    b.y_stride = stride(i, rows.axis);
+    for (int k = 0; k < kept.count; ++k) b.outer[k] = stride(i, kept[k].axis);
+    for (int k = 0; k < reduced.count; ++k) b.reduced[k] = stride(i, reduced[k].axis);
     const bool unit = ref.role != Role::kIota && b.x_stride == bytecode::storage_bytes(ref.storage);
-    layout.cls.operand[i] = static_cast<std::uint8_t>((b.x_stride != 0 ? 1 : 0) |
-                                                      (b.y_stride != 0 ? 2 : 0) | (unit ? 4 : 0));
+    // One row is no rows; but scratch has rows, and what comes from there may be stored.
+    const bool one_row = fold == Fold::kColumns && rows.axis < 0 && ref.role == Role::kOutput;
+    layout.cls.operand[i] = static_cast<std::uint8_t>(
+        (b.x_stride != 0 ? 1 : 0) | (b.y_stride != 0 || one_row ? 2 : 0) | (unit ? 4 : 0));
   }
   return layout;
 }

@@ -86,6 +86,20 @@ REGRESSIONS = {
   a: float32[A, B] = atan2 r, r
   return a
 """,
+    "one row whose values are kept for a later pass": """graph(x: bfloat16[A], i: int64[A])
+  g: bfloat16[A] = gelu x
+  r: bfloat16[A] = rms_norm g, axes=[0], eps=1e-05
+  t: bfloat16[A] = take g, i, axis=0
+  l: bfloat16[A] = log_softmax t, axis=0
+  return r, l
+""",
+    "a gather of nothing at a constant index": """graph(x: bool[A])
+  n: bool[A] = isnan x
+  i: int64[A] = cast n, dtype=int64
+  t: bool[A] = take x, i, axis=0
+  s: float32[A] = softmax t, axis=0
+  return s
+""",
     "a view of a value whose kernel joins another": """graph(x: bfloat16[A], n: int64[])
   a: bfloat16[A] = abs x
   f: bfloat16[A] = flip a, axes=[0]

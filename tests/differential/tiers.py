@@ -95,7 +95,7 @@ def run(executable: Callable[..., Any], tier: str, inputs: Sequence[Any]) -> lis
     """The outputs on one tier. The inputs must be as they were afterwards."""
     before = arrays(inputs)
     before = [x.copy() for x in before]
-    with config.patch(tier=tier):
+    with config.patch(tier=tier, verify=True):
         outputs = executable(*inputs)
     for x, y in zip(before, arrays(inputs), strict=True):
         assert x.tobytes() == y.tobytes(), f"{tier}: an input was written to"
