@@ -146,15 +146,14 @@ assert len(run.kernels()[0]["variants"]) == 3
 # ## 8. The machine
 #
 # Bytecode is bytes: they can be printed, edited, assembled, verified and run without any graph.
-# Arrays are bound to the operand table in order. Operand 1 is N itself, which the mean divides by.
+# Arrays are bound to the operand table in order.
 
 # %%
 code = variant["bytes"]
 assert tilevm.bytecode.assemble(tilevm.bytecode.disassemble(code)) == code
-n_columns = np.array(70, dtype=np.int64)
 for tier in ("interp", "auto"):
     result = np.full_like(x, np.nan)
-    tilevm.bytecode.run(code, [x, n_columns, weight], [result], tier=tier)
+    tilevm.bytecode.run(code, [x, weight], [result], tier=tier)
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
 
 # %% [markdown]
@@ -170,7 +169,7 @@ for broken in (code[:-16], code.replace(b"TVM1", b"TVM9"), bytes(len(code))):
     else:
         raise AssertionError("the verifier accepted a broken program")
 try:
-    tilevm.bytecode.run(code, [x, n_columns, weight[:-1]], [np.empty_like(x)])
+    tilevm.bytecode.run(code, [x, weight[:-1]], [np.empty_like(x)])
 except BytecodeError as error:
     print(f"rejected: {error}\n")
 else:

@@ -93,6 +93,12 @@ REGRESSIONS = {
   l: bfloat16[A] = log_softmax t, axis=0
   return r, l
 """,
+    "a row value that columns use after the row does": """graph(x: float32[B, 1], y: float32[A])
+  a: float32[B, A] = add y, x
+  e: float32[B, 1] = expm1 x
+  m: float32[B, A] = mul e, y
+  return a, e, m
+""",
     "a gather of nothing at a constant index": """graph(x: bool[A])
   n: bool[A] = isnan x
   i: int64[A] = cast n, dtype=int64

@@ -76,7 +76,8 @@ class Emitter {
     const int n = static_cast<int>(p_.code.size());
     for (int i = 0; i < n; ++i) {
       for (const int r : sources(p_.code[static_cast<std::size_t>(i)]))
-        last_use_[static_cast<std::size_t>(r)] = i;
+        int& last = last_use_[static_cast<std::size_t>(r)];
+        last = std::max(last, order(i));
     }
     for (const auto& reg : kSaved) a_.push(reg);
     a_.mov(kCols, x86::qword_ptr(kFrame, offsetof(Frame, cols)));
@@ -301,6 +302,12 @@ class Emitter {
     }
   }
 
+  // When an instruction runs: without folds, what is once a row runs before the rest.
+  int order(int i) const {
+    const bool late = p_.header->fold == Fold::kNone && at_columns(p_.code[at(i)]);
+    return late ? i + static_cast<int>(p_.code.size()) : i;
+  }
+
   template <class Filter>
   void range(int begin, int end, Filter filter, bool masked) {
     for (int i = begin; i < end; ++i) {
@@ -311,7 +318,7 @@ class Emitter {
         throw Unsupported{"more registers than there are, or a call out of emitted code"};
       // A value made and last used in this very stretch of code is done with.
       for (const int r : sources(instr)) {
-        if (last_use_[at(r)] == i && made_in(r, begin, end, filter)) values()[at(r)] = {};
+        if (last_use_[at(r)] == order(i) && made_in(r, begin, end, filter)) values()[at(r)] = {};
       }
     }
   }
