@@ -75,9 +75,8 @@ class Emitter {
     }
     const int n = static_cast<int>(p_.code.size());
     for (int i = 0; i < n; ++i) {
-      for (const int r : sources(p_.code[static_cast<std::size_t>(i)]))
-        int& last = last_use_[static_cast<std::size_t>(r)];
-        last = std::max(last, order(i));
+      for (const int r : sources(p_.code[at(i)]))
+        last_use_[at(r)] = std::max(last_use_[at(r)], order(i));
     }
     for (const auto& reg : kSaved) a_.push(reg);
     a_.mov(kCols, x86::qword_ptr(kFrame, offsetof(Frame, cols)));
