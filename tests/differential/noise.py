@@ -173,7 +173,7 @@ class _Sample:
                 np.where(np.isfinite(out), inputs[0].astype(np.float64), 0), "float32"
             )
         if node.op in _ANY_ZERO:
-            out = np.where((out == 0) & (self.rng.random(out.shape) < 0.5), -out, out)
+            out = np.where(out == 0, self._zeros(out), out)
         if node.op == "prod":  # overflows on the way, in one order or another
             with np.errstate(all="ignore"):
                 most = np.sum(np.maximum(np.log(np.abs(inputs[0])), 0))
@@ -183,6 +183,13 @@ class _Sample:
             rounds = dtype if dtype == "bfloat16" else "float32"
             out = reference.round_to(out, rounds).astype(np.float64)
         return np.asarray(out)
+
+
+    def _zeros(self, x: Array) -> Array:
+        """Zeros with signs: all alike, as a tier makes them that ignores signs, or any."""
+        choice = self.rng.integers(4)
+        negative = (self.rng.random(x.shape) < 0.5, True, False, np.signbit(x))[choice]
+        return np.where(negative, -0.0, 0.0)
 
 
 @dataclass

@@ -166,7 +166,6 @@ def test_a_case_is_measured(tmp_path: Path) -> None:
         assert result["claims"]
         assert result["callouts"] == {}
         assert (result["captures"], result["recompiles"]) == (1, 0)
-        assert result["compile_s"] > 0
 
 
 # Report -----------------------------------------------------------------------------------------
