@@ -1,5 +1,5 @@
-// Machine code from bytecode. So far x86-64 with AVX-512 and the part of the instruction table that
-// kernels over float32 use most; a program with anything else is refused and is interpreted.
+// Machine code from bytecode: x86-64 with AVX-512. A program that cannot be emitted is refused with
+// the reason, and interpreted.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,13 @@ bool available();
 
 class Code {
  public:
-  // Null if the program has an instruction, an operand or a structure that is not emitted yet, or
+  // Null if the program has an instruction, an operand or a structure that is not emitted, or
   // needs more registers than there are. `why`, if given, says which.
   static std::unique_ptr<Code> emit(std::span<const std::byte> program, std::string* why = nullptr);
   ~Code();
 
-  // Not launches with reduced axes beside rows and columns, nor where the interpreter is faster.
+  // Not launches with several reduced axes beside rows and columns, nor those whose strided
+  // operands would need more than some megabytes as copies.
   bool can_run(const Launch& launch) const noexcept;
   Status run(const Launch& launch, interp::Scratch& scratch) const noexcept;
 

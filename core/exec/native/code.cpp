@@ -1,0 +1,341 @@
+#include <asmjit/x86.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "exec/native/emit.h"
+#include "exec/native/frame.h"
+#include "exec/native/functions.h"
+#include "exec/native/native.h"
+#include "exec/native/pack.h"
+
+namespace tilevm::exec::native {
+namespace {
+
+using bytecode::Fold;
+using bytecode::OperandInfo;
+using bytecode::Role;
+using std::int64_t;
+
+using Entry = int (*)(Frame*);
+
+constexpr int64_t kPanelBytes = 32 << 10;     // copies of operands that are alive at once: L1
+constexpr int64_t kMostScratch = 8LL << 20;   // where a sweep must be whole
+constexpr int64_t kRowsAhead = 8;             // that a fold over rows fetches before it needs them
+
+std::size_t at(int i) { return static_cast<std::size_t>(i); }
+int64_t up_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+bool over_x(bytecode::Cls cls) { return (static_cast<int>(cls) & 1) != 0; }
+bool over_y(bytecode::Cls cls) { return (static_cast<int>(cls) & 2) != 0; }
+
+// Memory mapped twice, writable here and executable there; freed with the last program.
+asmjit::JitRuntime& runtime() {
+  static asmjit::JitAllocator::CreateParams params = [] {
+    asmjit::JitAllocator::CreateParams p{};
+    p.options = asmjit::JitAllocatorOptions::kUseDualMapping;
+    return p;
+  }();
+  static asmjit::JitRuntime instance(&params);
+  return instance;
+}
+
+}  // namespace
+
+bool available() {
+  static const bool yes = [] {
+    const auto& features = asmjit::CpuInfo::host().features().x86();
+    if (!features.hasAVX512_F() || !features.hasAVX512_DQ() || !features.hasAVX512_BW() ||
+        !features.hasAVX512_VL() || !features.hasBMI2())
+      return false;
+    asmjit::CodeHolder holder;
+    holder.init(runtime().environment());
+    asmjit::x86::Assembler a(&holder);
+    a.ret();
+    void (*probe)() = nullptr;
+    if (runtime().add(&probe, &holder) != asmjit::kErrorOk) return false;
+    runtime().release(probe);
+    return true;
+  }();
+  return yes;
+}
+
+struct Code::Impl {
+  Entry entry = nullptr;
+  std::size_t size = 0;
+  std::vector<OperandInfo> operands;
+  Fold fold = Fold::kNone;
+  std::vector<int> packed;   // operands whose columns are copied side by side for a launch
+  std::vector<int> scratch;  // operands that live in our memory
+  ~Impl() {
+    if (entry != nullptr) runtime().release(entry);
+  }
+
+  bool folds_columns() const { return (static_cast<int>(fold) & 1) != 0; }
+  bool folds_rows() const { return (static_cast<int>(fold) & 2) != 0; }
+
+  // Elements that one operand has in one sweep of a pass, and in all of them.
+  static int64_t sweeps(const Space& space) { return space.n_reduced == 0 ? 1 : space.reduced[0]; }
+  int64_t in_sweep(const Space& space) const {
+    return (folds_rows() ? space.rows : 1) * space.cols;
+  }
+
+  int64_t scratch_bytes(const Space& space) const {
+    int64_t sum = 0;
+    for (const int i : scratch) {
+      sum += up_to_line(in_sweep(space) * sweeps(space) *
+                        bytecode::storage_bytes(operands[at(i)].storage));
+    }
+    return sum;
+  }
+};
+
+Code::Code(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Code::~Code() = default;
+
+std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, std::string* why) {
+  const auto view = bytecode::view(program);
+  asmjit::CodeHolder holder;
+  // Side by side if the registers suffice, else one vector of columns at a time.
+  for (int copies = kMaxCopies;; copies = 1) {
+    holder.reset();
+    holder.init(runtime().environment());
+    try {
+      emit_avx512(holder, view, copies);
+      break;
+    } catch (const Unsupported& u) {
+      if (copies > 1) continue;
+      if (why != nullptr) *why = u.what;
+      return nullptr;
+    }
+  }
+  auto impl = std::make_unique<Impl>();
+  if (runtime().add(&impl->entry, &holder) != asmjit::kErrorOk) {
+    if (why != nullptr) *why = "no executable memory";
+    return nullptr;
+  }
+  impl->size = holder.codeSize();
+  impl->operands.assign(view.operands.begin(), view.operands.end());
+  impl->fold = view.header->fold;
+  for (int i = 0; i < static_cast<int>(view.operands.size()); ++i) {
+    const auto& operand = view.operands[at(i)];
+    const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;
+    if (operand.role == Role::kScratch) impl->scratch.push_back(i);
+    if (moves && over_x(operand.cls) && operand.contiguous == 0) impl->packed.push_back(i);
+  }
+  return std::unique_ptr<Code>(new Code(std::move(impl)));
+}
+
+std::span<const std::byte> Code::machine_code() const {
+  return {reinterpret_cast<const std::byte*>(impl_->entry), impl_->size};
+}
+
+namespace {
+
+// One launch: the frame, and panels of it where operands have to be copied.
+template <class Impl>
+class Run {
+ public:
+  Run(const Impl& impl, const Launch& launch) : impl_(impl), launch_(launch) {}
+
+  // Rows and columns of the copies that are made at once. Axes that are folded stay whole.
+  void plan() {
+    const auto& space = launch_.space;
+    rows_ = space.rows;
+    cols_ = space.cols;
+    if (impl_.packed.empty()) return;
+    int64_t bytes = 0;  // of one point
+    for (const int i : impl_.packed) {
+      bytes += bytecode::storage_bytes(impl_.operands[at(i)].storage);
+    }
+    bytes *= Impl::sweeps(space);
+    constexpr int64_t kColumnsAtOnce = 64;
+    if (!impl_.folds_columns()) cols_ = std::min(cols_, kColumnsAtOnce);
+    if (!impl_.folds_rows()) {
+      const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);
+      rows_ = std::min(rows_, std::max<int64_t>(1, fit));
+    }
+  }
+
+  int64_t panel_bytes() const {
+    int64_t sum = 0;
+    for (const int i : impl_.packed) {
+      sum += up_to_line(rows_ * cols_ * Impl::sweeps(launch_.space) *
+                        bytecode::storage_bytes(impl_.operands[at(i)].storage));
+    }
+    return sum;
+  }
+
+  Status run(std::byte* memory) noexcept {
+    begin(memory);
+    if (impl_.packed.empty()) return over_outer([&] { return call(); });
+    return over_outer([&] { return panels(); });
+  }
+
+ private:
+  void begin(std::byte* memory) {
+    const auto& space = launch_.space;
+    frame_.rows = space.rows;
+    frame_.cols = space.cols;
+    frame_.reduced = Impl::sweeps(space);
+    frame_.count = static_cast<double>(frame_.reduced * (impl_.folds_rows() ? space.rows : 1) *
+                                       (impl_.folds_columns() ? space.cols : 1));
+    frame_.functions = functions();
+    frame_.lanes_left = kMaxLanes;
+    int iota = 0;
+    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+      const auto& operand = impl_.operands[i];
+      if (operand.role == Role::kScratch) {
+        const int64_t bytes = bytecode::storage_bytes(operand.storage);
+        frame_.base[i] = memory;
+        place(i, impl_.folds_rows() ? space.cols * bytes : 0, impl_.in_sweep(space) * bytes,
+              space.rows);
+        memory += up_to_line(impl_.in_sweep(space) * frame_.reduced * bytes);
+        continue;
+      }
+      const auto& b = launch_.bindings[i];
+      frame_.base[i] = b.base;
+      place(i, b.y_stride, b.reduced[0], space.rows);
+      frame_.x_stride[i] = b.x_stride;
+      frame_.gather_stride[i] = b.gather_stride;
+      frame_.gather_size[i] = b.gather_size;
+      if (operand.role == Role::kIota) {
+        frame_.base[i] = reinterpret_cast<std::byte*>(b.start);
+        for (int lane = 0; lane < kMaxLanes; ++lane) {
+          frame_.iota_lanes[iota][lane] = lane * b.x_stride;
+        }
+        ++iota;
+      }
+    }
+    panel_ = memory;
+  }
+
+  // Strides of an operand for sweeps of so many rows.
+  void place(std::size_t i, int64_t y_stride, int64_t reduced_stride, int64_t rows) {
+    frame_.y_stride[i] = y_stride;
+    frame_.reduced_step[i] = reduced_stride - (impl_.folds_rows() ? rows * y_stride : 0);
+    frame_.reduced_back[i] = reduced_stride * (frame_.reduced - 1);
+    frame_.ahead[i] = kRowsAhead * y_stride;
+  }
+
+  Status call() { return static_cast<Status>(impl_.entry(&frame_)); }
+
+  // The odometer of the outer axes. Iotas move as operands do.
+  template <class Work>
+  Status over_outer(Work work) {
+    const auto& space = launch_.space;
+    int64_t position[kMaxOuter] = {};
+    for (;;) {
+      const Status status = work();
+      if (status != Status::kOk) return status;
+      int axis = space.n_outer - 1;
+      for (; axis >= 0; --axis) {
+        const bool more = ++position[axis] < space.outer[axis];
+        for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+          if (impl_.operands[i].role == Role::kScratch) continue;
+          const int64_t stride = launch_.bindings[i].outer[axis];
+          frame_.base[i] += more ? stride : -stride * (space.outer[axis] - 1);
+        }
+        if (more) break;
+        position[axis] = 0;
+      }
+      if (axis < 0) return Status::kOk;
+    }
+  }
+
+  Status panels() {
+    const auto& space = launch_.space;
+    Status status = Status::kOk;
+    for (int64_t y = 0; y < std::max<int64_t>(space.rows, 1) && status == Status::kOk; y += rows_) {
+      for (int64_t x = 0; x < std::max<int64_t>(space.cols, 1) && status == Status::kOk;
+           x += cols_) {
+        status = panel(y, x, std::min(rows_, space.rows - y), std::min(cols_, space.cols - x));
+        if (cols_ == 0) break;
+      }
+      if (rows_ == 0) break;
+    }
+    return status;
+  }
+
+  Status panel(int64_t y, int64_t x, int64_t rows, int64_t cols) {
+    std::byte* base[kMaxOperands];
+    std::copy_n(frame_.base, impl_.operands.size(), base);
+    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+      if (impl_.operands[i].role == Role::kScratch) continue;
+      const auto& b = launch_.bindings[i];
+      frame_.base[i] += y * b.y_stride + x * b.x_stride;
+    }
+    frame_.rows = rows;
+    frame_.cols = cols;
+    copies(Role::kInput, base, y, x);
+    const Status status = call();
+    if (status == Status::kOk) copies(Role::kOutput, base, y, x);
+    std::copy_n(base, impl_.operands.size(), frame_.base);
+    return status;
+  }
+
+  // Copies a panel of every packed operand: inputs in before the call, outputs out behind it.
+  void copies(Role role, std::byte* const* base, int64_t y, int64_t x) {
+    std::byte* memory = panel_;
+    for (const int i : impl_.packed) {
+      const auto& operand = impl_.operands[at(i)];
+      const auto& b = launch_.bindings[at(i)];
+      const int bytes = bytecode::storage_bytes(operand.storage);
+      const int64_t line = frame_.cols * bytes;
+      const bool one_row = b.y_stride == 0 && !over_y(operand.cls);
+      const int64_t rows = one_row ? 1 : frame_.rows;
+      // Rows that are kept hold all their sweeps; rows that are folded are in each sweep.
+      const int64_t sweep = impl_.folds_rows() ? rows * line : line;
+      const int64_t row = impl_.folds_rows() ? line : frame_.reduced * line;
+      std::byte* const panel = memory;
+      memory += up_to_line(rows_ * cols_ * frame_.reduced * bytes);
+      if (role == Role::kInput) {
+        frame_.base[at(i)] = panel;
+        place(at(i), one_row ? 0 : row, sweep, frame_.rows);
+      }
+      if (operand.role != role) continue;
+      const bool swept = b.reduced[0] != 0;
+      for (int64_t r = 0; r < (swept || role == Role::kInput ? frame_.reduced : 1); ++r) {
+        const Plane memory_plane{
+            base[i] + y * b.y_stride + x * b.x_stride + r * b.reduced[0], b.y_stride, b.x_stride};
+        const Plane panel_plane{panel + r * sweep, row, bytes};
+        if (role == Role::kInput) {
+          copy_plane(panel_plane, memory_plane, rows, frame_.cols, bytes);
+        } else {
+          copy_plane(memory_plane, panel_plane, rows, frame_.cols, bytes);
+        }
+      }
+    }
+  }
+
+  const Impl& impl_;
+  const Launch& launch_;
+  int64_t rows_ = 0, cols_ = 0;  // of a panel
+  std::byte* panel_ = nullptr;
+  Frame frame_;
+};
+
+}  // namespace
+
+bool Code::can_run(const Launch& launch) const noexcept {
+  if (launch.space.n_reduced > 1) return false;
+  if (impl_->packed.empty() && impl_->scratch.empty()) return true;
+  Run<Impl> run(*impl_, launch);
+  run.plan();
+  return run.panel_bytes() + impl_->scratch_bytes(launch.space) <= kMostScratch;
+}
+
+Status Code::run(const Launch& launch, interp::Scratch& scratch) const noexcept {
+  Run<Impl> run(*impl_, launch);
+  run.plan();
+  const int64_t bytes = run.panel_bytes() + impl_->scratch_bytes(launch.space);
+  std::byte* memory = nullptr;
+  if (bytes != 0) {
+    memory = scratch.reserve(static_cast<std::size_t>(bytes));
+    if (memory == nullptr) return Status::kNoMemory;
+  }
+  return run.run(memory);
+}
+
+}  // namespace tilevm::exec::native

@@ -1,0 +1,262 @@
+// Folds: an accumulator a lane, and what is left across lanes at the end. Included by emitter.h.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "exec/native/emitter.h"
+
+namespace tilevm::exec::native {
+
+inline bool sums_doubles(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::sum_f32 || op == Op::mean_f32 || op == Op::prod_f32;
+}
+inline bool is_arg(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::argmax_f32 || op == Op::argmin_f32 || op == Op::argmax_i32 ||
+         op == Op::argmin_i32 || op == Op::argmax_i64 || op == Op::argmin_i64;
+}
+inline bool wants_largest(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::max_f32 || op == Op::max_i32 || op == Op::max_i64 || op == Op::argmax_f32 ||
+         op == Op::argmax_i32 || op == Op::argmax_i64;
+}
+
+// The value that changes nothing; of sums and products of floats, a double.
+template <class T>
+typename T::F Emitter<T>::neutral(Op op) {
+  const bool largest = wants_largest(op);
+  switch (op) {
+    case Op::sum_f32:
+    case Op::mean_f32:
+    case Op::sum_i64:
+      return t_.i64(0);
+    case Op::prod_f32:
+      return t_.i64(std::bit_cast<std::int64_t>(1.0));
+    case Op::prod_i64:
+      return t_.i64(1);
+    case Op::max_f32:
+    case Op::min_f32:
+    case Op::argmax_f32:
+    case Op::argmin_f32:
+      return t_.f32(largest ? -HUGE_VALF : HUGE_VALF);
+    case Op::max_i32:
+    case Op::min_i32:
+    case Op::argmax_i32:
+    case Op::argmin_i32:
+      return t_.i32(largest ? INT32_MIN : INT32_MAX);
+    case Op::max_i64:
+    case Op::min_i64:
+    case Op::argmax_i64:
+    case Op::argmin_i64:
+      return t_.i64(largest ? INT64_MIN : INT64_MAX);
+    default:
+      throw Unsupported{std::string(bytecode::kIsa[static_cast<int>(op)].name)};
+  }
+}
+
+template <class T>
+void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
+  if (type == bytecode::RegType::kB8) {
+    acc.mask = t_.all_lanes(op == Op::all_b8);
+    return;
+  }
+  const bool wide = type == bytecode::RegType::kI64 || sums_doubles(op);
+  acc.lo = t_.own(neutral(op), wide);
+  if (wide) acc.hi = t_.own(neutral(op), wide);
+  if (is_arg(op)) {
+    acc.index_lo = t_.own(t_.i64(INT64_MAX), true);
+    acc.index_hi = t_.own(t_.i64(INT64_MAX), true);
+  }
+}
+
+template <class T>
+void Emitter<T>::start_folds(int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    const Instr& instr = p_.code[at(i)];
+    if (info(instr).cls == Class::kFold)
+      start(op(i), info(instr).fields[1].type, fold(instr.dst));
+  }
+}
+
+// Where x beats the accumulator of an arg fold: a NaN beats all, then the lower index of equals.
+template <class T>
+typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator& x) {
+  const Pair index{x.index_lo, x.index_hi};
+  const M earlier = t_.lt64(index, {acc.index_lo, acc.index_hi});
+  switch (op) {
+    case Op::argmax_f32:
+    case Op::argmin_f32: {
+      const M better = op == Op::argmax_f32 ? t_.lt(acc.lo, x.lo) : t_.lt(x.lo, acc.lo);
+      const M tie = t_.mand(t_.eq(acc.lo, x.lo), earlier);
+      const M nan = t_.unordered(x.lo, x.lo);
+      const M beaten = t_.unordered(acc.lo, acc.lo);
+      const M first_nan = t_.mand(nan, t_.mor(t_.mnot(beaten), earlier));
+      return t_.mor(first_nan, t_.mor(better, tie));
+    }
+    case Op::argmax_i32:
+    case Op::argmin_i32: {
+      const M better = op == Op::argmax_i32 ? t_.ilt(acc.lo, x.lo) : t_.ilt(x.lo, acc.lo);
+      return t_.mor(better, t_.mand(t_.ieq(acc.lo, x.lo), earlier));
+    }
+    default: {
+      const Pair best{acc.lo, acc.hi};
+      const Pair value{x.lo, x.hi};
+      const M better = op == Op::argmax_i64 ? t_.lt64(best, value) : t_.lt64(value, best);
+      return t_.mor(better, t_.mand(t_.eq64(best, value), earlier));
+    }
+  }
+}
+
+// acc = acc op x, lane by lane; sums of floats are of doubles.
+template <class T>
+void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
+  const auto both = [&](auto half) {
+    t_.set(acc.lo, half(acc.lo, x.lo));
+    t_.set(acc.hi, half(acc.hi, x.hi));
+  };
+  switch (op) {
+    case Op::sum_f32:
+    case Op::mean_f32:
+      t_.add_double_to(acc.lo, x.lo);
+      t_.add_double_to(acc.hi, x.hi);
+      return;
+    case Op::prod_f32:
+      return both([&](const F& s, const F& t) { return t_.mulpd(s, t); });
+    case Op::sum_i64:
+      return both([&](const F& s, const F& t) { return t_.add64(s, t); });
+    case Op::max_f32:
+    case Op::min_f32:
+      return t_.set(acc.lo, extremum(x.lo, acc.lo, op == Op::max_f32));
+    case Op::max_i32:
+      return t_.set(acc.lo, t_.imax(acc.lo, x.lo));
+    case Op::min_i32:
+      return t_.set(acc.lo, t_.imin(acc.lo, x.lo));
+    case Op::any_b8:
+      return t_.set(acc.mask, t_.mor(acc.mask, x.mask));
+    case Op::all_b8:
+      return t_.set(acc.mask, t_.mand(acc.mask, x.mask));
+    default:
+      break;
+  }
+  if (is_arg(op)) {
+    const M better = wins(op, acc, x);
+    const Pair index = t_.select64(better, {x.index_lo, x.index_hi}, {acc.index_lo, acc.index_hi});
+    t_.set(acc.index_lo, index.lo);
+    t_.set(acc.index_hi, index.hi);
+    if (acc.hi.empty()) return t_.set(acc.lo, t_.select(better, x.lo, acc.lo));
+    const Pair value = t_.select64(better, {x.lo, x.hi}, {acc.lo, acc.hi});
+    t_.set(acc.lo, value.lo);
+    return t_.set(acc.hi, value.hi);
+  }
+  if constexpr (T::kHas64) {
+    switch (op) {
+      case Op::prod_i64:
+        return both([&](const F& s, const F& t) { return t_.mul64(s, t); });
+      case Op::max_i64:
+        return both([&](const F& s, const F& t) { return t_.max64(s, t); });
+      case Op::min_i64:
+        return both([&](const F& s, const F& t) { return t_.min64(s, t); });
+      default:
+        break;
+    }
+  }
+  throw Unsupported{std::string(bytecode::kIsa[static_cast<int>(op)].name)};
+}
+
+template <class T>
+void Emitter<T>::accumulate(const Instr& instr) {
+  const auto op = static_cast<Op>(instr.op);
+  const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
+  const auto& given = operand(instr.a);
+  Accumulator x;
+  if (sums_doubles(op)) {
+    const F none = t_.f32(op == Op::prod_f32 ? 1.0F : 0.0F);
+    const Pair doubles = t_.to_double(rest ? t_.or_else(given.lo, none) : given.lo);
+    x.lo = doubles.lo;
+    x.hi = doubles.hi;
+  } else if (!given.mask.empty()) {
+    x.mask = rest ? t_.or_else(given.mask, op == Op::all_b8) : given.mask;
+  } else if (!given.hi.empty()) {
+    const Pair some{given.lo, given.hi};
+    const Pair value = rest ? t_.or_else(some, neutral(op)) : some;
+    x.lo = value.lo;
+    x.hi = value.hi;
+  } else {
+    x.lo = rest ? t_.or_else(given.lo, neutral(op)) : given.lo;
+  }
+  if (is_arg(op)) {
+    const Pair index = rest ? t_.or_else(pair(instr.b), t_.i64(INT64_MAX)) : pair(instr.b);
+    x.index_lo = index.lo;
+    x.index_hi = index.hi;
+  }
+  combine(op, fold(instr.dst), x);
+}
+
+template <class T>
+void Emitter<T>::join_copies(int begin, int end, int copies) {
+  for (int i = begin; i < end; ++i) {
+    const Instr& instr = p_.code[at(i)];
+    if (info(instr).cls != Class::kFold) continue;
+    for (int copy = 1; copy < copies; ++copy) {
+      combine(op(i), folds_[0][instr.dst], std::exchange(folds_[at(copy)][instr.dst], {}));
+    }
+  }
+}
+
+// All lanes become the fold of all lanes.
+template <class T>
+void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
+  if (op == Op::any_b8 || op == Op::all_b8) {
+    const bool all = op == Op::all_b8;
+    acc.mask = all ? t_.mnot(t_.any(t_.mnot(acc.mask))) : t_.any(acc.mask);
+    return;
+  }
+  const bool wide = !acc.hi.empty();
+  if (wide || is_arg(op)) {  // the halves first
+    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}};
+    if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
+    combine(op, acc, upper);
+    for (int n = T::kLanes / 4; n >= 1; n /= 2) {
+      Accumulator turned;
+      turned.lo = wide ? t_.turned64(acc.lo, n) : t_.turned(acc.lo, n);
+      if (wide) turned.hi = turned.lo;
+      if (is_arg(op)) turned.index_lo = turned.index_hi = t_.turned64(acc.index_lo, n);
+      combine(op, acc, turned);
+    }
+    if (wide) acc.lo = acc.hi = t_.first64(acc.lo);
+    if (is_arg(op)) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
+    return;
+  }
+  for (int n = T::kLanes / 2; n >= 1; n /= 2) {
+    Accumulator turned;
+    turned.lo = t_.turned(acc.lo, n);
+    combine(op, acc, turned);
+  }
+}
+
+template <class T>
+void Emitter<T>::finish_folds(int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    const Instr& instr = p_.code[at(i)];
+    if (info(instr).cls != Class::kFold) continue;
+    Accumulator acc = std::exchange(fold(instr.dst), {});
+    if (lanes_fold()) fold_lanes(op(i), acc);
+    auto& r = value(instr.dst);
+    if (sums_doubles(op(i))) {
+      const bool mean = op(i) == Op::mean_f32;
+      r.lo = t_.from_double(mean ? Pair{t_.over_count(acc.lo), t_.over_count(acc.hi)}
+                                 : Pair{acc.lo, acc.hi});
+    } else if (is_arg(op(i))) {
+      r.lo = acc.index_lo;
+      r.hi = acc.index_hi;
+    } else {
+      r.lo = acc.lo;
+      r.hi = acc.hi;
+      r.mask = acc.mask;
+    }
+  }
+}
+
+}  // namespace tilevm::exec::native

@@ -1,0 +1,305 @@
+// Instructions that map lanes to lanes. What a processor has no short way for is called: the
+// interpreter's function for one vector. Included by emitter.h.
+#pragma once
+
+#include <cmath>
+
+#include "core/exec/math/math.h"
+#include "exec/native/emitter.h"
+
+namespace tilevm::exec::native {
+
+template <class T>
+void Emitter<T>::map(const Instr& instr) {
+  Value<T> r;
+  if (!map_f32(instr, r) && !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) &&
+      !map_b8(instr, r)) {
+    call_map(instr, r);
+  }
+  value(instr.dst) = std::move(r);
+}
+
+// NaN if either is NaN.
+template <class T>
+typename T::F Emitter<T>::extremum(const F& x, const F& y, bool largest) {
+  const F a = t_.in_register(x);
+  return t_.where_nan(a, largest ? t_.max(a, y) : t_.min(a, y));  // y where either is NaN
+}
+
+// clang-format off
+template <class T>
+bool Emitter<T>::map_f32(const Instr& instr, Value<T>& r) {
+  const auto x = [&]() -> const F& { return vector(instr.a); };
+  const auto y = [&]() -> const F& { return vector(instr.b); };
+  switch (static_cast<Op>(instr.op)) {
+    case Op::add_f32: r.lo = t_.add(x(), y()); break;
+    case Op::sub_f32: r.lo = t_.sub(x(), y()); break;
+    case Op::mul_f32: r.lo = t_.mul(x(), y()); break;
+    case Op::div_f32: r.lo = t_.div(x(), y()); break;
+    case Op::floor_div_f32: r.lo = math::floor_div(t_, x(), y()); break;
+    case Op::remainder_f32: r.lo = math::remainder(t_, x(), y()); break;
+    case Op::fmod_f32: r.lo = math::fmod(t_, x(), y()); break;
+    case Op::pow_f32: r.lo = math::pow(t_, x(), y()); break;
+    case Op::atan2_f32: r.lo = math::atan2(t_, x(), y()); break;
+    case Op::maximum_f32: r.lo = extremum(x(), y(), true); break;
+    case Op::minimum_f32: r.lo = extremum(x(), y(), false); break;
+    case Op::abs_f32: r.lo = math::abs(t_, x()); break;
+    case Op::neg_f32: r.lo = math::neg(t_, x()); break;
+    case Op::sign_f32: {
+      const F zero = t_.f32(0.0F);
+      const F below = t_.select(t_.lt(x(), zero), t_.f32(-1.0F), zero);
+      r.lo = t_.select(t_.lt(zero, x()), t_.f32(1.0F), below);
+      break;
+    }
+    case Op::sqrt_f32: r.lo = t_.sqrt(x()); break;
+    case Op::rsqrt_f32: r.lo = math::rsqrt(t_, x()); break;
+    case Op::reciprocal_f32: r.lo = t_.div(t_.f32(1.0F), x()); break;
+    case Op::floor_f32: r.lo = t_.floor(x()); break;
+    case Op::ceil_f32: r.lo = t_.ceil(x()); break;
+    case Op::round_f32: r.lo = t_.round_even(x()); break;
+    case Op::trunc_f32: r.lo = t_.trunc(x()); break;
+    case Op::exp_f32: r.lo = math::exp(t_, x()); break;
+    case Op::exp2_f32: r.lo = math::exp2(t_, x()); break;
+    case Op::expm1_f32: r.lo = math::expm1(t_, x()); break;
+    case Op::log_f32: r.lo = math::log(t_, x()); break;
+    case Op::log2_f32: r.lo = math::log2(t_, x()); break;
+    case Op::log1p_f32: r.lo = math::log1p(t_, x()); break;
+    case Op::sin_f32: r.lo = math::sin(t_, x()); break;
+    case Op::cos_f32: r.lo = math::cos(t_, x()); break;
+    case Op::tan_f32: r.lo = math::tan(t_, x()); break;
+    case Op::tanh_f32: r.lo = math::tanh(t_, x()); break;
+    case Op::sigmoid_f32: r.lo = math::sigmoid(t_, x()); break;
+    case Op::erf_f32: r.lo = math::erf(t_, x()); break;
+    case Op::silu_f32: r.lo = math::silu(t_, x()); break;
+    case Op::gelu_f32: r.lo = math::gelu(t_, x()); break;
+    case Op::gelu_tanh_f32: r.lo = math::gelu_tanh(t_, x()); break;
+    case Op::round_bf16: r.lo = rounded_bf16(x()); break;
+    case Op::isnan_f32: r.mask = t_.unordered(x(), x()); break;
+    case Op::isinf_f32: r.mask = t_.eq(math::abs(t_, x()), t_.f32(HUGE_VALF)); break;
+    case Op::isfinite_f32: r.mask = t_.lt(math::abs(t_, x()), t_.f32(HUGE_VALF)); break;
+    case Op::eq_f32: r.mask = t_.eq(x(), y()); break;
+    case Op::ne_f32: r.mask = t_.mnot(t_.eq(x(), y())); break;
+    case Op::lt_f32: r.mask = t_.lt(x(), y()); break;
+    case Op::le_f32: r.mask = t_.le(x(), y()); break;
+    case Op::gt_f32: r.mask = t_.lt(y(), x()); break;
+    case Op::ge_f32: r.mask = t_.le(y(), x()); break;
+    case Op::select_f32: r.lo = t_.select(mask(instr.a), vector(instr.b), vector(instr.c)); break;
+    default: return false;
+  }
+  return true;
+}
+
+template <class T>
+bool Emitter<T>::map_i32(const Instr& instr, Value<T>& r) {
+  const auto x = [&]() -> const F& { return vector(instr.a); };
+  const auto y = [&]() -> const F& { return vector(instr.b); };
+  switch (static_cast<Op>(instr.op)) {
+    case Op::add_i32: r.lo = t_.iadd(x(), y()); break;
+    case Op::sub_i32: r.lo = t_.isub(x(), y()); break;
+    case Op::mul_i32: r.lo = t_.imul(x(), y()); break;
+    case Op::maximum_i32: r.lo = t_.imax(x(), y()); break;
+    case Op::minimum_i32: r.lo = t_.imin(x(), y()); break;
+    case Op::and_i32: r.lo = t_.iand(x(), y()); break;
+    case Op::or_i32: r.lo = t_.ior(x(), y()); break;
+    case Op::xor_i32: r.lo = t_.ixor(x(), y()); break;
+    case Op::shl_i32: r.lo = t_.ishlv(x(), y()); break;
+    case Op::shr_i32: r.lo = t_.isarv(x(), y()); break;
+    case Op::not_i32: r.lo = t_.ixor(x(), t_.i32(-1)); break;
+    case Op::neg_i32: r.lo = t_.isub(t_.i32(0), x()); break;
+    case Op::abs_i32: r.lo = t_.imax(x(), t_.isub(t_.i32(0), x())); break;
+    case Op::sign_i32: r.lo = t_.imax(t_.imin(x(), t_.i32(1)), t_.i32(-1)); break;
+    case Op::eq_i32: r.mask = t_.ieq(x(), y()); break;
+    case Op::ne_i32: r.mask = t_.mnot(t_.ieq(x(), y())); break;
+    case Op::lt_i32: r.mask = t_.ilt(x(), y()); break;
+    case Op::gt_i32: r.mask = t_.ilt(y(), x()); break;
+    case Op::le_i32: r.mask = t_.mnot(t_.ilt(y(), x())); break;
+    case Op::ge_i32: r.mask = t_.mnot(t_.ilt(x(), y())); break;
+    case Op::select_i32: r.lo = t_.iselect(mask(instr.a), vector(instr.b), vector(instr.c)); break;
+    default: return false;
+  }
+  return true;
+}
+// clang-format on
+
+template <class T>
+bool Emitter<T>::map_i64(const Instr& instr, Value<T>& r) {
+  const auto x = [&] { return pair(instr.a); };
+  const auto y = [&] { return pair(instr.b); };
+  const auto each = [&](auto half) {
+    const Pair s = x();
+    const Pair t = y();
+    r.lo = half(s.lo, t.lo);
+    r.hi = s.lo.same(s.hi) && t.lo.same(t.hi) ? r.lo : half(s.hi, t.hi);
+    return true;
+  };
+  const auto each_with = [&](std::int64_t c, auto half) {
+    const Pair s = x();
+    const F t = t_.i64(c);
+    r.lo = half(s.lo, t);
+    r.hi = s.lo.same(s.hi) ? r.lo : half(s.hi, t);
+    return true;
+  };
+  const auto lower = [&](const F& s, const F& t) { return t_.sub64(t, s); };
+  // clang-format off
+  switch (static_cast<Op>(instr.op)) {
+    case Op::add_i64: return each([&](const F& s, const F& t) { return t_.add64(s, t); });
+    case Op::sub_i64: return each([&](const F& s, const F& t) { return t_.sub64(s, t); });
+    case Op::and_i64: return each([&](const F& s, const F& t) { return t_.and64(s, t); });
+    case Op::or_i64: return each([&](const F& s, const F& t) { return t_.or64(s, t); });
+    case Op::xor_i64: return each([&](const F& s, const F& t) { return t_.xor64(s, t); });
+    case Op::not_i64: return each_with(-1, [&](const F& s, const F& t) { return t_.xor64(s, t); });
+    case Op::neg_i64: return each_with(0, lower);
+    case Op::eq_i64: r.mask = t_.eq64(x(), y()); return true;
+    case Op::ne_i64: r.mask = t_.mnot(t_.eq64(x(), y())); return true;
+    case Op::lt_i64: r.mask = t_.lt64(x(), y()); return true;
+    case Op::gt_i64: r.mask = t_.lt64(y(), x()); return true;
+    case Op::le_i64: r.mask = t_.mnot(t_.lt64(y(), x())); return true;
+    case Op::ge_i64: r.mask = t_.mnot(t_.lt64(x(), y())); return true;
+    case Op::select_i64: {
+      const Pair s = t_.select64(mask(instr.a), pair(instr.b), pair(instr.c));
+      r.lo = s.lo;
+      r.hi = s.hi;
+      return true;
+    }
+    default: break;
+  }
+  if constexpr (T::kHas64) {
+    switch (static_cast<Op>(instr.op)) {
+      case Op::mul_i64: return each([&](const F& s, const F& t) { return t_.mul64(s, t); });
+      case Op::maximum_i64: return each([&](const F& s, const F& t) { return t_.max64(s, t); });
+      case Op::minimum_i64: return each([&](const F& s, const F& t) { return t_.min64(s, t); });
+      case Op::shl_i64: return each([&](const F& s, const F& t) { return t_.shl64(s, t); });
+      case Op::shr_i64: return each([&](const F& s, const F& t) { return t_.sar64(s, t); });
+      case Op::abs_i64: return each_with(0, [&](const F& s, const F& t) { return t_.max64(s, t_.sub64(t, s)); });
+      case Op::sign_i64:
+        each_with(1, [&](const F& s, const F& t) { return t_.min64(s, t); });
+        r.lo = t_.max64(r.lo, t_.i64(-1));
+        r.hi = t_.max64(r.hi, t_.i64(-1));
+        return true;
+      default: break;
+    }
+  }
+  // clang-format on
+  return false;
+}
+
+template <class T>
+bool Emitter<T>::map_b8(const Instr& instr, Value<T>& r) {
+  const auto x = [&]() -> const M& { return mask(instr.a); };
+  const auto y = [&]() -> const M& { return mask(instr.b); };
+  switch (static_cast<Op>(instr.op)) {
+    case Op::and_b8:
+      r.mask = t_.mand(x(), y());
+      return true;
+    case Op::or_b8:
+      r.mask = t_.mor(x(), y());
+      return true;
+    case Op::xor_b8:
+      r.mask = t_.mxor(x(), y());
+      return true;
+    case Op::not_b8:
+      r.mask = t_.mnot(x());
+      return true;
+    case Op::select_b8:
+      r.mask = t_.mor(t_.mand(x(), y()), t_.mand(t_.mnot(x()), mask(instr.c)));
+      return true;
+    default:
+      return false;
+  }
+}
+
+// Casts.
+template <class T>
+bool Emitter<T>::map_mixed(const Instr& instr, Value<T>& r) {
+  const auto set = [&](const Pair& p) {
+    r.lo = p.lo;
+    r.hi = p.hi;
+    return true;
+  };
+  const auto zero = [&] { return Pair{t_.i64(0), t_.i64(0)}; };
+  // clang-format off
+  switch (static_cast<Op>(instr.op)) {
+    case Op::cast_f32_b8: r.mask = t_.mnot(t_.eq(vector(instr.a), t_.f32(0.0F))); return true;
+    case Op::cast_i32_b8: r.mask = t_.mnot(t_.ieq(vector(instr.a), t_.i32(0))); return true;
+    case Op::cast_i64_b8: r.mask = t_.mnot(t_.eq64(pair(instr.a), zero())); return true;
+    case Op::cast_i32_f32: r.lo = t_.to_float(vector(instr.a)); return true;
+    case Op::cast_b8_f32: r.lo = t_.select(mask(instr.a), t_.f32(1.0F), t_.f32(0.0F)); return true;
+    case Op::cast_b8_i32: r.lo = t_.iselect(mask(instr.a), t_.i32(1), t_.i32(0)); return true;
+    case Op::cast_b8_i64: return set(t_.widen(t_.iselect(mask(instr.a), t_.i32(1), t_.i32(0))));
+    case Op::cast_i32_i64: return set(t_.widen(vector(instr.a)));
+    case Op::cast_i64_i32: r.lo = t_.narrow(pair(instr.a)); return true;
+    case Op::cast_f32_i32: r.lo = t_.to_i32(vector(instr.a)); return true;
+    default: break;
+  }
+  if constexpr (T::kHas64) {
+    switch (static_cast<Op>(instr.op)) {
+      case Op::cast_i64_f32: r.lo = t_.to_f32(pair(instr.a)); return true;
+      case Op::cast_f32_i64: return set(t_.to_i64(vector(instr.a)));
+      default: break;
+    }
+  }
+  // clang-format on
+  return false;
+}
+
+template <class T>
+void Emitter<T>::argue(int i, int reg, bytecode::RegType type) {
+  switch (type) {
+    case bytecode::RegType::kF32:
+    case bytecode::RegType::kI32:
+      return t_.argue(i, vector(reg));
+    case bytecode::RegType::kI64:
+      return t_.argue(i, pair(reg));
+    case bytecode::RegType::kB8:
+      return t_.argue(i, mask(reg));
+  }
+  throw Unsupported{"registers of this type"};
+}
+
+template <class T>
+Value<T> Emitter<T>::result(bytecode::RegType type) {
+  switch (type) {
+    case bytecode::RegType::kF32:
+    case bytecode::RegType::kI32:
+      return {t_.result32(), {}, {}};
+    case bytecode::RegType::kI64: {
+      const Pair r = t_.result64();
+      return {r.lo, r.hi, {}};
+    }
+    case bytecode::RegType::kB8:
+      return {{}, {}, t_.result_b8()};
+  }
+  throw Unsupported{"registers of this type"};
+}
+
+template <class T>
+void Emitter<T>::call_map(const Instr& instr, Value<T>& r) {
+  const auto& row = info(instr);
+  const auto op = static_cast<Op>(instr.op);
+  const std::uint16_t sources[] = {instr.a, instr.b, instr.c};
+  for (int i = 0; i + 1 < row.n_fields; ++i) {
+    argue(i, sources[i], row.fields[i + 1].type);
+  }
+  bool divides = false;
+  switch (op) {
+    case Op::floor_div_i32:
+    case Op::remainder_i32:
+    case Op::fmod_i32:
+      divides = true;  // lanes that are not of the operands must not stop the launch
+      t_.argue(1, t_.or_else(vector(instr.b), t_.i32(1)));
+      break;
+    case Op::floor_div_i64:
+    case Op::remainder_i64:
+    case Op::fmod_i64:
+      divides = true;
+      t_.argue(1, t_.or_else(pair(instr.b), t_.i64(1)));
+      break;
+    default:
+      break;
+  }
+  t_.call(static_cast<int>(op));
+  if (divides) t_.fail_if_false(Status::kDivisionByZero);
+  r = result(row.fields[0].type);
+}
+
+}  // namespace tilevm::exec::native

@@ -1,0 +1,156 @@
+// Loads, stores, gathers, iota, constants. Included by emitter.h.
+#pragma once
+
+#include "exec/native/emitter.h"
+
+namespace tilevm::exec::native {
+
+// One element for all lanes.
+template <class T>
+Value<T> Emitter<T>::splat(bytecode::Storage storage, typename T::Address from) {
+  using bytecode::Storage;
+  switch (storage) {
+    case Storage::kF32:
+    case Storage::kI32:
+      return {t_.splat32(from), {}, {}};
+    case Storage::kBF16:
+      return {t_.splat_bf16(from), {}, {}};
+    case Storage::kF64:
+      return {t_.splat_f64_as_f32(from), {}, {}};
+    case Storage::kI64: {
+      const Pair r = t_.splat64(from);
+      return {r.lo, r.hi, {}};
+    }
+    case Storage::kB8:
+      return {{}, {}, t_.splat_b8(from)};
+  }
+  throw Unsupported{"loads of this type"};
+}
+
+template <class T>
+Value<T> Emitter<T>::vector(bytecode::Storage storage, typename T::Address from) {
+  using bytecode::Storage;
+  switch (storage) {
+    case Storage::kF32:
+    case Storage::kI32:
+      return {t_.load32(from), {}, {}};
+    case Storage::kBF16:
+      return {t_.load_bf16(from), {}, {}};
+    case Storage::kI64: {
+      const Pair r = t_.load64(from);
+      return {r.lo, r.hi, {}};
+    }
+    case Storage::kB8:
+      return {{}, {}, t_.load_b8(from)};
+    case Storage::kF64:
+      break;
+  }
+  throw Unsupported{"vectors of float64"};
+}
+
+template <class T>
+void Emitter<T>::load(const Instr& instr) {
+  const bool over_x = this->over_x(p_.operands[instr.mem].cls);
+  const auto storage = info(instr).storage;
+  const int bytes = bytecode::storage_bytes(storage);
+  // A column is left for the next one after a few rows: the processor does not foresee that.
+  const bool down = p_.header->fold == bytecode::Fold::kRows && over_x &&
+                    over_y(p_.operands[instr.mem].cls) && copy_ * T::kLanes * bytes % 64 == 0;
+  if (down) t_.fetch_ahead(instr.mem, bytes, copy_);
+  const auto from = t_.address(instr.mem, over_x, bytes, copy_);
+  value(instr.dst) = over_x ? vector(storage, from) : splat(storage, from);
+}
+
+template <class T>
+void Emitter<T>::store(const Instr& instr) {
+  using bytecode::Storage;
+  const bool over_x = this->over_x(p_.operands[instr.mem].cls);
+  const auto storage = info(instr).storage;
+  const int bytes = bytecode::storage_bytes(storage);
+  const auto to = [&] { return t_.address(instr.mem, over_x, bytes, copy_); };
+  switch (storage) {
+    case Storage::kF32:
+    case Storage::kI32: {
+      const F x = t_.in_register(vector(instr.a));
+      return over_x ? t_.store32(to(), x) : t_.put32(to(), x);
+    }
+    case Storage::kBF16: {
+      const F bits = t_.template ishr<16>(rounded_bf16(vector(instr.a)));
+      return over_x ? t_.store16(to(), bits) : t_.put16(to(), bits);
+    }
+    case Storage::kI64:
+      return over_x ? t_.store64(to(), pair(instr.a)) : t_.put64(to(), pair(instr.a));
+    case Storage::kB8:
+      return over_x ? t_.store_b8(to(), mask(instr.a)) : t_.put_b8(to(), mask(instr.a));
+    case Storage::kF64:
+      break;
+  }
+  throw Unsupported{"stores of float64"};
+}
+
+// Nearest bfloat16, ties to even, as float32 bits; NaN becomes the quiet NaN.
+template <class T>
+typename T::F Emitter<T>::rounded_bf16(const F& given) {
+  const F x = t_.in_register(given);
+  const F odd = t_.iand(t_.template ishr<16>(x), t_.i32(1));
+  const F up = t_.iand(t_.iadd(x, t_.iadd(odd, t_.i32(0x7fff))),
+                       t_.i32(static_cast<std::int32_t>(0xffff0000)));
+  return t_.select(t_.unordered(x, x), t_.i32(0x7fc00000), up);
+}
+
+template <class T>
+void Emitter<T>::gather(const Instr& instr) {
+  const auto storage = info(instr).storage;
+  const bool over_x = this->over_x(p_.operands[instr.mem].cls);
+  const int bytes = bytecode::storage_bytes(storage);
+  if (!this->over_x(instr.cls_a()) && (!over_x || p_.operands[instr.mem].contiguous != 0)) {
+    t_.to_general(pair(instr.a));
+    const auto from = t_.gathered(instr.mem, over_x, bytes, copy_);
+    value(instr.dst) = over_x ? vector(storage, from) : splat(storage, from);
+    return;
+  }
+  t_.argue(0, pair(instr.a));
+  t_.argue_gather(instr.mem, copy_, static_cast<int>(storage));
+  t_.call_gather();
+  t_.fail_if_false(Status::kIndexOutOfRange);
+  value(instr.dst) = result(info(instr).fields[0].type);
+}
+
+template <class T>
+void Emitter<T>::iota(const Instr& instr) {
+  int number = 0;
+  for (int i = 0; i < instr.mem; ++i) {
+    number += p_.operands[at(i)].role == bytecode::Role::kIota ? 1 : 0;
+  }
+  const bool over_x = this->over_x(p_.operands[instr.mem].cls);
+  t_.iota_start(instr.mem, over_x, copy_);
+  Pair r = t_.splat64();
+  if (over_x) {
+    const Pair lanes = t_.iota_lanes(number);
+    r = {t_.add64(r.lo, lanes.lo), t_.add64(r.hi, lanes.hi)};
+  }
+  value(instr.dst) = {r.lo, r.hi, {}};
+}
+
+template <class T>
+void Emitter<T>::constant(const Instr& instr) {
+  auto& r = value(instr.dst);
+  switch (static_cast<Op>(instr.op)) {
+    case Op::const_f32:
+      r.lo = t_.f32(std::bit_cast<float>(static_cast<std::uint32_t>(instr.imm)));
+      return;
+    case Op::const_i32:
+      r.lo = t_.i32(static_cast<std::int32_t>(instr.imm));
+      return;
+    case Op::const_i64:
+      r.lo = r.hi = t_.i64(static_cast<std::int64_t>(instr.imm));
+      return;
+    case Op::const_b8:
+      r.mask = t_.all_lanes(instr.imm != 0);
+      return;
+    default:
+      throw Unsupported{std::string(info(instr).name)};
+  }
+}
+
+}  // namespace tilevm::exec::native

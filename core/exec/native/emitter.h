@@ -1,0 +1,502 @@
+// One pass over bytecode, for a processor T (avx512.h): the loops of a kernel, and where values are.
+//
+//   no fold           rows ( what does not vary over x; columns ( the rest ) )
+//   fold of columns   rows ( sections and passes; a pass is sweeps ( columns ( body ) ) )
+//   fold of rows      columns ( sections and passes; a pass is sweeps ( rows ( body ) ) )
+//   fold of both      sections and passes; a pass is sweeps ( rows ( columns ( body ) ) )
+//
+// Several vectors of columns can go side by side ("copies"), each with values of its own.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
+
+#include "bytecode/bytecode.h"
+#include "exec/native/emit.h"
+#include "exec/native/frame.h"
+#include "exec/native/registers.h"
+#include "isa.gen.h"
+
+namespace tilevm::exec::native {
+
+// A register of the bytecode while code is emitted: 32-bit lanes are in lo, 64-bit lanes in both,
+// bools in mask. All lanes are equal if it does not vary over x.
+template <class T>
+struct Value {
+  typename T::F lo, hi;
+  typename T::M mask;
+};
+
+template <class T>
+class Emitter final : private Owner {
+ public:
+  using F = typename T::F;
+  using M = typename T::M;
+  using Pair = typename T::Pair;
+  using Instr = bytecode::Instr;
+  using Op = bytecode::Op;
+  using Class = bytecode::InstrClass;
+  using Fold = bytecode::Fold;
+  using Cls = bytecode::Cls;
+
+  Emitter(asmjit::CodeHolder& holder, bytecode::View program, int copies)
+      : p_(program),
+        n_(static_cast<int>(program.code.size())),
+        n_operands_(static_cast<int>(program.operands.size())),
+        copies_(copies),
+        t_(holder, *this) {
+    for (auto& values : values_) values.resize(p_.header->n_registers);
+    for (auto& folds : folds_) folds.resize(p_.header->n_registers);
+  }
+
+  // Throws Unsupported.
+  void emit() {
+    check_operands();
+    find_uses();
+    t_.prologue();
+    switch (p_.header->fold) {
+      case Fold::kNone:
+        t_.load_pointers(n_operands_);
+        t_.for_rows(n_operands_, [&] { map_row(); });
+        break;
+      case Fold::kColumns:
+        t_.load_pointers(n_operands_);
+        t_.for_rows(n_operands_, [&] { fold_row(); });
+        break;
+      case Fold::kRows:
+        fold_columns();
+        break;
+      case Fold::kBoth:
+        t_.load_pointers(n_operands_);
+        fold_all();
+        break;
+    }
+    t_.epilogue([&] { t_.save_registers(); }, [&] { t_.load_registers(); });
+    t_.emit_constants();
+    check();
+  }
+
+ private:
+  // Bodies of at least this many operations (a function counts for several) are emitted once.
+  static constexpr int kLongBody = 40;
+  static constexpr int kShortBody = 8;
+
+  struct Use {
+    int at;    // by order()
+    int next;  // of the same register, in uses_; -1 if it is the last
+  };
+  struct Accumulator {
+    F lo, hi, index_lo, index_hi;
+    M mask;
+  };
+  // A value whose register was given up.
+  struct Move {
+    int copy;
+    int reg;
+    int part;  // 0 lo, 1 hi, 2 mask
+    int from;  // the processor's register
+  };
+
+  // Structure ----------------------------------------------------------------------------------
+
+  void check_operands() {
+    if (n_operands_ > kMaxOperands) throw Unsupported{"more than 64 operands"};
+    for (const auto& operand : p_.operands) {
+      n_iotas_ += operand.role == bytecode::Role::kIota ? 1 : 0;
+    }
+    if (n_iotas_ > kMaxIotas) throw Unsupported{"more than four iotas"};
+  }
+
+  void check() const {
+    if (t_.failed) throw Unsupported{"more registers than there are"};
+  }
+
+  void map_row() {
+    range(0, n_, [&](const Instr& instr) { return !at_columns(instr); });
+    const auto at_columns = [&](const Instr& instr) { return this->at_columns(instr); };
+    t_.first_column();
+    columns(0, n_, at_columns, 1);
+    clear();
+  }
+
+  void fold_row() {
+    sections([&](int begin, int end) {
+      t_.for_sweeps(n_operands_, /*back=*/true, [&] {
+        t_.first_column();
+        columns(begin, end, [](const Instr&) { return true; }, copies_of(begin, end));
+      });
+    });
+    clear();
+  }
+
+  void fold_all() {
+    sections([&](int begin, int end) {
+      t_.for_sweeps(n_operands_, /*back=*/false, [&] {
+        t_.for_rows(n_operands_, [&] {
+          t_.first_column();
+          columns(begin, end, [](const Instr&) { return true; }, 1);
+        });
+      });
+      t_.load_pointers(n_operands_);
+    });
+    clear();
+  }
+
+  // All rows for a few vectors of columns, then for the next few.
+  void fold_columns() {
+    const auto block = [&](int copies) {
+      wide_ = copies;
+      t_.load_pointers(n_operands_);
+      sections([&](int begin, int end) {
+        t_.for_sweeps(n_operands_, /*back=*/false, [&] {
+          t_.for_rows(n_operands_, [&] {
+            for (copy_ = 0; copy_ < copies; ++copy_) {
+              range(begin, end, [](const Instr&) { return true; });
+              forget(begin, end, [](const Instr&) { return true; });
+            }
+            copy_ = 0;
+          });
+        });
+        t_.load_pointers(n_operands_);
+      });
+      clear();
+      wide_ = 1;
+    };
+    t_.first_column();
+    if (copies_ > 1) t_.for_whole(copies_, [&] { block(copies_); });
+    t_.for_whole(1, [&] { block(1); });
+    t_.for_rest([&] { t_.mask_rest(); }, [&] { block(1); });
+  }
+
+  // Columns x, x + 1, ... to the last: instructions begin to end that the filter takes.
+  template <class Filter>
+  void columns(int begin, int end, Filter filter, int copies) {
+    const auto body = [&](int n) {
+      for (copy_ = 0; copy_ < n; ++copy_) {
+        range(begin, end, filter);
+        forget(begin, end, filter);
+      }
+      copy_ = 0;
+    };
+    if (T::kMasksAreCheap && copies == 1 && weight(begin, end, filter) >= kLongBody) {
+      t_.for_masked([&] { t_.mask_some(); }, [&] { body(1); });
+      return;
+    }
+    if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
+    t_.for_whole(1, [&] { body(1); });
+    t_.for_rest([&] { t_.mask_rest(); }, [&] { body(1); });
+  }
+
+  // Vectors side by side in a pass over columns: folds wait for themselves otherwise.
+  int copies_of(int begin, int end) const {
+    if (p_.header->fold != Fold::kColumns) return 1;
+    const int sum = weight(begin, end, [](const Instr&) { return true; });
+    return std::min(copies_, sum <= kShortBody ? 4 : sum <= 2 * kShortBody ? 2 : 1);
+  }
+
+  template <class Filter>
+  int weight(int begin, int end, Filter filter) const {
+    int sum = 0;
+    for (int i = begin; i < end; ++i) {
+      if (filter(p_.code[at(i)])) sum += weight(p_.code[at(i)]);
+    }
+    return sum;
+  }
+  static int weight(const Instr& instr) {
+    switch (static_cast<Op>(instr.op)) {
+      case Op::exp_f32:
+      case Op::exp2_f32:
+      case Op::silu_f32:
+        return 14;
+      case Op::expm1_f32:
+      case Op::log_f32:
+      case Op::log2_f32:
+      case Op::log1p_f32:
+      case Op::tanh_f32:
+      case Op::sigmoid_f32:
+      case Op::erf_f32:
+      case Op::gelu_f32:
+      case Op::gelu_tanh_f32:
+      case Op::sin_f32:
+      case Op::cos_f32:
+      case Op::tan_f32:
+      case Op::pow_f32:
+      case Op::atan2_f32:
+      case Op::fmod_f32:
+      case Op::remainder_f32:
+      case Op::floor_div_f32:
+        return 25;
+      default:
+        return 1;
+    }
+  }
+
+  // Section code inline; `sweep` loops over the body of each pass.
+  template <class Sweep>
+  void sections(Sweep sweep) {
+    const auto everything = [](const Instr&) { return true; };
+    int i = 0;
+    while (i < n_) {
+      const int begin = i;
+      while (i < n_ && op(i) != Op::pass) ++i;
+      each_copy([&] { range(begin, i, everything); });
+      if (i == n_) return;
+      const int body = ++i;
+      while (op(i) != Op::end) ++i;
+      const int copies = p_.header->fold == Fold::kRows ? wide_ : copies_of(body, i);
+      for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
+      copy_ = 0;
+      sweep(body, i);
+      if (p_.header->fold == Fold::kColumns) join_copies(body, i, copies);
+      each_copy([&] { finish_folds(body, i); });
+      ++i;
+    }
+  }
+
+  template <class Work>
+  void each_copy(Work work) {
+    for (copy_ = 0; copy_ < wide_; ++copy_) work();
+    copy_ = 0;
+  }
+
+  void clear() {
+    for (auto& values : values_) {
+      for (auto& value : values) value = {};
+    }
+  }
+
+  // Values --------------------------------------------------------------------------------------
+
+  Op op(int i) const { return static_cast<Op>(p_.code[at(i)].op); }
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+  static const bytecode::InstrInfo& info(const Instr& instr) { return bytecode::kIsa[instr.op]; }
+  static bool over_x(Cls cls) { return (static_cast<int>(cls) & 1) != 0; }
+  static bool over_y(Cls cls) { return (static_cast<int>(cls) & 2) != 0; }
+  static bool has_dst(const Instr& instr) {
+    return info(instr).n_fields > 0 && info(instr).fields[0].kind == bytecode::FieldKind::kDst;
+  }
+
+  template <class Work>
+  static void each_source(const Instr& instr, Work work) {
+    const auto& row = info(instr);
+    const std::uint16_t fields[] = {instr.a, instr.b, instr.c};
+    std::size_t next = 0;
+    for (std::size_t f = 0; f < row.n_fields; ++f) {
+      if (row.fields[f].kind == bytecode::FieldKind::kSrc) work(fields[next++]);
+    }
+  }
+
+  Value<T>& value(int reg) { return values_[at(copy_)][at(reg)]; }
+  // What is the same for all copies is with the first.
+  const Value<T>& operand(int reg) const {
+    const auto& own = values_[at(copy_)][at(reg)];
+    const bool none = own.lo.empty() && own.mask.empty();
+    return none ? values_[0][at(reg)] : own;
+  }
+  const F& vector(int reg) const { return operand(reg).lo; }
+  const M& mask(int reg) const { return operand(reg).mask; }
+  Pair pair(int reg) const { return {operand(reg).lo, operand(reg).hi}; }
+  Accumulator& fold(int reg) { return folds_[at(copy_)][at(reg)]; }
+
+  // Does the instruction belong into the loop over columns (of a program without folds)?
+  bool at_columns(const Instr& instr) const {
+    switch (info(instr).cls) {
+      case Class::kStore:
+        return over_x(p_.operands[instr.mem].cls);
+      case Class::kConst:
+        return false;
+      default:
+        return over_x(instr.cls_dst());
+    }
+  }
+
+  // When an instruction runs: without folds, what is once a row runs before the rest.
+  int order(int i) const {
+    const bool late = p_.header->fold == Fold::kNone && at_columns(p_.code[at(i)]);
+    return late ? i + n_ : i;
+  }
+
+  void find_uses() {
+    first_use_.assign(p_.header->n_registers, -1);
+    last_use_.assign(p_.header->n_registers, -1);
+    std::vector<int> tail(p_.header->n_registers, -1);
+    uses_.reserve(at(2 * n_));
+    for (const bool late : {false, true}) {
+      for (int i = 0; i < n_; ++i) {
+        const int order = this->order(i);
+        if ((order >= n_) != late) continue;
+        each_source(p_.code[at(i)], [&](int reg) {
+          const int use = static_cast<int>(uses_.size());
+          uses_.push_back({order, -1});
+          (tail[at(reg)] < 0 ? first_use_[at(reg)] : uses_[at(tail[at(reg)])].next) = use;
+          tail[at(reg)] = use;
+          last_use_[at(reg)] = order;
+        });
+      }
+    }
+  }
+
+  int next_use(int reg) const {
+    int use = first_use_[at(reg)];
+    while (use >= 0 && uses_[at(use)].at <= now_) use = uses_[at(use)].next;
+    return use < 0 ? 4 * n_ : uses_[at(use)].at;
+  }
+
+  // Gives up the register of the value that is needed last.
+  bool make_room(const Registers& file) override {
+    const bool masks = t_.is_mask_file(file);
+    Move move{-1, -1, 0, -1};
+    int latest = -1;
+    const auto consider = [&](const auto& handle, int copy, int reg, int part, int use) {
+      if (handle.movable() && use > latest) {
+        latest = use;
+        move = {copy, reg, part, handle.reg()};
+      }
+    };
+    for (int copy = 0; copy < kMaxCopies; ++copy) {
+      for (int reg = 0; reg < static_cast<int>(values_[at(copy)].size()); ++reg) {
+        const auto& value = values_[at(copy)][at(reg)];
+        if (value.lo.empty() && value.mask.empty()) continue;
+        const int use = next_use(reg);
+        if (masks || !T::kMaskRegisters) consider(value.mask, copy, reg, 2, use);
+        if (masks) continue;
+        consider(value.lo, copy, reg, 0, use);
+        consider(value.hi, copy, reg, 1, use);
+      }
+    }
+    if (latest < 0) return false;
+    auto& value = values_[at(move.copy)][at(move.reg)];
+    const bool moved = move.part == 0   ? t_.move_out(value.lo)
+                       : move.part == 1 ? t_.move_out(value.hi)
+                                        : t_.move_out(value.mask);
+    if (moved) moves_.push_back(move);
+    return moved;
+  }
+
+  std::size_t mark() const override { return moves_.size(); }
+
+  void undo(std::size_t mark) override {
+    while (moves_.size() > mark) {
+      const Move move = moves_.back();
+      moves_.pop_back();
+      auto& value = values_[at(move.copy)][at(move.reg)];
+      const auto back = [&](auto& handle) {
+        if (handle.reg() < 0 && handle.slot() >= 0) t_.move_in(handle, move.from);
+      };
+      if (move.part == 0) back(value.lo);
+      if (move.part == 1) back(value.hi);
+      if (move.part == 2) back(value.mask);
+    }
+  }
+
+  // Emits instructions begin to end that the filter takes.
+  template <class Filter>
+  void range(int begin, int end, Filter filter) {
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      if (!filter(instr)) continue;
+      now_ = order(i);
+      one(instr);
+      check();
+      // A value made and last used in this very stretch of code is done with.
+      each_source(instr, [&](int reg) {
+        if (last_use_[at(reg)] == now_ && made_in(reg, begin, end, filter)) value(reg) = {};
+      });
+    }
+  }
+
+  template <class Filter>
+  bool made_in(int reg, int begin, int end, Filter filter) const {
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      if (has_dst(instr) && instr.dst == reg)
+        return filter(instr) && info(instr).cls != Class::kFold;
+    }
+    return false;
+  }
+
+  template <class Filter>
+  void forget(int begin, int end, Filter filter) {
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      if (has_dst(instr) && filter(instr)) value(instr.dst) = {};
+    }
+  }
+
+  // Instructions (memory.h, map.h, fold.h) -------------------------------------------------------
+
+  void one(const Instr& instr) {
+    switch (info(instr).cls) {
+      case Class::kMark:
+        return;
+      case Class::kLoad:
+        return load(instr);
+      case Class::kStore:
+        return store(instr);
+      case Class::kGather:
+        return gather(instr);
+      case Class::kIota:
+        return iota(instr);
+      case Class::kConst:
+        return constant(instr);
+      case Class::kMap:
+        return map(instr);
+      case Class::kFold:
+        return accumulate(instr);
+    }
+  }
+
+  void load(const Instr& instr);
+  void store(const Instr& instr);
+  void gather(const Instr& instr);
+  void iota(const Instr& instr);
+  void constant(const Instr& instr);
+  void map(const Instr& instr);
+  bool map_f32(const Instr& instr, Value<T>& r);
+  bool map_i32(const Instr& instr, Value<T>& r);
+  bool map_i64(const Instr& instr, Value<T>& r);
+  bool map_b8(const Instr& instr, Value<T>& r);
+  bool map_mixed(const Instr& instr, Value<T>& r);
+  void call_map(const Instr& instr, Value<T>& r);
+  void argue(int i, int reg, bytecode::RegType type);
+  Value<T> result(bytecode::RegType type);
+  Value<T> splat(bytecode::Storage storage, typename T::Address from);
+  Value<T> vector(bytecode::Storage storage, typename T::Address from);
+  F rounded_bf16(const F& x);
+  F extremum(const F& x, const F& y, bool largest);
+
+  void start_folds(int begin, int end);
+  F neutral(Op op);
+  void start(Op op, bytecode::RegType type, Accumulator& acc);
+  void accumulate(const Instr& instr);
+  void combine(Op op, Accumulator& acc, const Accumulator& x);
+  M wins(Op op, const Accumulator& acc, const Accumulator& x);
+  void join_copies(int begin, int end, int copies);
+  void finish_folds(int begin, int end);
+  void fold_lanes(Op op, Accumulator& acc);
+  // Do folds go over lanes?
+  bool lanes_fold() const { return (static_cast<int>(p_.header->fold) & 1) != 0; }
+
+  bytecode::View p_;
+  int n_;
+  int n_operands_;
+  int n_iotas_ = 0;
+  int copies_;
+  int wide_ = 1;  // copies of section code, in a fold over rows
+  int copy_ = 0;
+  int now_ = 0;
+  T t_;
+  std::array<std::vector<Value<T>>, kMaxCopies> values_;
+  std::array<std::vector<Accumulator>, kMaxCopies> folds_;
+  std::vector<int> first_use_, last_use_;
+  std::vector<Use> uses_;
+  std::vector<Move> moves_;
+};
+
+}  // namespace tilevm::exec::native
+
+#include "exec/native/emit_fold.h"
+#include "exec/native/emit_map.h"
+#include "exec/native/emit_memory.h"

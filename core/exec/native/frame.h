@@ -1,0 +1,54 @@
+// What emitted code reads and writes beside the operands: its one argument.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "exec/launch.h"
+#include "exec/native/registers.h"
+
+namespace tilevm::exec::native {
+
+inline constexpr int kMaxOperands = 64;
+inline constexpr int kMaxIotas = 4;
+inline constexpr int kMaxLanes = 16;
+inline constexpr int kMaxCopies = 4;
+
+// Operands of a function that emitted code calls, lane by lane; 64-bit lanes fill all of it.
+struct alignas(64) Argument {
+  std::byte bytes[kMaxLanes * 8 + 128];  // functions may write a vector behind their results
+};
+
+// The second argument of a gather: where its operand is, seen from the vector at hand.
+struct GatherCall {
+  const std::byte* base;
+  std::int64_t x_stride, stride, size;
+  std::int64_t storage;
+};
+
+struct alignas(64) Frame {
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t reduced;  // sweeps of a pass: the extent of a reduced axis beside rows and columns
+  std::int64_t reduced_left;
+  double count;                  // of points that a fold sees
+  const void* const* functions;  // see functions.h
+  std::int64_t lanes_left;       // of the vector at hand, for functions that are called
+  std::byte* base[kMaxOperands];     // iota: the first value
+  std::byte* pointer[kMaxOperands];  // as base, moving; only of those without a register
+  std::int64_t y_stride[kMaxOperands];
+  std::int64_t x_stride[kMaxOperands];        // of iotas and gathers
+  std::int64_t reduced_step[kMaxOperands];    // from the end of a sweep to the next one's start
+  std::int64_t reduced_back[kMaxOperands];    // from the last sweep's start to the first's
+  std::int64_t ahead[kMaxOperands];           // how far down a fold over rows fetches ahead
+  std::int64_t gather_stride[kMaxOperands];
+  std::int64_t gather_size[kMaxOperands];
+  alignas(64) std::int64_t iota_lanes[kMaxIotas][kMaxLanes];  // lane times x stride
+  Argument result;
+  Argument argument[3];
+  std::byte saved[32][64];  // registers, during calls
+  std::uint64_t saved_masks[8];
+  alignas(64) std::byte slot[kMaxSlots][64];
+};
+
+}  // namespace tilevm::exec::native

@@ -1,0 +1,19 @@
+// Copies of operands whose columns do not lie side by side, so that emitted code sees vectors.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tilevm::exec::native {
+
+// Two axes of an operand in memory; strides in bytes.
+struct Plane {
+  std::byte* base;
+  std::int64_t y_stride, x_stride;
+};
+
+// rows x cols elements of `bytes` (1, 2, 4 or 8) each; planes do not overlap.
+void copy_plane(const Plane& to, const Plane& from, std::int64_t rows, std::int64_t cols,
+                int bytes) noexcept;
+
+}  // namespace tilevm::exec::native

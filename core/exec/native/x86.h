@@ -1,0 +1,328 @@
+// x86-64: general registers, loops and calls, the same for AVX-512 and AVX2.
+//
+//   rdi frame | rsi rows | rdx columns | rcx x, the column at hand | rax rbp temporary
+//   r8-r15 rbx pointers of the first nine operands; those of others are in the frame
+#pragma once
+
+#include <asmjit/x86.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "bytecode/bytecode.h"
+#include "exec/launch.h"
+#include "exec/native/frame.h"
+#include "exec/native/functions.h"
+
+namespace tilevm::exec::native {
+
+namespace x86 = asmjit::x86;
+
+class X86 {
+ public:
+  using Address = x86::Mem;
+  using Label = asmjit::Label;
+
+  X86(asmjit::CodeHolder& holder, Owner& owner, int lanes)
+      : a(&holder),
+        owner_(owner),
+        lanes_(lanes),
+        exit_(a.newLabel()),
+        call_(a.newLabel()),
+        failures_{a.newLabel(), a.newLabel()} {}
+
+  x86::Assembler a;
+  bool failed = false;  // what was emitted is of no use: registers ran out
+  bool masked = false;  // the vector at hand may be less than whole: see tail()
+
+  void prologue() {
+    for (const auto& reg : kSaved) a.push(reg);
+    a.mov(kCols, field(offsetof(Frame, cols)));
+  }
+  // The functions that save and load vectors around calls are the processor's.
+  template <class Save, class Load>
+  void epilogue(Save save, Load load) {
+    a.xor_(x86::eax, x86::eax);
+    a.bind(exit_);
+    for (auto reg = std::rbegin(kSaved); reg != std::rend(kSaved); ++reg) a.pop(*reg);
+    a.vzeroupper();
+    a.ret();
+    const int codes[] = {static_cast<int>(Status::kIndexOutOfRange),
+                         static_cast<int>(Status::kDivisionByZero)};
+    for (int i = 0; i < 2; ++i) {
+      if (!fails_[i]) continue;
+      a.bind(failures_[i]);
+      a.mov(x86::eax, codes[i]);
+      a.jmp(exit_);
+    }
+    if (calls_) call_stub(save, load);
+  }
+
+  // Operands ------------------------------------------------------------------------------------
+
+  void load_pointers(int n) {
+    for (int i = 0; i < n; ++i) {
+      const auto from = field(offsetof(Frame, base) + 8 * at(i));
+      if (i < kPointers) {
+        a.mov(kPointer[i], from);
+      } else {
+        a.mov(kTemp, from);
+        a.mov(moving(i), kTemp);
+      }
+    }
+  }
+  // Every pointer by what the frame has at `array`.
+  void advance(int n, std::size_t array, bool back = false) {
+    for (int i = 0; i < n; ++i) {
+      const auto by = field(array + 8 * at(i));
+      if (i < kPointers) {
+        back ? a.sub(kPointer[i], by) : a.add(kPointer[i], by);
+      } else {
+        a.mov(kTemp, by);
+        back ? a.sub(moving(i), kTemp) : a.add(moving(i), kTemp);
+      }
+    }
+  }
+  // An operand's element of this row, or of this row and column x, the vector number `copy` from
+  // there. Good until kTemp is used.
+  Address address(int mem, bool over_x, int bytes, int copy) {
+    const auto pointer = this->pointer(mem);
+    if (!over_x) return x86::ptr(pointer);
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    return x86::ptr(pointer, kX, shift, copy * lanes_ * bytes);
+  }
+  // kTemp is an index: the element of a gathered operand, as address().
+  Address gathered(int mem, bool over_x, int bytes, int copy) {
+    a.cmp(kTemp, field(offsetof(Frame, gather_size) + 8 * at(mem)));
+    a.jae(failure(Status::kIndexOutOfRange));
+    a.imul(kTemp, field(offsetof(Frame, gather_stride) + 8 * at(mem)));
+    mem < kPointers ? a.add(kTemp, kPointer[mem]) : a.add(kTemp, moving(mem));
+    if (!over_x) return x86::ptr(kTemp);
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    return x86::ptr(kTemp, kX, shift, copy * lanes_ * bytes);
+  }
+  // kTemp = an iota's value in the first lane; with x strides, so is a gather's address.
+  void iota_start(int mem, bool over_x, int copy) {
+    if (over_x) {
+      a.lea(kTemp, x86::ptr(kX, copy * lanes_));
+      a.imul(kTemp, field(offsetof(Frame, x_stride) + 8 * at(mem)));
+      mem < kPointers ? a.add(kTemp, kPointer[mem]) : a.add(kTemp, moving(mem));
+    } else {
+      a.mov(kTemp, pointer(mem));
+    }
+  }
+  // The second argument of a gather that is called.
+  void argue_gather(int mem, int copy, int storage) {
+    const auto to = [](std::size_t offset) {
+      auto address = argument(1).cloneAdjusted(static_cast<std::int64_t>(offset));
+      address.setSize(8);
+      return address;
+    };
+    iota_start(mem, /*over_x=*/true, copy);
+    a.mov(to(offsetof(GatherCall, base)), kTemp);
+    const auto copied = [&](std::size_t from, std::size_t offset) {
+      a.mov(kTemp, field(from + 8 * at(mem)));
+      a.mov(to(offset), kTemp);
+    };
+    copied(offsetof(Frame, x_stride), offsetof(GatherCall, x_stride));
+    copied(offsetof(Frame, gather_stride), offsetof(GatherCall, stride));
+    copied(offsetof(Frame, gather_size), offsetof(GatherCall, size));
+    a.mov(to(offsetof(GatherCall, storage)), storage);
+  }
+  void fetch_ahead(int mem, int bytes, int copy) {
+    a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
+    a.add(kTemp2, pointer(mem));
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    a.prefetcht0(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
+  }
+
+  // Loops ---------------------------------------------------------------------------------------
+  // What values are in which registers is the same at the end of a body as at its start.
+
+  template <class Body>
+  void for_rows(int operands, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.mov(kRows, field(offsetof(Frame, rows)));
+    a.test(kRows, kRows);
+    a.jle(done);
+    a.align(asmjit::AlignMode::kCode, 16);
+    a.bind(loop);
+    same_state(body);
+    advance(operands, offsetof(Frame, y_stride));
+    a.dec(kRows);
+    a.jnz(loop);
+    a.bind(done);
+  }
+
+  // Sweeps of one pass. Pointers end where they were if `back`.
+  template <class Body>
+  void for_sweeps(int operands, bool back, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.mov(kTemp, field(offsetof(Frame, reduced)));
+    a.mov(field(offsetof(Frame, reduced_left)), kTemp);
+    a.bind(loop);
+    same_state(body);
+    a.dec(field(offsetof(Frame, reduced_left)));
+    a.jz(done);
+    advance(operands, offsetof(Frame, reduced_step));
+    a.jmp(loop);
+    a.bind(done);
+    if (!back) return;
+    const auto one = a.newLabel();
+    a.cmp(field(offsetof(Frame, reduced)), 1);
+    a.je(one);
+    advance(operands, offsetof(Frame, reduced_back), /*back=*/true);
+    a.bind(one);
+  }
+
+  void first_column() { a.xor_(kX.r32(), kX.r32()); }
+
+  // x, in steps of `vectors` whole vectors, while there are so many.
+  template <class Body>
+  void for_whole(int vectors, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    const int step = vectors * lanes_;
+    a.lea(kTemp, x86::ptr(kX, step));
+    a.cmp(kTemp, kCols);
+    a.jg(done);
+    a.align(asmjit::AlignMode::kCode, 32);
+    a.bind(loop);
+    same_state(body);
+    a.add(kX, step);
+    a.lea(kTemp, x86::ptr(kX, step));
+    a.cmp(kTemp, kCols);
+    a.jle(loop);
+    a.bind(done);
+  }
+
+  // What is left, if something is. `mask` makes a mask of kTemp lanes, a number below a vector's.
+  template <class Mask, class Body>
+  void for_rest(Mask mask, Body body) {
+    const auto done = a.newLabel();
+    a.mov(kTemp, kCols);
+    a.sub(kTemp, kX);
+    a.jle(done);
+    mask();
+    masked = true;
+    same_state(body);
+    masked = false;
+    a.bind(done);
+  }
+
+  // Whole vectors and the rest by one body, under a mask that is mostly full. `mask` takes kTemp.
+  template <class Mask, class Body>
+  void for_masked(Mask mask, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.mov(kTemp, kCols);
+    a.sub(kTemp, kX);
+    a.jle(done);
+    a.align(asmjit::AlignMode::kCode, 32);
+    a.bind(loop);
+    mask();
+    masked = true;
+    same_state(body);
+    masked = false;
+    a.add(kX, lanes_);
+    a.mov(kTemp, kCols);
+    a.sub(kTemp, kX);
+    a.jg(loop);
+    a.bind(done);
+  }
+
+  // Calls ---------------------------------------------------------------------------------------
+
+  // result = function(argument 0, 1, 2), all lanes; to `failure` if it returns false.
+  void call(int function) {
+    a.mov(kTemp, field(offsetof(Frame, functions)));
+    a.mov(kTemp, x86::qword_ptr(kTemp, 8 * function));
+    a.call(call_);
+    calls_ = true;
+  }
+  void fail_if_false(Status status) {
+    a.test(x86::al, x86::al);
+    a.jz(failure(status));
+  }
+  const Label& failure(Status status) {
+    const int i = status == Status::kDivisionByZero ? 1 : 0;
+    fails_[i] = true;
+    return failures_[i];
+  }
+  static Address result() { return x86::ptr(kFrame, offsetof(Frame, result)); }
+  static Address argument(int i) {
+    return x86::ptr(kFrame, static_cast<int>(offsetof(Frame, argument) + sizeof(Argument) * at(i)));
+  }
+  static Address in_slot(int slot) {
+    return x86::ptr(kFrame, static_cast<int>(offsetof(Frame, slot)) + 64 * slot);
+  }
+  static Address field(std::size_t offset) {
+    return x86::qword_ptr(kFrame, static_cast<int>(offset));
+  }
+
+  static constexpr x86::Gp kFrame = x86::rdi;
+  static constexpr x86::Gp kRows = x86::rsi;
+  static constexpr x86::Gp kCols = x86::rdx;
+  static constexpr x86::Gp kX = x86::rcx;
+  static constexpr x86::Gp kTemp = x86::rax;
+  static constexpr x86::Gp kTemp2 = x86::rbp;
+
+  // The register that has an operand's address; kTemp if the frame does.
+  x86::Gp pointer(int mem) {
+    if (mem < kPointers) return kPointer[mem];
+    a.mov(kTemp, moving(mem));
+    return kTemp;
+  }
+
+ protected:
+  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
+
+  template <class Body>
+  void same_state(Body body) {
+    const std::size_t mark = owner_.mark();
+    body();
+    owner_.undo(mark);
+  }
+
+  Owner& owner_;
+
+ private:
+  static constexpr int kPointers = 9;
+  static constexpr x86::Gp kPointer[kPointers] = {x86::r8,  x86::r9,  x86::r10, x86::r11, x86::r12,
+                                                  x86::r13, x86::r14, x86::r15, x86::rbx};
+  static constexpr x86::Gp kSaved[] = {x86::rbx, x86::rbp, x86::r12, x86::r13, x86::r14, x86::r15};
+
+  static Address moving(int mem) { return field(offsetof(Frame, pointer) + 8 * at(mem)); }
+
+  // rax: the function. Keeps every register but rax.
+  template <class Save, class Load>
+  void call_stub(Save save, Load load) {
+    static constexpr x86::Gp kKept[] = {x86::rdi, x86::rsi, x86::rdx, x86::rcx, x86::r8,
+                                        x86::r9,  x86::r10, x86::r11, x86::rbp};
+    a.bind(call_);
+    for (const auto& reg : kKept) a.push(reg);
+    a.mov(x86::rbp, x86::rsp);
+    a.and_(x86::rsp, -16);
+    save();
+    a.mov(x86::r8, field(offsetof(Frame, lanes_left)));
+    a.lea(x86::rcx, argument(2));
+    a.lea(x86::rdx, argument(1));
+    a.lea(x86::rsi, argument(0));
+    a.lea(x86::rdi, result());
+    a.vzeroupper();
+    a.call(x86::rax);
+    a.mov(x86::rsp, x86::rbp);
+    for (auto reg = std::rbegin(kKept); reg != std::rend(kKept); ++reg) a.pop(*reg);
+    load();
+    a.ret();
+  }
+
+  int lanes_;
+  Label exit_, call_, failures_[2];
+  bool fails_[2] = {};
+  bool calls_ = false;
+};
+
+}  // namespace tilevm::exec::native
