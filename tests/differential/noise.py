@@ -37,7 +37,7 @@ _ROUNDED = frozenset(
 _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in
 _BY_OPERAND = frozenset(("gelu", "gelu_tanh", "silu"))  # their errors are absolute
 # The sign of a zero is the tier's choice, as it is eager's.
-_ANY_ZERO = frozenset("maximum minimum amax amin sum prod fmod remainder floor_div".split())
+_ANY_ZERO = frozenset("maximum minimum amax amin sum mean prod fmod remainder floor_div".split())
 _LOG_LARGEST = 88.0  # float32
 
 
@@ -183,7 +183,6 @@ class _Sample:
             rounds = dtype if dtype == "bfloat16" else "float32"
             out = reference.round_to(out, rounds).astype(np.float64)
         return np.asarray(out)
-
 
     def _zeros(self, x: Array) -> Array:
         """Zeros with signs: all alike, as a tier makes them that ignores signs, or any."""

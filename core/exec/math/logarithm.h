@@ -125,17 +125,23 @@ TILEVM_MATH_FN typename B::F pow(B& b, typename B::F x, typename B::F y) {
   auto ax = abs(b, x);
   auto r = pow_magnitude(b, ax, y);
 
-  auto ax_zero = b.eq(ax, zero), ax_inf = b.eq(ax, inf);
-  auto y_negative = b.lt(y, zero);
-  r = b.select(ax_zero, b.select(y_negative, inf, zero), r);
-  r = b.select(ax_inf, b.select(y_negative, zero, inf), r);
-
-  auto half = b.mul(y, b.f32(0.5f));
-  auto integral = b.eq(b.trunc(y), y);
-  auto odd = b.mand(integral, b.mnot(b.eq(b.trunc(half), half)));
-  r = b.from_bits(b.ior(b.bits(r), b.iselect(odd, sign_bit(b, x), b.i32(0))));
-  auto invalid = b.mand(b.mand(b.lt(x, zero), b.lt(ax, inf)), b.mnot(integral));
-  r = b.select(invalid, b.f32(kNan), r);
+  // Masks live no longer than they have to: an emitter has few registers for them.
+  {
+    auto y_negative = b.lt(y, zero);
+    r = b.select(b.eq(ax, zero), b.select(y_negative, inf, zero), r);
+    r = b.select(b.eq(ax, inf), b.select(y_negative, zero, inf), r);
+  }
+  {
+    auto half = b.mul(y, b.f32(0.5f));
+    auto odd = b.mnot(b.eq(b.trunc(half), half));
+    odd = b.mand(odd, b.eq(b.trunc(y), y));
+    r = b.from_bits(b.ior(b.bits(r), b.iselect(odd, sign_bit(b, x), b.i32(0))));
+  }
+  {
+    auto invalid = b.mand(b.lt(x, zero), b.lt(ax, inf));
+    invalid = b.mand(invalid, b.mnot(b.eq(b.trunc(y), y)));
+    r = b.select(invalid, b.f32(kNan), r);
+  }
 
   r = b.select(b.mand(b.eq(x, x), b.eq(y, y)), r, b.add(x, y));
   return b.select(b.mor(b.eq(x, one), b.eq(y, zero)), one, r);

@@ -83,28 +83,27 @@ void Emitter<T>::start_folds(int begin, int end) {
 // Where x beats the accumulator of an arg fold: a NaN beats all, then the lower index of equals.
 template <class T>
 typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator& x) {
-  const Pair index{x.index_lo, x.index_hi};
-  const M earlier = t_.lt64(index, {acc.index_lo, acc.index_hi});
-  switch (op) {
+  const M earlier = t_.lt64({x.index_lo, x.index_hi}, {acc.index_lo, acc.index_hi});
+  switch (op) {  // few masks at a time
     case Op::argmax_f32:
     case Op::argmin_f32: {
-      const M better = op == Op::argmax_f32 ? t_.lt(acc.lo, x.lo) : t_.lt(x.lo, acc.lo);
-      const M tie = t_.mand(t_.eq(acc.lo, x.lo), earlier);
-      const M nan = t_.unordered(x.lo, x.lo);
-      const M beaten = t_.unordered(acc.lo, acc.lo);
-      const M first_nan = t_.mand(nan, t_.mor(t_.mnot(beaten), earlier));
-      return t_.mor(first_nan, t_.mor(better, tie));
+      M r = t_.mand(t_.eq(acc.lo, x.lo), earlier);
+      r = t_.mor(r, op == Op::argmax_f32 ? t_.lt(acc.lo, x.lo) : t_.lt(x.lo, acc.lo));
+      M first_nan = t_.mnot(t_.unordered(acc.lo, acc.lo));
+      first_nan = t_.mor(first_nan, earlier);
+      first_nan = t_.mand(first_nan, t_.unordered(x.lo, x.lo));
+      return t_.mor(first_nan, r);
     }
     case Op::argmax_i32:
     case Op::argmin_i32: {
-      const M better = op == Op::argmax_i32 ? t_.ilt(acc.lo, x.lo) : t_.ilt(x.lo, acc.lo);
-      return t_.mor(better, t_.mand(t_.ieq(acc.lo, x.lo), earlier));
+      const M tie = t_.mand(t_.ieq(acc.lo, x.lo), earlier);
+      return t_.mor(tie, op == Op::argmax_i32 ? t_.ilt(acc.lo, x.lo) : t_.ilt(x.lo, acc.lo));
     }
     default: {
       const Pair best{acc.lo, acc.hi};
       const Pair value{x.lo, x.hi};
-      const M better = op == Op::argmax_i64 ? t_.lt64(best, value) : t_.lt64(value, best);
-      return t_.mor(better, t_.mand(t_.eq64(best, value), earlier));
+      const M tie = t_.mand(t_.eq64(best, value), earlier);
+      return t_.mor(tie, op == Op::argmax_i64 ? t_.lt64(best, value) : t_.lt64(value, best));
     }
   }
 }
