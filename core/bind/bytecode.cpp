@@ -207,9 +207,8 @@ exec::Status run_on(const std::string& tier, std::span<const std::byte> bytes,
                     const exec::Launch& launch) {
   exec::interp::Scratch scratch;
   if (tier != "interp") {
-    std::string refusal = "this processor or system has no native tier";
-    std::unique_ptr<exec::native::Code> code;
-    if (exec::native::available()) code = exec::native::Code::emit(bytes, &refusal);
+    std::string refusal;
+    const auto code = exec::native::Code::emit(bytes, exec::native::best(), &refusal);
     if (code && code->can_run(launch)) return code->run(launch, scratch);
     if (tier == "native") reject("not on the native tier: " + refusal);
   }

@@ -174,14 +174,20 @@ void reset_stats() {
   reset_callout_counts();
 }
 
-// The interpreter runs what is not native; there is one native tier to a machine.
+// The interpreter runs what is not native.
 void set_tier(const std::string& tier) {
-  if (tier == "avx512" && !exec::native::available()) {
-    throw nb::value_error(
-        "tier avx512: this processor has no AVX-512, or memory may not be made executable; "
-        "use auto or interp");
+  using exec::native::Target;
+  const Target target = tier == "auto"     ? exec::native::best()
+                        : tier == "avx512" ? Target::kAvx512
+                        : tier == "avx2"   ? Target::kAvx2
+                                           : Target::kNone;
+  if (!exec::native::available(target)) {
+    const std::string error = "tier " + tier +
+                              ": this processor has no such instructions, or memory may not be "
+                              "made executable; use auto or interp";
+    throw nb::value_error(error.c_str());
   }
-  schedule::set_tier(tier == "interp" ? schedule::Tier::kInterp : schedule::Tier::kAuto);
+  schedule::set_target(target);
 }
 
 }  // namespace

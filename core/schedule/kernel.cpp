@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 
 #include "exec/interp/interp.h"
@@ -22,7 +23,12 @@ struct Counters {
   std::atomic<std::int64_t> max_ns{0};
 };
 Counters counters;
-std::atomic<Tier> chosen_tier{Tier::kAuto};
+using exec::native::Target;
+
+std::atomic<Target>& chosen_target() {
+  static std::atomic<Target> target{exec::native::best()};
+  return target;
+}
 std::atomic<bool> verify_own{false};
 
 constexpr std::size_t kMaxBindings = 256;
@@ -32,12 +38,21 @@ constexpr std::size_t kMaxBindings = 256;
 // One class of layouts, encoded and made ready. Immutable; the list only grows at its head.
 struct Variant {
   LayoutClass cls;
+  Target target;
   Encoded encoded;
-  exec::interp::Kernel kernel;
   std::unique_ptr<exec::native::Code> native;  // null: `refusal` says why
   std::string refusal;
   std::size_t n_operands;  // of the program: the graph's, then scratch
   const Variant* next;
+
+  // Made ready when it is first needed: never, where machine code runs.
+  const exec::interp::Kernel& interpreter() const {
+    std::call_once(prepared, [this] { kernel.emplace(encoded.bytes); });
+    return *kernel;
+  }
+
+  mutable std::once_flag prepared = {};
+  mutable std::optional<exec::interp::Kernel> kernel = {};
 };
 
 struct Kernel::Impl {
@@ -54,28 +69,33 @@ struct Kernel::Impl {
     }
   }
 
-  const Variant* find(const LayoutClass& cls) const {
+  const Variant* find(const LayoutClass& cls, Target target) const {
     for (const Variant* v = variants.load(std::memory_order_acquire); v != nullptr; v = v->next) {
-      if (v->cls == cls) return v;
+      if (v->target == target && v->cls == cls) return v;
     }
     return nullptr;
   }
 
-  const Variant* compile(const LayoutClass& cls) {
+  const Variant* compile(const LayoutClass& cls, Target target) {
     const std::lock_guard lock(encoding);
-    if (const Variant* v = find(cls)) return v;
+    if (const Variant* v = find(cls, target)) return v;
     const auto start = std::chrono::steady_clock::now();
     Encoded encoded = encode(graph, cls);
     if (encoded.bytes.empty()) return nullptr;
     if (verify_own.load() && !bytecode::verify(encoded.bytes).empty()) return nullptr;
     const auto n_operands = bytecode::view(encoded.bytes).operands.size();
-    exec::interp::Kernel kernel(encoded.bytes);
-    std::string refusal = "the processor or the system does not allow it";
-    auto native =
-        exec::native::available() ? exec::native::Code::emit(encoded.bytes, &refusal) : nullptr;
-    const auto* variant = new Variant{
-        cls,        std::move(encoded), std::move(kernel), std::move(native), std::move(refusal),
-        n_operands, variants.load()};
+    std::string refusal = "tier interp was asked for, or nothing else is available";
+    auto native = target == Target::kNone
+                      ? nullptr
+                      : exec::native::Code::emit(encoded.bytes, target, &refusal);
+    const auto* variant = new Variant{cls,
+                                      target,
+                                      std::move(encoded),
+                                      std::move(native),
+                                      std::move(refusal),
+                                      n_operands,
+                                      variants.load()};
+    if (variant->native == nullptr) variant->interpreter();
     variants.store(variant, std::memory_order_release);
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::steady_clock::now() - start)
@@ -103,11 +123,10 @@ namespace {
 
 exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept {
   thread_local exec::interp::Scratch scratch;
-  if (variant.native != nullptr && chosen_tier.load(std::memory_order_relaxed) == Tier::kAuto &&
-      variant.native->can_run(launch)) {
+  if (variant.native != nullptr && variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
   }
-  return variant.kernel.run(launch, scratch);
+  return variant.interpreter().run(launch, scratch);
 }
 
 // One launch cut into parts along a kept axis; results do not depend on the cut.
@@ -177,9 +196,10 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
-  const Variant* variant = impl_->find(layout.cls);
+  const Target target = chosen_target().load(std::memory_order_relaxed);
+  const Variant* variant = impl_->find(layout.cls, target);
   if (variant == nullptr) {
-    variant = impl_->compile(layout.cls);
+    variant = impl_->compile(layout.cls, target);
     if (variant == nullptr) return exec::Status::kBadProgram;
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
@@ -197,14 +217,12 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
     constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows",
                                      "all: folds both"};
-    const bool native = v->native != nullptr && chosen_tier.load() == Tier::kAuto;
+    const bool native = v->native != nullptr;
     VariantInfo info{folds[static_cast<int>(v->cls.fold)],
                      v->encoded.bytes,
                      {},
-                     native ? "avx512" : "interp",
-                     native      ? ""
-                     : v->native ? "tier interp was asked for"
-                                 : v->refusal};
+                     exec::native::name(native ? v->target : Target::kNone),
+                     native ? "" : v->refusal};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));
@@ -237,7 +255,7 @@ void warm_up() {
 
 void set_verify(bool verify) { verify_own = verify; }
 
-void set_tier(Tier tier) { chosen_tier = tier; }
+void set_target(Target target) { chosen_target() = target; }
 
 CompileStats compile_stats() {
   return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3,

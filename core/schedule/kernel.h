@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "exec/launch.h"
+#include "exec/native/native.h"
 #include "fuse/plan.h"
 
 namespace tilevm::schedule {
@@ -47,7 +48,7 @@ class Kernel {
     std::string layout;
     std::vector<std::byte> bytes;
     std::vector<std::string> lines;
-    std::string tier;        // what it is compiled for: "avx512" or "interp"
+    std::string tier;        // what it is compiled for: native::name(), or "interp"
     std::string why_interp;  // why no machine code was emitted
   };
   std::vector<VariantInfo> variants() const;
@@ -57,9 +58,8 @@ class Kernel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Which tier runs: kAuto, machine code where it is emitted; kInterp, always the interpreter.
-enum class Tier : std::uint8_t { kAuto, kInterp };
-void set_tier(Tier tier);
+// What kernels are compiled for from now on; at first the best there is.
+void set_target(exec::native::Target target);
 
 // Whether to verify what our own encoder wrote; what verify() rejects is kBadProgram at run().
 void set_verify(bool verify);

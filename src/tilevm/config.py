@@ -68,10 +68,10 @@ KNOBS: tuple[Knob, ...] = (
         "tier",
         str,
         "auto",
-        "What runs the bytecode. auto: machine code where it is emitted, else the interpreter. "
-        "avx512: the same, but refused on a processor without it. reference: kernels run as their "
-        "graph's meaning in NumPy.",
-        ("auto", "avx512", "interp", "reference"),
+        "What runs the bytecode. auto: machine code for the widest vectors there are, else the "
+        "interpreter. avx512, avx2: the same for these, refused on a processor without them. "
+        "reference: kernels run as their graph's meaning in NumPy.",
+        ("auto", "avx512", "avx2", "interp", "reference"),
     ),
     Knob("threads", int, 0, "Threads a call may use; 0: as many as torch, or all cores.", low=0),
     Knob("verify", bool, False, "Verify the bytecode that our own encoder wrote before it runs."),

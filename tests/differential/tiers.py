@@ -14,7 +14,19 @@ from tilevm.ir.types import Type, dtype_name, numpy_dtype
 from tilevm.runtime.program import compile_program
 
 Array = Any  # np.ndarray of any dtype
-TIERS = ("interp", "auto")  # auto: machine code where it is emitted
+
+
+def runs(tier: str) -> bool:
+    """Whether this processor has what the tier needs."""
+    try:
+        with config.patch(tier=tier):
+            return True
+    except ValueError:
+        return False
+
+
+# auto: machine code for the widest vectors there are.
+TIERS = ("interp", "auto", *(["avx2"] if runs("avx2") and runs("avx512") else []))
 
 # Layouts ----------------------------------------------------------------------------------------
 

@@ -11,9 +11,6 @@
 
 namespace tilevm::exec::native {
 
-struct VectorKind;
-struct MaskKind;
-
 class Avx512 : public X86 {
  public:
   using F = Handle<VectorKind>;
@@ -37,8 +34,8 @@ class Avx512 : public X86 {
 
   // Registers -----------------------------------------------------------------------------------
 
-  F fresh() { return fresh<F>(vectors_); }
-  M fresh_mask() { return fresh<M>(masks_); }
+  F fresh() { return X86::fresh<F>(vectors_); }
+  M fresh_mask() { return X86::fresh<M>(masks_); }
   bool is_mask_file(const Registers& file) const { return &file == &masks_; }
 
   // A failed emission goes on with some register: its code is thrown away.
@@ -194,7 +191,7 @@ class Avx512 : public X86 {
   // 64-bit lanes --------------------------------------------------------------------------------
 
   // clang-format off
-  static constexpr bool kHas64 = true;  // multiplication, order and shifts too
+  static constexpr bool kConverts64 = true;  // int64 from and to float32
   F add64(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vpaddq(d, s, t); }, true); }
   F sub64(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpsubq(d, s, t); }, true); }
   F mul64(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vpmullq(d, s, t); }, true); }
@@ -236,6 +233,15 @@ class Avx512 : public X86 {
   I to_i32(const F& x) {
     return unary(x, [&](auto d, const auto& s) { a.vcvttps2dq(d, s); });
   }
+  // x / y towards zero, exactly; the lowest int32 where that is no int32.
+  I idiv(const I& x, const I& y) {
+    const auto doubles = [&](auto d, const auto& s) { a.vcvtdq2pd(d, s); };
+    const Pair n = halves(x, doubles);
+    const Pair d = halves(y, doubles);
+    a.vdivpd(zmm(n.lo), zmm(n.lo), zmm(d.lo));
+    a.vdivpd(zmm(n.hi), zmm(n.hi), zmm(d.hi));
+    return joined(n, [&](auto to, auto s) { a.vcvttpd2dq(to, s); });
+  }
   Pair to_double(const F& x) {
     return halves(x, [&](auto d, const auto& s) { a.vcvtps2pd(d, s); });
   }
@@ -275,6 +281,12 @@ class Avx512 : public X86 {
     a.sbb(kTemp.r32(), kTemp.r32());
     a.kmovw(k(r), kTemp.r32());
     return r;
+  }
+
+  void fail_if_any(const M& m, Status status) {
+    const M c = in_register(m);
+    a.kortestw(k(c), k(c));
+    a.jnz(failure(status));
   }
 
   // The rest ------------------------------------------------------------------------------------
@@ -485,17 +497,23 @@ class Avx512 : public X86 {
     return r;
   }
 
+  // Around calls: the registers that were in use at one of them.
   void save_registers() {
-    for (std::uint32_t i = 0; i < 32; ++i)
-      a.vmovups(x86::ptr(kFrame, static_cast<int>(offsetof(Frame, saved) + 64 * i)), x86::zmm(i));
-    for (std::uint32_t i = 1; i < 8; ++i)
-      a.kmovq(x86::ptr(kFrame, static_cast<int>(offsetof(Frame, saved_masks) + 8 * i)), x86::k(i));
+    each_live(live_vectors_, offsetof(Frame, saved), 64,
+              [&](std::uint32_t i, auto at) { a.vmovups(at, x86::zmm(i)); });
+    each_live(live_masks_ | 0x80, offsetof(Frame, saved_masks), 8,
+              [&](std::uint32_t i, auto at) { a.kmovq(at, x86::k(i)); });
   }
   void load_registers() {
-    for (std::uint32_t i = 0; i < 32; ++i)
-      a.vmovups(x86::zmm(i), x86::ptr(kFrame, static_cast<int>(offsetof(Frame, saved) + 64 * i)));
-    for (std::uint32_t i = 1; i < 8; ++i)
-      a.kmovq(x86::k(i), x86::ptr(kFrame, static_cast<int>(offsetof(Frame, saved_masks) + 8 * i)));
+    each_live(live_vectors_, offsetof(Frame, saved), 64,
+              [&](std::uint32_t i, auto at) { a.vmovups(x86::zmm(i), at); });
+    each_live(live_masks_ | 0x80, offsetof(Frame, saved_masks), 8,
+              [&](std::uint32_t i, auto at) { a.kmovq(x86::k(i), at); });
+  }
+  void call(int function) {
+    live_vectors_ |= vectors_.used();
+    live_masks_ |= masks_.used();
+    X86::call(function);
   }
 
   // Behind the code: the constants.
@@ -506,21 +524,6 @@ class Avx512 : public X86 {
   }
 
  private:
-  static std::uint32_t number(int reg, std::uint32_t otherwise) {
-    return reg < 0 ? otherwise : static_cast<std::uint32_t>(reg);
-  }
-
-  template <class H>
-  H fresh(Registers& file) {
-    int reg = file.take();
-    while (reg < 0 && owner_.make_room(file)) reg = file.take();
-    if (reg < 0) {
-      failed = true;
-      return {};
-    }
-    return H::in_register(file, reg);
-  }
-
   F constant(std::uint32_t bits) {
     for (std::size_t i = 0; i < constants_.size(); ++i) {
       if (constants_[i] == bits) return F::of_constant(static_cast<int>(i));
@@ -669,10 +672,10 @@ class Avx512 : public X86 {
     return result32();
   }
 
-  Slots slots_;
   Registers vectors_, masks_;
   Label pool_;
   std::vector<std::uint32_t> constants_;
+  std::uint32_t live_vectors_ = 0, live_masks_ = 0;
 };
 
 }  // namespace tilevm::exec::native

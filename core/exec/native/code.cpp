@@ -21,6 +21,7 @@ using std::int64_t;
 
 using Entry = int (*)(Frame*);
 
+constexpr std::uint32_t kCodeBlock = 1U << 20;
 constexpr int64_t kPanelBytes = 32 << 10;     // copies of operands that are alive at once: L1
 constexpr int64_t kMostScratch = 8LL << 20;   // where a sweep must be whole
 constexpr int64_t kRowsAhead = 8;             // that a fold over rows fetches before it needs them
@@ -35,30 +36,61 @@ asmjit::JitRuntime& runtime() {
   static asmjit::JitAllocator::CreateParams params = [] {
     asmjit::JitAllocator::CreateParams p{};
     p.options = asmjit::JitAllocatorOptions::kUseDualMapping;
+    p.blockSize = kCodeBlock;
     return p;
   }();
   static asmjit::JitRuntime instance(&params);
   return instance;
 }
 
+// Touches the first block of code memory in both places, so that no compile waits for its pages.
+bool prepare_memory() {
+  void* executable = nullptr;
+  void* writable = nullptr;
+  auto* allocator = runtime().allocator();
+  if (allocator->alloc(&executable, &writable, kCodeBlock / 2) != asmjit::kErrorOk) return false;
+  constexpr std::size_t kPage = 4096;
+  for (std::size_t i = 0; i < kCodeBlock / 2; i += kPage) {
+    static_cast<volatile char*>(writable)[i] = 0;
+    static_cast<void>(static_cast<const volatile char*>(executable)[i]);
+  }
+  return allocator->release(executable) == asmjit::kErrorOk;
+}
+
 }  // namespace
 
-bool available() {
-  static const bool yes = [] {
-    const auto& features = asmjit::CpuInfo::host().features().x86();
-    if (!features.hasAVX512_F() || !features.hasAVX512_DQ() || !features.hasAVX512_BW() ||
-        !features.hasAVX512_VL() || !features.hasBMI2())
-      return false;
-    asmjit::CodeHolder holder;
-    holder.init(runtime().environment());
-    asmjit::x86::Assembler a(&holder);
-    a.ret();
-    void (*probe)() = nullptr;
-    if (runtime().add(&probe, &holder) != asmjit::kErrorOk) return false;
-    runtime().release(probe);
-    return true;
-  }();
-  return yes;
+bool available(Target target) {
+  static const bool memory = prepare_memory();
+  const auto& features = asmjit::CpuInfo::host().features().x86();
+  switch (target) {
+    case Target::kNone:
+      return true;
+    case Target::kAvx2:
+      return memory && features.hasAVX2() && features.hasFMA();
+    case Target::kAvx512:
+      return memory && features.hasAVX512_F() && features.hasAVX512_DQ() &&
+             features.hasAVX512_BW() && features.hasAVX512_VL() && features.hasBMI2();
+  }
+  return false;
+}
+
+Target best() {
+  for (const Target target : {Target::kAvx512, Target::kAvx2}) {
+    if (available(target)) return target;
+  }
+  return Target::kNone;
+}
+
+const char* name(Target target) {
+  switch (target) {
+    case Target::kNone:
+      return "interp";
+    case Target::kAvx2:
+      return "avx2";
+    case Target::kAvx512:
+      return "avx512";
+  }
+  return "";
 }
 
 struct Code::Impl {
@@ -66,6 +98,7 @@ struct Code::Impl {
   std::size_t size = 0;
   std::vector<OperandInfo> operands;
   Fold fold = Fold::kNone;
+  int lanes = 0;
   std::vector<int> packed;   // operands whose columns are copied side by side for a launch
   std::vector<int> scratch;  // operands that live in our memory
   ~Impl() {
@@ -94,15 +127,21 @@ struct Code::Impl {
 Code::Code(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Code::~Code() = default;
 
-std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, std::string* why) {
+std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target target,
+                                 std::string* why) {
+  if (target == Target::kNone || !available(target)) {
+    if (why != nullptr) *why = "the processor or the system does not allow it";
+    return nullptr;
+  }
   const auto view = bytecode::view(program);
-  asmjit::CodeHolder holder;
+  thread_local asmjit::CodeHolder holder;  // keeps its memory
   // Side by side if the registers suffice, else one vector of columns at a time.
   for (int copies = kMaxCopies;; copies = 1) {
-    holder.reset();
+    holder.reset(asmjit::ResetPolicy::kSoft);
     holder.init(runtime().environment());
     try {
-      emit_avx512(holder, view, copies);
+      target == Target::kAvx512 ? emit_avx512(holder, view, copies)
+                                : emit_avx2(holder, view, copies);
       break;
     } catch (const Unsupported& u) {
       if (copies > 1) continue;
@@ -118,6 +157,7 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, std::string
   impl->size = holder.codeSize();
   impl->operands.assign(view.operands.begin(), view.operands.end());
   impl->fold = view.header->fold;
+  impl->lanes = target == Target::kAvx512 ? 16 : 8;
   for (int i = 0; i < static_cast<int>(view.operands.size()); ++i) {
     const auto& operand = view.operands[at(i)];
     const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;
@@ -182,7 +222,7 @@ class Run {
     frame_.count = static_cast<double>(frame_.reduced * (impl_.folds_rows() ? space.rows : 1) *
                                        (impl_.folds_columns() ? space.cols : 1));
     frame_.functions = functions();
-    frame_.lanes_left = kMaxLanes;
+    frame_.lanes_left = impl_.lanes;
     int iota = 0;
     for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
       const auto& operand = impl_.operands[i];

@@ -14,6 +14,7 @@ struct Unsupported {
   std::string what;
 };
 
+void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, int copies);
 void emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, int copies);
 
 }  // namespace tilevm::exec::native

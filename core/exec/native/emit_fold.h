@@ -149,19 +149,16 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
     t_.set(acc.lo, value.lo);
     return t_.set(acc.hi, value.hi);
   }
-  if constexpr (T::kHas64) {
-    switch (op) {
-      case Op::prod_i64:
-        return both([&](const F& s, const F& t) { return t_.mul64(s, t); });
-      case Op::max_i64:
-        return both([&](const F& s, const F& t) { return t_.max64(s, t); });
-      case Op::min_i64:
-        return both([&](const F& s, const F& t) { return t_.min64(s, t); });
-      default:
-        break;
-    }
+  switch (op) {
+    case Op::prod_i64:
+      return both([&](const F& s, const F& t) { return t_.mul64(s, t); });
+    case Op::max_i64:
+      return both([&](const F& s, const F& t) { return t_.max64(s, t); });
+    case Op::min_i64:
+      return both([&](const F& s, const F& t) { return t_.min64(s, t); });
+    default:
+      throw Unsupported{std::string(bytecode::kIsa[static_cast<int>(op)].name)};
   }
-  throw Unsupported{std::string(bytecode::kIsa[static_cast<int>(op)].name)};
 }
 
 template <class T>

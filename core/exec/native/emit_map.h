@@ -94,6 +94,9 @@ bool Emitter<T>::map_i32(const Instr& instr, Value<T>& r) {
   const auto x = [&]() -> const F& { return vector(instr.a); };
   const auto y = [&]() -> const F& { return vector(instr.b); };
   switch (static_cast<Op>(instr.op)) {
+    case Op::floor_div_i32:
+    case Op::remainder_i32:
+    case Op::fmod_i32: r.lo = divided(static_cast<Op>(instr.op), x(), y()); break;
     case Op::add_i32: r.lo = t_.iadd(x(), y()); break;
     case Op::sub_i32: r.lo = t_.isub(x(), y()); break;
     case Op::mul_i32: r.lo = t_.imul(x(), y()); break;
@@ -120,6 +123,21 @@ bool Emitter<T>::map_i32(const Instr& instr, Value<T>& r) {
   return true;
 }
 // clang-format on
+
+// Quotients and remainders of int32. What is not of the operands must not stop the launch.
+template <class T>
+typename T::F Emitter<T>::divided(Op op, const F& x, const F& given) {
+  const F y = t_.or_else(given, t_.i32(1));
+  t_.fail_if_any(t_.ieq(y, t_.i32(0)), Status::kDivisionByZero);
+  const F quotient = t_.idiv(x, y);
+  const F rest = t_.isub(x, t_.imul(quotient, y));
+  if (op == Op::fmod_i32) return rest;
+  const M other_side =
+      t_.mand(t_.mnot(t_.ieq(rest, t_.i32(0))), t_.ilt(t_.ixor(rest, y), t_.i32(0)));
+  return op == Op::remainder_i32
+             ? t_.iselect(other_side, t_.iadd(rest, y), rest)
+             : t_.iselect(other_side, t_.iadd(quotient, t_.i32(-1)), quotient);
+}
 
 template <class T>
 bool Emitter<T>::map_i64(const Instr& instr, Value<T>& r) {
@@ -161,26 +179,20 @@ bool Emitter<T>::map_i64(const Instr& instr, Value<T>& r) {
       r.hi = s.hi;
       return true;
     }
-    default: break;
-  }
-  if constexpr (T::kHas64) {
-    switch (static_cast<Op>(instr.op)) {
-      case Op::mul_i64: return each([&](const F& s, const F& t) { return t_.mul64(s, t); });
-      case Op::maximum_i64: return each([&](const F& s, const F& t) { return t_.max64(s, t); });
-      case Op::minimum_i64: return each([&](const F& s, const F& t) { return t_.min64(s, t); });
-      case Op::shl_i64: return each([&](const F& s, const F& t) { return t_.shl64(s, t); });
-      case Op::shr_i64: return each([&](const F& s, const F& t) { return t_.sar64(s, t); });
-      case Op::abs_i64: return each_with(0, [&](const F& s, const F& t) { return t_.max64(s, t_.sub64(t, s)); });
-      case Op::sign_i64:
-        each_with(1, [&](const F& s, const F& t) { return t_.min64(s, t); });
-        r.lo = t_.max64(r.lo, t_.i64(-1));
-        r.hi = t_.max64(r.hi, t_.i64(-1));
-        return true;
-      default: break;
-    }
+    case Op::mul_i64: return each([&](const F& s, const F& t) { return t_.mul64(s, t); });
+    case Op::maximum_i64: return each([&](const F& s, const F& t) { return t_.max64(s, t); });
+    case Op::minimum_i64: return each([&](const F& s, const F& t) { return t_.min64(s, t); });
+    case Op::shl_i64: return each([&](const F& s, const F& t) { return t_.shl64(s, t); });
+    case Op::shr_i64: return each([&](const F& s, const F& t) { return t_.sar64(s, t); });
+    case Op::abs_i64: return each_with(0, [&](const F& s, const F& t) { return t_.max64(s, t_.sub64(t, s)); });
+    case Op::sign_i64:
+      each_with(1, [&](const F& s, const F& t) { return t_.min64(s, t); });
+      r.lo = t_.max64(r.lo, t_.i64(-1));
+      r.hi = t_.max64(r.hi, t_.i64(-1));
+      return true;
+    default: return false;
   }
   // clang-format on
-  return false;
 }
 
 template <class T>
@@ -231,7 +243,7 @@ bool Emitter<T>::map_mixed(const Instr& instr, Value<T>& r) {
     case Op::cast_f32_i32: r.lo = t_.to_i32(vector(instr.a)); return true;
     default: break;
   }
-  if constexpr (T::kHas64) {
+  if constexpr (T::kConverts64) {
     switch (static_cast<Op>(instr.op)) {
       case Op::cast_i64_f32: r.lo = t_.to_f32(pair(instr.a)); return true;
       case Op::cast_f32_i64: return set(t_.to_i64(vector(instr.a)));
@@ -282,12 +294,6 @@ void Emitter<T>::call_map(const Instr& instr, Value<T>& r) {
   }
   bool divides = false;
   switch (op) {
-    case Op::floor_div_i32:
-    case Op::remainder_i32:
-    case Op::fmod_i32:
-      divides = true;  // lanes that are not of the operands must not stop the launch
-      t_.argue(1, t_.or_else(vector(instr.b), t_.i32(1)));
-      break;
     case Op::floor_div_i64:
     case Op::remainder_i64:
     case Op::fmod_i64:

@@ -47,8 +47,13 @@ class Emitter final : private Owner {
         n_operands_(static_cast<int>(program.operands.size())),
         copies_(copies),
         t_(holder, *this) {
-    for (auto& values : values_) values.resize(p_.header->n_registers);
-    for (auto& folds : folds_) folds.resize(p_.header->n_registers);
+    const bool side_by_side =
+        p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
+    if (!side_by_side) copies_ = 1;
+    for (int copy = 0; copy < copies_; ++copy) {
+      values_[at(copy)].resize(p_.header->n_registers);
+      if (p_.header->fold != Fold::kNone) folds_[at(copy)].resize(p_.header->n_registers);
+    }
   }
 
   // Throws Unsupported.
@@ -355,8 +360,8 @@ class Emitter final : private Owner {
         move = {copy, reg, part, handle.reg()};
       }
     };
-    for (int copy = 0; copy < kMaxCopies; ++copy) {
-      for (int reg = 0; reg < static_cast<int>(values_[at(copy)].size()); ++reg) {
+    for (int copy = 0; copy < copies_; ++copy) {
+      for (int reg = 0; reg < static_cast<int>(p_.header->n_registers); ++reg) {
         const auto& value = values_[at(copy)][at(reg)];
         if (value.lo.empty() && value.mask.empty()) continue;
         const int use = next_use(reg);
@@ -459,6 +464,7 @@ class Emitter final : private Owner {
   bool map_i64(const Instr& instr, Value<T>& r);
   bool map_b8(const Instr& instr, Value<T>& r);
   bool map_mixed(const Instr& instr, Value<T>& r);
+  F divided(Op op, const F& x, const F& y);
   void call_map(const Instr& instr, Value<T>& r);
   void argue(int i, int reg, bytecode::RegType type);
   Value<T> result(bytecode::RegType type);

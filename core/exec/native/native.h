@@ -1,8 +1,9 @@
-// Machine code from bytecode: x86-64 with AVX-512. A program that cannot be emitted is refused with
+// Machine code from bytecode: x86-64 with AVX-512 or AVX2. A program that cannot be emitted is refused with
 // the reason, and interpreted.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,14 +13,20 @@
 
 namespace tilevm::exec::native {
 
-// Can this processor run what we emit, and may memory be made executable?
-bool available();
+// What code is emitted for. kNone: nothing, all is interpreted.
+enum class Target : std::uint8_t { kNone, kAvx2, kAvx512 };
+
+// Can this processor run it, and may memory be made executable?
+bool available(Target target);
+Target best();  // the widest that is available
+const char* name(Target target);
 
 class Code {
  public:
   // Null if the program has an instruction, an operand or a structure that is not emitted, or
   // needs more registers than there are. `why`, if given, says which.
-  static std::unique_ptr<Code> emit(std::span<const std::byte> program, std::string* why = nullptr);
+  static std::unique_ptr<Code> emit(std::span<const std::byte> program, Target target,
+                                    std::string* why = nullptr);
   ~Code();
 
   // Not launches with several reduced axes beside rows and columns, nor those whose strided

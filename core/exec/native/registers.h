@@ -35,7 +35,7 @@ class Slots {
 // One kind of registers of a processor.
 class Registers {
  public:
-  Registers(Slots& slots, std::uint32_t usable) : slots(slots), free_(usable) {}
+  Registers(Slots& slots, std::uint32_t usable) : slots(slots), usable_(usable), free_(usable) {}
 
   Slots& slots;
 
@@ -55,10 +55,12 @@ class Registers {
   void release(int reg) {
     if (--refs_[reg] == 0) free_ |= 1U << reg;
   }
+  // Bits of those in use, of the usable ones.
+  std::uint32_t used() const { return usable_ & ~free_; }
   bool shared(int reg) const { return refs_[reg] > 1; }
 
  private:
-  std::uint32_t free_;
+  std::uint32_t usable_, free_;
   std::uint8_t refs_[32] = {};
 };
 
@@ -103,7 +105,18 @@ class Handle {
   // In a register that nobody else holds, so that it may be taken away.
   bool movable() const { return reg_ >= 0 && !file_->shared(reg_); }
 
+  // The same bits, seen as another kind, where both are kept in the same registers.
+  template <class Other>
+  Handle<Other> as() const {
+    if (reg_ >= 0) file_->retain(reg_);
+    if (slot_ >= 0) file_->slots.retain(slot_);
+    return Handle<Other>(file_, reg_, slot_, constant_);
+  }
+
  private:
+  template <class Other>
+  friend class Handle;
+
   Handle(Registers* file, int reg, int slot, int constant)
       : file_(file),
         reg_(static_cast<std::int16_t>(reg)),

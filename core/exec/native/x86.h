@@ -18,6 +18,9 @@ namespace tilevm::exec::native {
 
 namespace x86 = asmjit::x86;
 
+struct VectorKind;
+struct MaskKind;
+
 class X86 {
  public:
   using Address = x86::Mem;
@@ -277,6 +280,33 @@ class X86 {
   }
 
  protected:
+  // A failed emission goes on with some register: its code is thrown away.
+  static std::uint32_t number(int reg, std::uint32_t otherwise) {
+    return reg < 0 ? otherwise : static_cast<std::uint32_t>(reg);
+  }
+
+  template <class H>
+  H fresh(Registers& file) {
+    int reg = file.take();
+    while (reg < 0 && owner_.make_room(file)) reg = file.take();
+    if (reg < 0) {
+      failed = true;
+      return {};
+    }
+    return H::in_register(file, reg);
+  }
+
+  // The registers of a set, each with its place in the frame.
+  template <class Move>
+  static void each_live(std::uint32_t live, std::size_t offset, int bytes, Move move) {
+    for (; live != 0; live &= live - 1) {
+      const int i = std::countr_zero(live);
+      move(static_cast<std::uint32_t>(i), x86::ptr(kFrame, static_cast<int>(offset) + bytes * i));
+    }
+  }
+
+  Slots slots_;
+
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
   template <class Body>

@@ -1,0 +1,11 @@
+#include "exec/native/avx2.h"
+#include "exec/native/emit.h"
+#include "exec/native/emitter.h"
+
+namespace tilevm::exec::native {
+
+void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, int copies) {
+  Emitter<Avx2>(holder, program, copies).emit();
+}
+
+}  // namespace tilevm::exec::native
