@@ -44,16 +44,12 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObjec
   std::array<Object, 16> few;
   std::vector<Object> many;
   Object* outputs = few.data();
-  try {
-    if (n_out > few.size()) {
-      many.resize(n_out);
-      outputs = many.data();
-    }
-    exe.run({reinterpret_cast<const Object*>(args), n}, {outputs, n_out});
-  } catch (...) {
-    set_python_error();
-    return nullptr;
+  if (n_out > few.size()) {
+    many.resize(n_out);
+    outputs = many.data();
   }
+  host::Call call{{reinterpret_cast<const Object*>(args), n}, {outputs, n_out}};
+  if (!execute(object, call)) return nullptr;
   if (object.single) return py(outputs[0]);
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(n_out));
   for (std::size_t i = 0; i < n_out; ++i) {
@@ -94,6 +90,18 @@ PyMemberDef members[] = {
      "Microseconds that making this took."},
     {nullptr, 0, 0, 0, nullptr}};
 
+}  // namespace
+
+bool execute(ExecutableObject& object, host::Call& call) noexcept {
+  try {
+    object.executable->run(call);
+    return true;
+  } catch (...) {
+    set_python_error();
+    return false;
+  }
+}
+
 PyTypeObject* executable_type() {
   static PyTypeObject* const type = [] {
     PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
@@ -111,6 +119,8 @@ PyTypeObject* executable_type() {
   }();
   return type;
 }
+
+namespace {
 
 std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool allow_grad) {
   if (name == "torch") return torch_framework(allow_grad);

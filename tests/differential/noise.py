@@ -184,7 +184,6 @@ class _Sample:
             out = reference.round_to(out, rounds).astype(np.float64)
         return np.asarray(out)
 
-
     def _zeros(self, x: Array) -> Array:
         """Zeros with signs: all alike, as a tier makes them that ignores signs, or any."""
         choice = self.rng.integers(4)

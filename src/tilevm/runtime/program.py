@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
 from tilevm.config import config
@@ -68,6 +68,88 @@ class Bytecode(Protocol):
 
     def run(self, data: bytes, inputs: Sequence[Any], outputs: Sequence[Any], *, tier: str) -> None:
         """Verify and run."""
+
+
+class Variants(Protocol):
+    """Calls that run without Python; at most 32, the latest first."""
+
+    watch: Watch | None  # must hold for any of them to run
+
+    def clear(self) -> None:
+        """Drop all, and the watch."""
+
+    def __len__(self) -> int: ...
+
+
+GuardStep = tuple[Any, ...]  # ("size", argument, axis), ("constant", 3), ("==",), ("require",), ...
+
+if TYPE_CHECKING:
+
+    class Watch:
+        """Objects in dictionaries of modules, to be compared with what they were.
+
+        whole: nothing in them may change. flags: `training` may not. parameters: tensors.
+        """
+
+        def __init__(
+            self,
+            whole: list[dict[str, Any]],
+            flags: list[dict[str, Any]],
+            parameters: list[Any],
+        ) -> None: ...
+
+        def same(self) -> bool:
+            """Whether nothing was replaced, added or removed."""
+
+        def wants_gradient(self) -> bool:
+            """Whether some parameter requires gradients now."""
+
+    class Dispatch:
+        """A callable: a variant of `_ready` runs, or, if none is for the call, `_call`."""
+
+        _ready: Variants
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+else:
+    Watch = _core.Watch
+    Dispatch = _core.Dispatch
+
+
+def add_variant(
+    variants: Variants,
+    args: tuple[Any, ...],
+    run: Callable[..., Any],
+    *,
+    checked: bool = True,
+    guards: Sequence[GuardStep] = (),
+    inputs: Sequence[int] | None = None,
+    bound: tuple[Any, ...] = (),
+    outputs: Sequence[int] = (0,),
+    result: str = "single",
+    rebuild: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> bool:
+    """Let `variants` have calls like this one, that ran with `args`. False: they cannot.
+
+    checked: kinds, element types, ranks, layouts and gradients of the arguments, and modes of
+    PyTorch, must be those of this call; otherwise all is left to the executable. guards: conditions
+    on sizes and ints, in postfix order. inputs: of the executable `run`, indices of arguments, or
+    `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of the executable,
+    in the order of the result, which is the `single` one, a `tuple`, a `list`, or `rebuilt`.
+    """
+    added: bool = _core.add_variant(
+        variants,
+        args,
+        run,
+        checked=checked,
+        guards=list(guards),
+        inputs=None if inputs is None else list(inputs),
+        bound=bound,
+        outputs=list(outputs),
+        result=result,
+        rebuild=rebuild,
+    )
+    return added
 
 
 bytecode: Bytecode = _core.bytecode
