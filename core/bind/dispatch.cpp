@@ -117,6 +117,20 @@ GuardStep::Op op_named(std::string_view name) {
   throw nb::value_error("no such step of a guard");
 }
 
+// Makes "size size == require" at the end of the guards one comparison.
+void shorten(Variant& variant) {
+  using Op = GuardStep::Op;
+  std::vector<GuardStep>& g = variant.guards;
+  if (g.size() < 4) return;
+  const GuardStep* last = &g[g.size() - 4];
+  if (last[0].op != Op::kSize || last[1].op != Op::kSize || last[2].op != Op::kEqual ||
+      last[3].op != Op::kRequire) {
+    return;
+  }
+  variant.equal.push_back({last[0].argument, last[0].axis, last[1].argument, last[1].axis});
+  g.resize(g.size() - 4, GuardStep{Op::kRequire});
+}
+
 // Reads the guards into `variant`, whose arguments were learnt before. False: one is about an
 // argument of another kind, or too deep.
 bool read_guards(nb::handle steps, Variant& variant) {
@@ -151,6 +165,7 @@ bool read_guards(nb::handle steps, Variant& variant) {
     if (depth > static_cast<int>(kMostDepth)) return false;
     if (depth < (made.op == Op::kRequire ? 0 : 1)) throw nb::value_error("a guard lacks operands");
     variant.guards.push_back(made);
+    shorten(variant);
   }
   return true;
 }

@@ -163,12 +163,12 @@ class TorchFramework final : public PythonFramework {
                         header->sizes,
                         header->strides,
                         0}};
-    void* object = nullptr;
-    if (torch_.api->from_managed(&header->managed, &object) != 0) {
+    try {
+      return torch_.direct->make(&header->managed);
+    } catch (...) {
       host::release(block);
-      throw host::ForeignError();
+      throw;
     }
-    return object;
   }
 
   Object view(Object owner, const Record& whole, DType dtype, const Record& part) override {

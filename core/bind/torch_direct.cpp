@@ -71,7 +71,10 @@ TorchDirect::TorchDirect() {
     if (usable) api_ = api;
   }
   PyErr_Clear();
-  if (api_ != nullptr) find();
+  if (api_ != nullptr) {
+    find();
+    if (look_ != nullptr) find_make();
+  }
   find_modes();
 }
 
@@ -119,6 +122,56 @@ void TorchDirect::find() {
     look_(tensor_of(tensor->get()), &seen);
     if (!asked || !same_memory(told, seen)) look_ = nullptr;
   }
+}
+
+PyObject* TorchDirect::make_directly(dlpack::Managed* managed) const {
+  Moved made = from_managed_(managed, nullptr);
+  return wrap_(&made);
+}
+
+// The exchange interface does the same with the interpreter's lock taken once more and the
+// reference counted twice: 256 ns in place of 216.
+void TorchDirect::find_make() {
+  find_symbol(from_managed_, "libtorch_cpu.so",
+              "_ZN2at19fromDLPackVersionedEP24DLManagedTensorVersionedSt8functionIFvPvEE");
+  find_symbol(wrap_, "libtorch_python.so", "_Z16THPVariable_WrapON2at10TensorBaseE");
+  if (from_managed_ == nullptr || wrap_ == nullptr) {
+    from_managed_ = nullptr;
+    return;
+  }
+  static float element = 0;
+  static std::int64_t sizes[] = {1, 1};
+  static int deleted;
+  deleted = 0;
+  dlpack::Managed managed{
+      {dlpack::kMajor, 0},
+      nullptr,
+      [](dlpack::Managed*) { ++deleted; },
+      0,
+      {&element, {dlpack::kCpu, 0}, 2, {dlpack::kFloat, 32, 1}, sizes, sizes, 0}};
+  dlpack::Tensor seen;
+  Ref made(make_directly(&managed));
+  bool right = made && Py_TYPE(made.get()) == tensor_ && Py_REFCNT(made.get()) == 1 &&
+               look(made.get(), seen) && seen.data == &element && seen.ndim == 2 && deleted == 0;
+  made = Ref();
+  right = right && deleted == 1;
+  PyErr_Clear();
+  if (!right) from_managed_ = nullptr;
+}
+
+PyObject* TorchDirect::make(dlpack::Managed* managed) const {
+  void* object = nullptr;
+  if (from_managed_ == nullptr) {
+    if (api_->from_managed(managed, &object) != 0) throw host::ForeignError();
+    return static_cast<PyObject*>(object);
+  }
+  PyObject* made = nullptr;
+  try {
+    made = make_directly(managed);
+  } catch (...) {  // c10::Error, or torch's for an error that Python has
+  }
+  if (made == nullptr) throw host::ForeignError();
+  return made;
 }
 
 void TorchDirect::find_modes() {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 
 #include "bind/python.h"
 #include "host/dlpack.h"
@@ -31,6 +32,8 @@ class TorchDirect {
   bool look(PyObject* tensor, host::dlpack::Tensor& out) const noexcept;
   bool is_neg(PyObject* tensor) const;
   bool requires_grad(PyObject* tensor) const;
+  // A tensor that owns `managed`. Throws ForeignError; `managed` is then the caller's.
+  PyObject* make(host::dlpack::Managed* managed) const;
   Modes modes() const;
   bool grad_enabled() const;
 
@@ -41,6 +44,7 @@ class TorchDirect {
  private:
   TorchDirect();
   void find();
+  void find_make();
   void find_modes();
   bool layout_is_known(PyObject* tensor) const;
 
@@ -53,7 +57,18 @@ class TorchDirect {
   PyTypeObject* tensor_ = nullptr;
   PyTypeObject* parameter_ = nullptr;
   const host::dlpack::ExchangeApi* api_ = nullptr;
+  // An at::Tensor that is returned by value and moved from, and so has nothing to destroy.
+  struct Moved {
+    void* impl = nullptr;
+    Moved() {}
+    Moved(const Moved& other) : impl(other.impl) {}
+    ~Moved() {}
+  };
+  PyObject* make_directly(host::dlpack::Managed* managed) const;
+
   // Null where the name is not there, or gave a wrong answer.
+  Moved (*from_managed_)(host::dlpack::Managed*, std::function<void(void*)>) = nullptr;
+  PyObject* (*wrap_)(Moved*) = nullptr;
   void (*look_)(const void* tensor, host::dlpack::Tensor* out) = nullptr;
   bool (*is_neg_)(const void* tensor) = nullptr;
   bool (*requires_grad_)(const void* impl) = nullptr;

@@ -194,6 +194,11 @@ bool Variant::matches(const TorchDirect* torch, Arguments& args) const {
 }
 
 bool Variant::holds(const Arguments& args) const {
+  for (const SizesEqual& e : equal) {
+    const std::int64_t size = args.seen(static_cast<std::size_t>(e.argument)).shape[e.axis];
+    const auto other = static_cast<std::size_t>(e.other_argument);
+    if (size != args.seen(other).shape[e.other_axis]) return false;
+  }
   for (const RealGuard& guard : reals) {
     const double x = PyFloat_AS_DOUBLE(args[static_cast<std::size_t>(guard.argument)]);
     if (x != guard.value && !(std::isnan(x) && std::isnan(guard.value))) return false;

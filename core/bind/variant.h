@@ -81,6 +81,11 @@ struct GuardStep {
   std::int64_t value = 0;               // kConstant
 };
 
+// Two sizes that must be equal: most guards are that.
+struct SizesEqual {
+  std::int32_t argument, axis, other_argument, other_axis;
+};
+
 // A float that must be this one.
 struct RealGuard {
   std::int32_t argument;
@@ -93,6 +98,7 @@ struct Variant {
   bool checked = false;  // arguments are checked here, and modes count
   Modes modes;
   std::vector<Argument> arguments;
+  std::vector<SizesEqual> equal;
   std::vector<GuardStep> guards;
   std::vector<RealGuard> reals;
   Ref run;                                 // an executable; else called with (leaves, args, {})

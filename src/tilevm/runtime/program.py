@@ -109,7 +109,8 @@ if TYPE_CHECKING:
 
         _ready: Variants
 
-        def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """The result of a variant, or of `_call`."""
 
 else:
     Watch = _core.Watch
