@@ -90,6 +90,29 @@ PyMemberDef members[] = {
      "Microseconds that making this took."},
     {nullptr, 0, 0, 0, nullptr}};
 
+// What `on_internal_error` was given, or null.
+PyObject* failure_hook = nullptr;
+
+// Lets Python save a call that failed inside tilevm. The error may be another one afterwards.
+void report(ExecutableObject& object, const host::Call& call) noexcept {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* const cls = error_class("InternalError", nullptr);
+  if (failure_hook == nullptr || cls == nullptr || PyErr_GivenExceptionMatches(type, cls) == 0) {
+    return PyErr_Restore(type, value, trace);
+  }
+  PyErr_NormalizeException(&type, &value, &trace);
+  const Ref inputs(PyTuple_New(static_cast<Py_ssize_t>(call.inputs.size())));
+  for (std::size_t i = 0; inputs && i < call.inputs.size(); ++i) {
+    Py_INCREF(py(call.inputs[i]));
+    PyTuple_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), py(call.inputs[i]));
+  }
+  PyObject* given[] = {reinterpret_cast<PyObject*>(&object), inputs.get(), value};
+  const Ref done(inputs ? PyObject_Vectorcall(failure_hook, given, 3, nullptr) : nullptr);
+  if (!done) PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+}
+
 }  // namespace
 
 bool execute(ExecutableObject& object, host::Call& call) noexcept {
@@ -98,6 +121,7 @@ bool execute(ExecutableObject& object, host::Call& call) noexcept {
     return true;
   } catch (...) {
     set_python_error();
+    report(object, call);
     return false;
   }
 }
@@ -223,6 +247,14 @@ void bind_executable(nb::module_& m) {
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. allow_grad: take tensors that\n"
       "require gradients. single: return the only output, not a tuple of one.");
+  m.def(
+      "on_internal_error",
+      [](nb::object hook) {
+        PyObject* const old = std::exchange(failure_hook, hook.release().ptr());
+        Py_XDECREF(old);
+      },
+      nb::arg("hook"),
+      "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");
   m.def("stats", stats);
   m.def("reset_stats", reset_stats);
   m.def("set_threads", set_threads, nb::arg("threads"),

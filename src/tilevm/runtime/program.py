@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
 from tilevm.config import config
+from tilevm.runtime import failure
 
 CoreType = tuple[str, bool, tuple[int | str, ...]]  # dtype, weak, sizes
 Check = tuple[int | str, int | str, str]  # two sizes that must be equal, the error's message
@@ -188,6 +189,21 @@ def _configure(knobs: Mapping[str, Any]) -> None:
 
 
 config.watch(_configure)
+_core.on_internal_error(failure.save)
+
+
+class ProgramText(NamedTuple):
+    """The program of an executable: text, (name, min, max, multiple_of) of symbols, call-outs."""
+
+    text: str
+    symbols: list[tuple[str, int, int, int]]
+    targets: list[str]
+
+
+def program_text(executable: Callable[..., Any]) -> ProgramText:
+    """What an executable runs, lowered."""
+    core: Any = executable
+    return ProgramText(*core.program())
 
 
 def counters() -> dict[str, Any]:
