@@ -91,7 +91,7 @@ def _through_autograd(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], knobs: dict[str, Any]
 ) -> Compiled:
     from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.aot_autograd import make_boxed_func
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         # Boxed: a list of arguments, which it empties, so that memory is free as soon as it can be.

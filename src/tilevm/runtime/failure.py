@@ -37,7 +37,9 @@ def save(executable: Callable[..., Any], inputs: tuple[Any, ...], error: Excepti
 def _write(executable: Callable[..., Any], inputs: tuple[Any, ...], note: str) -> Path:
     size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
     if size > MOST_BYTES:
-        raise ValueError(f"its inputs have {size >> 20} MiB, and at most {MOST_BYTES >> 20} are kept")
+        raise ValueError(
+            f"its inputs have {size >> 20} MiB, and at most {MOST_BYTES >> 20} are kept"
+        )
     automatic = Path(tempfile.gettempdir()) / "tilevm"
     directory = automatic if config.failures == "auto" else Path(config.failures)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
