@@ -44,16 +44,12 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObjec
   std::array<Object, 16> few;
   std::vector<Object> many;
   Object* outputs = few.data();
-  try {
-    if (n_out > few.size()) {
-      many.resize(n_out);
-      outputs = many.data();
-    }
-    exe.run({reinterpret_cast<const Object*>(args), n}, {outputs, n_out});
-  } catch (...) {
-    set_python_error();
-    return nullptr;
+  if (n_out > few.size()) {
+    many.resize(n_out);
+    outputs = many.data();
   }
+  host::Call call{{reinterpret_cast<const Object*>(args), n}, {outputs, n_out}};
+  if (!execute(object, call)) return nullptr;
   if (object.single) return py(outputs[0]);
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(n_out));
   for (std::size_t i = 0; i < n_out; ++i) {
@@ -94,6 +90,42 @@ PyMemberDef members[] = {
      "Microseconds that making this took."},
     {nullptr, 0, 0, 0, nullptr}};
 
+// What `on_internal_error` was given, or null.
+PyObject* failure_hook = nullptr;
+
+// Lets Python save a call that failed inside tilevm. The error may be another one afterwards.
+void report(ExecutableObject& object, const host::Call& call) noexcept {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* const cls = error_class("InternalError", nullptr);
+  if (failure_hook == nullptr || cls == nullptr || PyErr_GivenExceptionMatches(type, cls) == 0) {
+    return PyErr_Restore(type, value, trace);
+  }
+  PyErr_NormalizeException(&type, &value, &trace);
+  const Ref inputs(PyTuple_New(static_cast<Py_ssize_t>(call.inputs.size())));
+  for (std::size_t i = 0; inputs && i < call.inputs.size(); ++i) {
+    Py_INCREF(py(call.inputs[i]));
+    PyTuple_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), py(call.inputs[i]));
+  }
+  PyObject* given[] = {reinterpret_cast<PyObject*>(&object), inputs.get(), value};
+  const Ref done(inputs ? PyObject_Vectorcall(failure_hook, given, 3, nullptr) : nullptr);
+  if (!done) PyErr_Clear();
+  PyErr_Restore(type, value, trace);
+}
+
+}  // namespace
+
+bool execute(ExecutableObject& object, host::Call& call) noexcept {
+  try {
+    object.executable->run(call);
+    return true;
+  } catch (...) {
+    set_python_error();
+    report(object, call);
+    return false;
+  }
+}
+
 PyTypeObject* executable_type() {
   static PyTypeObject* const type = [] {
     PyType_Slot slots[] = {{Py_tp_call, reinterpret_cast<void*>(PyVectorcall_Call)},
@@ -111,6 +143,8 @@ PyTypeObject* executable_type() {
   }();
   return type;
 }
+
+namespace {
 
 std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool allow_grad) {
   if (name == "torch") return torch_framework(allow_grad);
@@ -219,6 +253,14 @@ void bind_executable(nb::module_& m) {
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. allow_grad: take tensors that\n"
       "require gradients. single: return the only output, not a tuple of one.");
+  m.def(
+      "on_internal_error",
+      [](nb::object hook) {
+        PyObject* const old = std::exchange(failure_hook, hook.release().ptr());
+        Py_XDECREF(old);
+      },
+      nb::arg("hook"),
+      "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");
   m.def("stats", stats);
   m.def("reset_stats", reset_stats);
   m.def("set_threads", set_threads, nb::arg("threads"),

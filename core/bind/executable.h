@@ -17,6 +17,11 @@ struct ExecutableObject {
   double compile_us;
 };
 
+PyTypeObject* executable_type();
+
+// Runs `call`. False, with a Python error set, if it raised.
+bool execute(ExecutableObject& object, host::Call& call) noexcept;
+
 // Methods `steps`, `kernels`, `cuts`, `plan_text`, `callouts`: what explain shows.
 extern PyMethodDef explain_methods[];
 

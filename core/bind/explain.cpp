@@ -241,6 +241,22 @@ nb::list callouts(PyObject* self) {
   return result;
 }
 
+// Text, (name, min, max, multiple_of) of each symbol, names of the call-outs' targets.
+nb::tuple program(PyObject* self) {
+  const Program& p = executable(self).plan().program;
+  nb::list symbols;
+  for (const SizeId symbol : p.sizes.symbols()) {
+    const shape::Range range = p.sizes.range(symbol);
+    const std::string name(p.sizes.symbol_name(symbol));
+    symbols.append(nb::make_tuple(name, range.min, range.max, range.multiple_of));
+  }
+  nb::list targets;
+  for (std::size_t i = 0; i < framework(self).n_targets(); ++i) {
+    targets.append(framework(self).target_name(static_cast<std::int64_t>(i)));
+  }
+  return nb::make_tuple(print(p), symbols, targets);
+}
+
 template <auto method>
 PyObject* guarded(PyObject* self, PyObject*) {
   try {
@@ -261,6 +277,8 @@ PyMethodDef explain_methods[] = {
      "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
     {"cuts", guarded<cuts>, METH_NOARGS, "(value, reason) where one kernel could not go on."},
     {"plan_text", guarded<plan_text>, METH_NOARGS, "Program and steps as text."},
+    {"program", guarded<program>, METH_NOARGS,
+     "The program: its text, facts of its symbols, names of what it calls out."},
     {"callouts", guarded<callouts>, METH_NOARGS, "(name, source line) of each call-out."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -33,6 +33,7 @@ class PythonFramework : public host::Framework {
 
   void add_target(PyObject* callable);
   const std::string& target_name(std::int64_t target) const;
+  std::size_t n_targets() const { return targets_.size(); }
   int traverse(visitproc visit, void* arg) const;
   void clear();
 

@@ -11,6 +11,7 @@ namespace tilevm::bind {
 void bind_program(nb::module_& m);
 void bind_executable(nb::module_& m);
 void bind_bytecode(nb::module_& m);
+void bind_dispatch(nb::module_& m);
 }  // namespace tilevm::bind
 
 NB_MODULE(_core, m) {
@@ -25,5 +26,6 @@ NB_MODULE(_core, m) {
   tilevm::bind::bind_program(m);
   tilevm::bind::bind_executable(m);
   tilevm::bind::bind_bytecode(m);
+  tilevm::bind::bind_dispatch(m);
   tilevm::schedule::warm_up();
 }

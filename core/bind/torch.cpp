@@ -1,11 +1,10 @@
 // PyTorch without linking it: DLPack's C exchange interface in, and tensors over our own memory
 // out (0.35 us; torch._C._dynamo.guards._empty_strided_cpu 0.53, the interface's allocator 0.70,
 // torch.empty 1.3). Where the interface is missing, the same through Python, slower.
-#include <dlfcn.h>
-
 #include <new>
 
 #include "bind/framework.h"
+#include "bind/torch_direct.h"
 #include "host/dlpack.h"
 #include "host/memory.h"
 
@@ -44,71 +43,17 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw DTypeError("a dtype that tensors cannot be made of");
 }
 
-// Two questions that torch answers in 2 ns in C++, and in 60 and 30 through Python (is_neg even
-// gives up the interpreter's lock). Used only if they give the right answers when tried.
-struct Direct {
-  bool (*is_neg)(const void* tensor) = nullptr;       // at::native::is_neg(const at::Tensor&)
-  bool (*requires_grad)(const void* impl) = nullptr;  // c10::TensorImpl::requires_grad() const
-
-  // A torch.Tensor object is the Python header, then an at::Tensor, which is a TensorImpl*.
-  static const void* tensor_of(PyObject* object) { return object + 1; }
-  static const void* impl_of(PyObject* object) {
-    return *static_cast<void* const*>(tensor_of(object));
-  }
-};
-
 // What is looked up in the torch package, once.
 struct Torch {
-  Direct direct;
+  const TorchDirect* direct = nullptr;
   const dlpack::ExchangeApi* api = nullptr;
   PyTypeObject* tensor = nullptr;
-  PyTypeObject* parameter = nullptr;
-  PyObject* plain_dispatch = nullptr;                              // Tensor.__torch_dispatch__
-  PyObject *requires_grad, *is_neg, *as_strided, *storage_offset;  // descriptors of TensorBase
-  PyObject *is_grad_enabled, *matmul, *get_num_threads, *empty_strided, *strided;
+  PyObject* plain_dispatch = nullptr;     // Tensor.__torch_dispatch__
+  PyObject *as_strided, *storage_offset;  // descriptors of TensorBase
+  PyObject *matmul, *get_num_threads, *empty_strided, *strided;
   std::array<PyObject*, kDTypes> dtypes{};
   std::vector<PyTypeObject*> plain;  // subclasses that are seen to be tensors like any other
 };
-
-const Torch& load();
-
-void* symbol(const char* library, const char* name) {
-  void* handle = dlopen(library, RTLD_LAZY | RTLD_NOLOAD);
-  return handle != nullptr ? dlsym(handle, name) : nullptr;
-}
-
-// Does the word behind the header point to where the sizes of small tensors are kept?
-bool layout_is_known(const dlpack::ExchangeApi& api, PyObject* tensor) {
-  constexpr std::uintptr_t kImplBytes = 256;
-  dlpack::Tensor seen;
-  if (api.describe(tensor, &seen) != 0) return false;
-  const auto impl = reinterpret_cast<std::uintptr_t>(Direct::impl_of(tensor));
-  const auto sizes = reinterpret_cast<std::uintptr_t>(seen.shape);
-  return sizes > impl && sizes - impl < kImplBytes;
-}
-
-Direct find_direct(const Torch& torch) {
-  const Ref plain = invoke(import("torch", {"ones"}).get(), {checked(PyLong_FromLong(2)).get()});
-  const Ref negated = invoke(import("torch", {"_neg_view"}).get(), {plain.get()});
-  const Ref parameter = invoke(reinterpret_cast<PyObject*>(torch.parameter), {plain.get()});
-  Direct found;
-  for (const Ref* tensor : {&plain, &negated, &parameter}) {
-    if (torch.api == nullptr || !layout_is_known(*torch.api, tensor->get())) return found;
-  }
-  const auto is_neg = reinterpret_cast<decltype(found.is_neg)>(
-      symbol("libtorch_cpu.so", "_ZN2at6native6is_negERKNS_6TensorE"));
-  if (is_neg != nullptr && is_neg(Direct::tensor_of(negated.get())) &&
-      !is_neg(Direct::tensor_of(plain.get()))) {
-    found.is_neg = is_neg;
-  }
-  const auto requires_grad = reinterpret_cast<decltype(found.requires_grad)>(
-      symbol("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv"));
-  if (requires_grad != nullptr && requires_grad(Direct::impl_of(parameter.get())) &&
-      !requires_grad(Direct::impl_of(plain.get()))) {
-    found.requires_grad = requires_grad;
-  }
-  return found;
-}
 
 Torch make() {
   Torch torch;
@@ -116,14 +61,10 @@ Torch make() {
   const auto get = [&](const char* name) { return attribute(module.get(), name).release(); };
   const Ref base = import("torch._C", {"TensorBase"});
   torch.tensor = reinterpret_cast<PyTypeObject*>(get("Tensor"));
-  torch.parameter = reinterpret_cast<PyTypeObject*>(import("torch.nn", {"Parameter"}).release());
   auto* const type = reinterpret_cast<PyObject*>(torch.tensor);
   torch.plain_dispatch = attribute(type, "__torch_dispatch__").release();
-  torch.requires_grad = attribute(base.get(), "requires_grad").release();
-  torch.is_neg = attribute(base.get(), "is_neg").release();
   torch.as_strided = attribute(base.get(), "as_strided").release();
   torch.storage_offset = attribute(base.get(), "storage_offset").release();
-  torch.is_grad_enabled = get("is_grad_enabled");
   torch.matmul = get("matmul");
   torch.get_num_threads = get("get_num_threads");
   torch.empty_strided = get("empty_strided");
@@ -132,22 +73,17 @@ Torch make() {
     const std::string name(dtype_name(static_cast<DType>(d)));
     torch.dtypes[static_cast<std::size_t>(d)] = get(name.c_str());
   }
-  const Ref capsule(PyObject_GetAttrString(type, "__dlpack_c_exchange_api__"));
-  if (capsule && PyCapsule_IsValid(capsule.get(), dlpack::kCapsuleName)) {
-    const auto* api = static_cast<const dlpack::ExchangeApi*>(
-        PyCapsule_GetPointer(capsule.get(), dlpack::kCapsuleName));
-    while (api != nullptr && api->version.major > dlpack::kMajor) api = api->previous;
-    const bool usable = api != nullptr && api->version.major == dlpack::kMajor &&
-                        api->describe != nullptr && api->from_managed != nullptr;
-    if (usable) torch.api = api;
-  }
-  PyErr_Clear();
-  torch.direct = find_direct(torch);
+  torch.direct = &TorchDirect::get();
+  torch.api = torch.direct->api();
   return torch;
 }
 
 Torch& mutable_torch() {
-  static Torch* const torch = new Torch(make());
+  static Torch* torch = nullptr;  // as in TorchDirect::get
+  if (torch == nullptr) {
+    auto* made = new Torch(make());
+    if (torch == nullptr) torch = made;
+  }
   return *torch;
 }
 const Torch& load() { return mutable_torch(); }
@@ -173,14 +109,13 @@ class TorchFramework final : public PythonFramework {
   void describe(Object tensor, const Type& type, const std::string& name, Record& out) override {
     PyObject* object = py(tensor);
     PyTypeObject* cls = Py_TYPE(object);
-    if (cls != torch_.tensor && cls != torch_.parameter && !is_plain(cls)) {
+    if (!torch_.direct->is_tensor(cls) && !is_plain(cls)) {
       if (type.dtype == DType::kOpaque) return describe_opaque(object, type, name, out);
       wrong_type(object, "a torch.Tensor", name);
     }
     if (torch_.api == nullptr) return describe_slowly(object, type, name, out);
     dlpack::Tensor seen;
-    if (torch_.api->describe(object, &seen) != 0) {
-      PyErr_Clear();
+    if (!torch_.direct->look(object, seen)) {
       if (type.dtype == DType::kOpaque) return describe_opaque(object, type, name, out);
       wrong_place(object, name);
     }
@@ -228,12 +163,12 @@ class TorchFramework final : public PythonFramework {
                         header->sizes,
                         header->strides,
                         0}};
-    void* object = nullptr;
-    if (torch_.api->from_managed(&header->managed, &object) != 0) {
+    try {
+      return torch_.direct->make(&header->managed);
+    } catch (...) {
       host::release(block);
-      throw host::ForeignError();
+      throw;
     }
-    return object;
   }
 
   Object view(Object owner, const Record& whole, DType dtype, const Record& part) override {
@@ -275,27 +210,13 @@ class TorchFramework final : public PythonFramework {
     return true;
   }
 
-  bool is_neg(PyObject* object) const {
-    if (torch_.direct.is_neg != nullptr) return torch_.direct.is_neg(Direct::tensor_of(object));
-    return invoke(torch_.is_neg, {object}).get() == Py_True;
-  }
-
-  bool requires_grad(PyObject* object) const {
-    if (torch_.direct.requires_grad != nullptr) {
-      return torch_.direct.requires_grad(Direct::impl_of(object));
-    }
-    PyTypeObject* descriptor = Py_TYPE(torch_.requires_grad);
-    auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
-    return checked(descriptor->tp_descr_get(torch_.requires_grad, object, type)).get() == Py_True;
-  }
-
   // Tensors that memory alone does not describe: lazily negated, or recording gradients.
   void check_bits(PyObject* object, const Type& type, const std::string& name) const {
-    if (is_float(type.dtype) && is_neg(object)) {
+    if (is_float(type.dtype) && torch_.direct->is_neg(object)) {
       throw host::DeviceError(name + ": has its negative bit set\n  call resolve_neg() first");
     }
-    if (allow_grad_ || !is_float(type.dtype) || !requires_grad(object)) return;
-    if (invoke(torch_.is_grad_enabled, {}).get() != Py_True) return;
+    if (allow_grad_ || !is_float(type.dtype) || !torch_.direct->requires_grad(object)) return;
+    if (!torch_.direct->grad_enabled()) return;
     throw host::GradError(name +
                           ": requires gradients, which this program does not compute\n  call it "
                           "under torch.no_grad(), or pass x.detach()");

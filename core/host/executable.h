@@ -67,6 +67,21 @@ struct HostStep {
   std::vector<ValueId> release;    // values whose tensors nobody needs after this step
 };
 
+// Memory of an input that the caller has looked at, and found to be of the program's type and rank.
+struct Seen {
+  std::byte* data;
+  const std::int64_t* sizes;    // null: not looked at
+  const std::int64_t* strides;  // elements
+};
+
+// One call of an executable. Inputs are borrowed; outputs are new references.
+struct Call {
+  std::span<const Object> inputs;
+  std::span<Object> outputs;
+  const Seen* seen = nullptr;  // by input, or null: none was looked at
+  bool began = false;          // inputs were accepted: something may have been done
+};
+
 class Executable {
  public:
   // Throws ShapeError if a size cannot be known from the inputs. Borrows `framework`.
@@ -75,9 +90,13 @@ class Executable {
   Executable(const Executable&) = delete;
   Executable& operator=(const Executable&) = delete;
 
-  // Runs once. Borrows `inputs`; fills `outputs` with new references, or throws and fills none.
+  // Runs once. Fills the outputs, or throws and fills none.
   // Any number of threads may be in here at the same time, and call-outs may call it again.
-  void run(std::span<const Object> inputs, std::span<Object> outputs);
+  void run(Call& call);
+  void run(std::span<const Object> inputs, std::span<Object> outputs) {
+    Call call{inputs, outputs};
+    run(call);
+  }
 
   std::size_t n_inputs() const { return plan_.program.inputs.size(); }
   std::size_t n_outputs() const { return plan_.program.outputs.size(); }
@@ -105,12 +124,12 @@ class Executable {
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
 
-  void read_inputs(Frame& frame, std::span<const Object> inputs) const;
+  void read_inputs(Frame& frame, const Call& call) const;
   void run_stage(Frame& frame, int stage) const;
   void allocate(Frame& frame, const HostStep& step) const;
   void reshape(Frame& frame, const HostStep& step);
   void run_kernel(Frame& frame, int kernel, const Record* first, const Record* second);
-  void call(Frame& frame, const HostStep& step) const;
+  void call_out(Frame& frame, const HostStep& step) const;
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;

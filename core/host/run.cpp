@@ -41,6 +41,15 @@ std::int64_t checked_elements(const Geometry& g, int item_bytes) {
   return item_bytes > 0 ? bytes / item_bytes : 0;
 }
 
+void take(const Seen& seen, int rank, Record& record) {
+  record.rank = rank;
+  record.data = seen.data;
+  for (int d = 0; d < rank; ++d) {
+    record.size(d) = seen.sizes[d];
+    record.stride(d) = seen.strides[d];
+  }
+}
+
 }  // namespace
 
 std::int64_t launches() noexcept { return launch_count.load(std::memory_order_relaxed); }
@@ -100,11 +109,13 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
   frames_.push_back(std::move(frame));
 }
 
-void Executable::run(std::span<const Object> inputs, std::span<Object> outputs) {
+void Executable::run(Call& call) {
   Running running(*this);
   Frame& frame = running.frame();
-  read_inputs(frame, inputs);
+  read_inputs(frame, call);
   run_stage(frame, 0);
+  call.began = true;
+  const std::span<Object> outputs = call.outputs;
   for (const HostStep& step : steps_) {
     switch (step.kind) {
       case Kind::kAlloc:
@@ -127,7 +138,7 @@ void Executable::run(std::span<const Object> inputs, std::span<Object> outputs) 
         run_kernel(frame, step.kernel, nullptr, nullptr);
         break;
       case Kind::kCall:
-        call(frame, step);
+        call_out(frame, step);
         break;
     }
     for (const ValueId value : step.release) {
@@ -153,8 +164,9 @@ void Executable::run(std::span<const Object> inputs, std::span<Object> outputs) 
   }
 }
 
-void Executable::read_inputs(Frame& frame, std::span<const Object> inputs) const {
+void Executable::read_inputs(Frame& frame, const Call& call) const {
   const Program& program = plan_.program;
+  const std::span<const Object> inputs = call.inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const ValueId value = program.inputs[i];
     const Type& type = program.type(value);
@@ -162,7 +174,11 @@ void Executable::read_inputs(Frame& frame, std::span<const Object> inputs) const
     frame.tensors[index(value)] = inputs[i];
     if (!type.weak) {
       record.root = value;
-      framework_.describe(inputs[i], type, names_[i], record);
+      if (call.seen != nullptr && call.seen[i].sizes != nullptr) {
+        take(call.seen[i], type.shape.rank, record);
+      } else {
+        framework_.describe(inputs[i], type, names_[i], record);
+      }
       continue;
     }
     std::int64_t& slot = frame.numbers[index(value)];
@@ -445,7 +461,7 @@ Object Executable::number(const Frame& frame, const Source& source) const {
   throw InternalError("unknown storage of a number");
 }
 
-void Executable::call(Frame& frame, const HostStep& step) const {
+void Executable::call_out(Frame& frame, const HostStep& step) const {
   const std::span<Object> args(frame.args.data(), step.args.size());
   const std::span<Object> results(frame.args.data() + most_args_,
                                   static_cast<std::size_t>(step.n_out));

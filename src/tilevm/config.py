@@ -84,6 +84,13 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
         high=2,
     ),
+    Knob(
+        "failures",
+        str,
+        "auto",
+        "Where a call that fails inside tilevm is saved for `tilevm replay`: a directory; "
+        "auto: tilevm/ in the system's directory for temporary files; off: nowhere.",
+    ),
     Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
 )
 

@@ -14,7 +14,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
 
@@ -73,19 +73,21 @@ class Variant:
     ones: frozenset[str]  # symbols that are the constant 1
     guards: tuple[Guard, ...]
     run: Callable[..., Any]  # what the function returns, for the program's inputs
-    # `run` itself checks and refuses arguments that it is not for, if there are `count` of them
-    # and those at the positions in `numbers` are of these types. count -1: it takes only what was
-    # found to fit.
-    count: int
-    numbers: tuple[tuple[int, type], ...]
+    # Checks and refuses arguments that it is not for; None: `run` takes only what was found to fit.
+    executable: Callable[..., Any] | None
+    result: str  # how its outputs make the result, as `add_variant` says
+    rebuild: Callable[[tuple[Any, ...]], Any] | None
 
     def fits(self, env: Mapping[str, int]) -> bool:
         """Whether this variant is for these sizes."""
         return all(env[name] == 1 for name in self.ones) and all(g.holds(env) for g in self.guards)
 
 
-class Kernel:
-    """A function decorated with `@tilevm.kernel`: call it with arrays, numbers, static values."""
+class Kernel(runtime.Dispatch):
+    """A function decorated with `@tilevm.kernel`: call it with arrays, numbers, static values.
+
+    Positional calls that the latest variant takes run without Python; all others come to `_call`.
+    """
 
     __name__: str
 
@@ -99,7 +101,6 @@ class Kernel:
         self._line = place(code.co_filename, code.co_firstlineno)
         self._static = frozenset(static)
         self._variants: dict[Signature, list[Variant]] = {}
-        self._latest: Variant | None = None
         self._lock = threading.RLock()
         names = self._signature.parameters
         for name, parameter in names.items():
@@ -110,21 +111,24 @@ class Kernel:
         self._specs, self._facts = _dimensions(self, dims)
         _kernels.add(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for these arguments."""
-        variant = self._latest
-        if variant is not None and len(args) == variant.count and not kwargs:
-            for i, number in variant.numbers:
-                if type(args[i]) is not number:
-                    break
-            else:
-                try:
-                    return variant.run(*args)
-                except TilevmError:  # arguments for another variant, or wrong ones
-                    pass
-        variant, operands = self._find(args, kwargs)
-        self._latest = variant
-        return variant.run(*operands)
+        variant, signature, operands = self._find(args, kwargs)
+        result = variant.run(*operands)
+        self._ready.clear()  # one is enough: what it refuses costs an exception
+        if variant.executable is not None and not kwargs and _is_settled(signature, args):
+            arguments = enumerate(signature.arguments)
+            runtime.add_variant(
+                self._ready,
+                args,
+                variant.executable,
+                checked=False,
+                inputs=[i for i, argument in arguments if argument.kind != "static"],
+                outputs=range(len(variant.graph.results)),
+                result=variant.result,
+                rebuild=variant.rebuild,
+            )
+        return result
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph that a call with these arguments runs."""
@@ -132,14 +136,16 @@ class Kernel:
 
     def forget(self) -> None:
         """Drop what was traced: the next call traces again."""
-        self._latest = None
+        self._ready.clear()
         self._variants = {}
 
     def variants(self) -> list[Graph]:
         """The graphs traced so far."""
         return [variant.graph for found in self._variants.values() for variant in found]
 
-    def _find(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Variant, list[Any]]:
+    def _find(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[Variant, Signature, list[Any]]:
         """The variant for a call, traced if it is the first, and the program's inputs."""
         values = self._signature.bind(*args, **kwargs).arguments
         signature = self._classify(values)
@@ -153,12 +159,12 @@ class Kernel:
             known = self._variants.setdefault(signature, [])
             for variant in known:
                 if variant.fits(env):
-                    return variant, operands
+                    return variant, signature, operands
             variant = self._capture(signature, env)
             if config.debug >= 2:
                 sys.stderr.write(to_text(variant.graph))
             known.append(variant)
-            return variant, operands
+            return variant, signature, operands
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         name = self._function.__name__
@@ -377,22 +383,23 @@ class Kernel:
             run = runtime.compile_program(
                 builder.program, [], framework=arrays.name, input_names=names, single=single
             )
-            rebuild = _same if single or rebuild is tuple else rebuild
-        in_order = list(self._signature.parameters)[: len(names)] == names
-        all_inputs = in_order and len(names) == len(signature.arguments)
+        result = {_first: "single", tuple: "tuple", list: "list"}.get(rebuild, "rebuilt")
         checks = config.tier != "reference" and not any(guard.branch for guard in guards)
-        count = len(names) if all_inputs and checks else -1
-        whole = run if rebuild is _same else lambda *inputs: rebuild(run(*inputs))
-        numbers = tuple(_number_types(signature))
-        return Variant(graph, ones, guards, whole, count, numbers)
+        as_it_is = rebuild is tuple or (single and config.tier != "reference")
+        whole = run if as_it_is else lambda *inputs: rebuild(run(*inputs))
+        again = rebuild if result == "rebuilt" else None
+        return Variant(graph, ones, guards, whole, run if checks else None, result, again)
+
+
+def _is_settled(signature: Signature, args: Sequence[Any]) -> bool:
+    """Whether kinds of the arguments say all that the signature does, beside what arrays are."""
+    kinds = {"number": (int, float), "static": (bool, str, type(None))}
+    pairs = zip(signature.arguments, args, strict=True)
+    return all(a.kind == "array" or type(value) in kinds[a.kind] for a, value in pairs)
 
 
 def _python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _same(outputs: Any) -> Any:
-    return outputs
 
 
 def _first(outputs: tuple[Any, ...]) -> Any:
@@ -420,14 +427,6 @@ def _equality(check: runtime.Check) -> Guard:
 def _any_size(size: int | str) -> AnySize:
     text = str(size)
     return int(text) if text.lstrip("-").isdigit() else Size(text)
-
-
-def _number_types(signature: Signature) -> Iterator[tuple[int, type]]:
-    """Position and Python type of each argument that is a number."""
-    python = {dtype: type_ for type_, dtype in _WEAK.items()}
-    for i, argument in enumerate(signature.arguments):
-        if argument.kind == "number":
-            yield i, python[argument.dtype]
 
 
 def _reference(graph: Graph, arrays: Arrays) -> Callable[..., tuple[Any, ...]]:

@@ -32,6 +32,15 @@ from tilevm.ir.types import Dim
 Dims = Mapping[str, Mapping[int, Dim]]
 
 
+@dataclass(frozen=True)
+class Direct:
+    """How the core runs a capture without Python: what `add_variant` takes."""
+
+    inputs: tuple[int, ...]  # of the executable: a leaf, or ~index of a bound tensor
+    outputs: tuple[int, ...]
+    result: str
+
+
 @dataclass
 class Capture:
     """A compiled call. `holds(leaves)`: whether it may run for a call with these leaves."""
@@ -42,6 +51,9 @@ class Capture:
     captured: Captured
     bound: tuple[torch.Tensor, ...]
     binds: tuple[str, ...]  # Python statements that bind the symbols of the guards
+    sources: tuple[str, ...]  # Python source of each condition
+    direct: Direct | None  # None: Python runs around the executable
+    settled: bool = False  # the core has a variant for it, or cannot have one
     _bound_types: tuple[Any, ...] = ()
 
     def __post_init__(self) -> None:
@@ -402,8 +414,38 @@ def _finish(
         if i in places
     )
     said = tuple(c.text for c in conditions)
+    sources = tuple(_spelled(c.source, binds) for c in conditions)
     holds = _predicate(conditions, binds)
-    return Capture(holds, run, said, captured, tuple(bound), binds), conditions
+    direct = None if writes else _direct(captured, names, result, signature)
+    made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct)
+    return made, conditions
+
+
+def _spelled(source: str, binds: Sequence[str]) -> str:
+    """`source` with what its symbols are bound to in place of their names."""
+    for line in binds:
+        symbol, _, value = line.partition(" = ")
+        source = re.sub(rf"\b{symbol}\b", value, source)
+    return source
+
+
+def _direct(
+    captured: Captured, names: Sequence[str], result: Tree, signature: Any
+) -> Direct | None:
+    """None, if Python has more to do than to pass inputs and outputs on."""
+    imported = captured.imported
+    kinds = {spec.kind for spec in signature.output_specs}
+    if imported.float_inputs or kinds - {OutputKind.USER_OUTPUT}:
+        return None
+    given = [names[i] for i in imported.passed]  # "l[0]", a leaf; "b0", a bound tensor
+    inputs = tuple(~int(n[1:]) if n[0] == "b" else int(n[2:-1]) for n in given)
+    flat = isinstance(result, Branch) and result.type in (tuple, list)
+    leaves = result.children if isinstance(result, Branch) and flat else (result,)
+    outputs: list[Any] = [imported.outputs[t.index] for t in leaves if isinstance(t, Leaf)]
+    if len(outputs) < len(leaves) or any(type(output) is not int for output in outputs):
+        return None
+    kind = result.type.__name__ if isinstance(result, Branch) else "single"
+    return Direct(inputs, tuple(outputs), kind)
 
 
 def _write(target: str, tree: Branch, outputs: list[str], constants: dict[str, Any]) -> list[str]:

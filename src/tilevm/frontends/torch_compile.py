@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -19,11 +19,12 @@ from torch import nn
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, DTypeError, ShapeError
-from tilevm.frontends import torch_capture, torch_tree
+from tilevm.frontends import torch_capture, torch_guards, torch_tree
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.ir.types import Dim
+from tilevm.runtime.program import Dispatch, add_variant
 from tilevm.stats import stats
 
 Dims = Mapping[str, Mapping[int, Dim]]
@@ -49,8 +50,12 @@ class Family:
     reason: str = ""
 
 
-class Compiled:
-    """What `tilevm.compile` makes of a function. Call it as the function."""
+class Compiled(Dispatch):
+    """What `tilevm.compile` makes of a function. Call it as the function.
+
+    Calls with positional tensors, numbers, strings and None that are like an earlier one run
+    without Python. All others, and those that need anything special, come to `_call`.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class Compiled:
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`."""
         leaves: list[Any] = []
         grad = _has_grad()
@@ -86,9 +91,9 @@ class Compiled:
         if self._dims:
             torch_capture.facts_of(self._fn, args, kwargs, self._dims, leaves)
         state = self._state
-        if state is None or not state.same():
+        if state is None or not state.watch.same():
             state = self._renew()
-        if grad and (state.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
+        if grad and (state.watch.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
             return self._with_gradients(args, kwargs)
         if key[2]:
             return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
@@ -96,21 +101,63 @@ class Compiled:
         if family is not None:
             for capture in family.captures:
                 if capture.holds(leaves):
-                    try:
-                        return capture.run(leaves, args, kwargs)
-                    except (ShapeError, DTypeError):
-                        if capture.fits():
-                            raise
-                        family.captures.remove(capture)  # a parameter's shape or dtype changed
-                        break
+                    result = self._run(capture, leaves, args, kwargs)
+                    if not capture.settled:
+                        self._settle(capture, leaves, args, kwargs)
+                    return result
             if family.reason:
                 return self._eager(family.reason, args, kwargs)
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
+
+    def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        try:
+            return capture.run(leaves, args, kwargs)
+        except (ShapeError, DTypeError):
+            if capture.fits():
+                raise
+        self._forget(capture)  # a parameter's shape or dtype changed
+        return self._call(*args, **kwargs)
+
+    def _forget(self, capture: Capture) -> None:
+        for family in self._families.values():
+            if capture in family.captures:
+                family.captures.remove(capture)
+        self._ready.clear()
+        for other in self.captures:
+            other.settled = False
+
+    def _settle(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Let the core run calls like this one."""
+        capture.settled = True
+        places = [i for i, value in enumerate(args) if torch_tree.is_leaf(value)]
+        if kwargs or self._state is None or not all(map(_is_flat, args)):
+            return
+        promised = _promises(self._fn, args, self._dims, leaves)
+        guards = torch_guards.steps((*capture.sources, *promised), places)
+        if guards is None:
+            return
+        self._ready.watch = self._state.watch
+        direct = capture.direct
+        if direct is None:
+            run = functools.partial(self._run, capture)
+            add_variant(self._ready, args, run, guards=guards)
+            return
+        add_variant(
+            self._ready,
+            args,
+            capture.captured.executable,
+            guards=guards,
+            inputs=[places[i] if i >= 0 else i for i in direct.inputs],
+            bound=capture.bound,
+            outputs=direct.outputs,
+            result=direct.result,
+        )
 
     def _renew(self) -> State:
         """Forget captures: a parameter, buffer, submodule or training flag is another one."""
         self._modules = modules_of(self._fn)
         self._families.clear()
+        self._ready.clear()
         self._state = State(self._modules.values())
         return self._state
 
@@ -149,6 +196,9 @@ class Compiled:
                 self._fn, backend=functools.partial(backend, options=self._knobs), dynamic=True
             )
         return self._differentiable(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compiled, (self._fn, self._dims, self._knobs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class holds this."""
@@ -190,12 +240,30 @@ class Compiled:
 _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
-    "identity of parameters, buffers and submodules, `training` of each module."
+    "identity of parameters, buffers and submodules, hooks and `training` of each module."
 )
 
 
 def _wants_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _is_flat(value: Any) -> bool:
+    return torch_tree.is_leaf(value) or value is None or type(value) in (bool, str)
+
+
+def _promises(
+    fn: Callable[..., Any], args: Any, dims: Dims | None, leaves: list[Any]
+) -> Iterator[str]:
+    """What `dims` says of a call, as conditions over its leaves."""
+    at: dict[int, str] = {}
+    for (leaf, axis), dim in torch_capture.facts_of(fn, args, {}, dims, leaves).items():
+        size = f"l[{leaf}].shape[{axis}]"
+        yield f"{size} >= {dim.min}"
+        yield f"{size} % {dim.multiple_of} == 0"
+        if dim.max is not None:
+            yield f"{size} <= {dim.max}"
+        yield f"{size} == {at.setdefault(id(dim), size)}"
 
 
 def reason_of(error: Exception) -> str:
@@ -204,8 +272,10 @@ def reason_of(error: Exception) -> str:
     return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
-class CompiledModule(nn.Module):
+class CompiledModule(Dispatch, nn.Module):
     """A module that runs compiled. Attributes, parameters and modes are those of the module."""
+
+    _tilevm: Compiled
 
     def __init__(self, module: nn.Module, dims: Dims | None, knobs: Mapping[str, Any]) -> None:
         # The module's own dictionaries, so that whatever nn.Module does happens to the module.
@@ -213,10 +283,11 @@ class CompiledModule(nn.Module):
         own.update(vars(module))
         own["_tilevm"] = Compiled(module, dims, knobs)
         own["_tilevm_module"] = module
+        object.__setattr__(self, "_ready", self._tilevm._ready)  # past __setattr__ of modules
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
         """The module's result."""
-        return self._tilevm(*args, **kwargs)
+        return self._tilevm._call(*args, **kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as a call."""

@@ -91,9 +91,11 @@ def _through_autograd(
     gm: torch.fx.GraphModule, example_inputs: Sequence[Any], knobs: dict[str, Any]
 ) -> Compiled:
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
-    def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Compiled:
-        return torch_program.compile_aten(graph, knobs)
+    def lower(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        # Boxed: a list of arguments, which it empties, so that memory is free as soon as it can be.
+        return make_boxed_func(torch_program.compile_aten(graph, knobs))
 
     compiled: Compiled = aot_autograd(
         fw_compiler=lower,

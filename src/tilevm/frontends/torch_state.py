@@ -1,16 +1,14 @@
-"""What `tilevm.compile` sees of modules: parameters, buffers, submodules, training flags."""
+"""What `tilevm.compile` sees of modules: parameters, buffers, submodules, hooks, training flags."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from operator import itemgetter
 from types import FunctionType, MethodType
 from typing import Any
 
-import torch
 from torch import nn
 
-_training = itemgetter("training")
+from tilevm.runtime.program import Watch
 
 # Modules of exactly these types do not read their flag.
 _FLAGLESS = {
@@ -51,40 +49,20 @@ def _references(fn: Any) -> Iterator[tuple[str, Any]]:
                 yield name, fn.__globals__[name]
 
 
+_SLOTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+
+
 class State:
-    """The modules as they were at a capture; `same()` says whether they still are.
+    """The modules as they were at a capture; `watch.same()` says whether they still are.
 
     Values of parameters and buffers are no part of it: programs read their memory at each call.
     """
 
     def __init__(self, roots: Iterable[nn.Module]) -> None:
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
-        self.modules = modules
-        self._dicts = [vars(m) for m in modules]
-        self._readers = [vars(m) for m in modules if type(m) not in _FLAGLESS]
-        self._flags = list(map(_training, self._readers))
-        slots = ("_parameters", "_buffers", "_modules")
-        live = [d[slot] for d in self._dicts for slot in slots]
-        self._live = [d for d in live if d]
-        self._saved = [dict(d) for d in self._live]
-        # Equality of two tensors of one element does not mean that they are the same tensor.
-        self._small = [
-            (d, name, value)
-            for d in self._live
-            for name, value in d.items()
-            if isinstance(value, torch.Tensor) and value.numel() <= 1
-        ]
-        self.parameters = [p for m in modules for p in m._parameters.values() if p is not None]
-
-    def same(self) -> bool:
-        """Whether flags, parameters, buffers and submodules are the objects they were."""
-        try:
-            if self._live != self._saved or list(map(_training, self._readers)) != self._flags:
-                return False
-        except RuntimeError:  # comparing two different tensors
-            return False
-        return all(d.get(name) is value for d, name, value in self._small)
-
-    def wants_gradient(self) -> bool:
-        """Whether some parameter does."""
-        return any(p.requires_grad for p in self.parameters)
+        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
+        self.watch = Watch(
+            whole=[d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None],
+            flags=[vars(m) for m in modules if type(m) not in _FLAGLESS],
+            parameters=parameters,
+        )

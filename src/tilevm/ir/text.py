@@ -97,6 +97,27 @@ def from_text(text: str) -> Graph:
     raise ParseError(f"line {len(text.splitlines()) + 1}: the graph does not end: add `return ...`")
 
 
+def from_core(text: str, symbols: Sequence[Symbol]) -> Graph:
+    """The graph that the core's text of a program says. Raises: ParseError."""
+    rows = text.splitlines()
+    head = re.sub(r"weak (\w+)", lambda match: WEAK[match[1]], rows[0])
+    lines = [head.replace("program(", "graph(", 1)]
+    if symbols:
+        lines.append(f"  where {', '.join(map(str, symbols))}")
+    for row in rows[1:]:
+        code, mark, comment = row.partition("  # ")
+        if code.strip().startswith("check "):  # typing states them anew
+            continue
+        match = _NODE.match(code.strip())
+        if match and match[2] != "call":  # types are inferred anew
+            names = ", ".join(_declaration(part)[0] for part in _split(match[1]))
+            code = f"  {names} = {match[2]} {match[3] or ''}"
+        else:
+            code = re.sub(r"weak (\w+)", lambda match: WEAK[match[1]], code)
+        lines.append(code + mark + comment)
+    return from_text("\n".join(lines))
+
+
 def _comment(row: str) -> tuple[str, str | None]:
     code, _, comment = row.partition("#")
     return code.strip(), comment.strip() or None

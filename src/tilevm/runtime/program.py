@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
 from tilevm.config import config
+from tilevm.runtime import failure
 
 CoreType = tuple[str, bool, tuple[int | str, ...]]  # dtype, weak, sizes
 Check = tuple[int | str, int | str, str]  # two sizes that must be equal, the error's message
@@ -70,6 +71,89 @@ class Bytecode(Protocol):
         """Verify and run."""
 
 
+class Variants(Protocol):
+    """Calls that run without Python; at most 32, the latest first."""
+
+    watch: Watch | None  # must hold for any of them to run
+
+    def clear(self) -> None:
+        """Drop all, and the watch."""
+
+    def __len__(self) -> int: ...
+
+
+GuardStep = tuple[Any, ...]  # ("size", argument, axis), ("constant", 3), ("==",), ("require",), ...
+
+if TYPE_CHECKING:
+
+    class Watch:
+        """Objects in dictionaries of modules, to be compared with what they were.
+
+        whole: nothing in them may change. flags: `training` may not. parameters: tensors.
+        """
+
+        def __init__(
+            self,
+            whole: list[dict[str, Any]],
+            flags: list[dict[str, Any]],
+            parameters: list[Any],
+        ) -> None: ...
+
+        def same(self) -> bool:
+            """Whether nothing was replaced, added or removed."""
+
+        def wants_gradient(self) -> bool:
+            """Whether some parameter requires gradients now."""
+
+    class Dispatch:
+        """A callable: a variant of `_ready` runs, or, if none is for the call, `_call`."""
+
+        _ready: Variants
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            """The result of a variant, or of `_call`."""
+
+else:
+    Watch = _core.Watch
+    Dispatch = _core.Dispatch
+
+
+def add_variant(
+    variants: Variants,
+    args: tuple[Any, ...],
+    run: Callable[..., Any],
+    *,
+    checked: bool = True,
+    guards: Sequence[GuardStep] = (),
+    inputs: Sequence[int] | None = None,
+    bound: tuple[Any, ...] = (),
+    outputs: Sequence[int] = (0,),
+    result: str = "single",
+    rebuild: Callable[[tuple[Any, ...]], Any] | None = None,
+) -> bool:
+    """Let `variants` have calls like this one, that ran with `args`. False: they cannot.
+
+    checked: kinds, element types, ranks, layouts and gradients of the arguments, and modes of
+    PyTorch, must be those of this call; otherwise all is left to the executable. guards: conditions
+    on sizes and ints, in postfix order. inputs: of the executable `run`, indices of arguments, or
+    `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of the executable,
+    in the order of the result, which is the `single` one, a `tuple`, a `list`, or `rebuilt`.
+    """
+    added: bool = _core.add_variant(
+        variants,
+        args,
+        run,
+        checked=checked,
+        guards=list(guards),
+        inputs=None if inputs is None else list(inputs),
+        bound=bound,
+        outputs=list(outputs),
+        result=result,
+        rebuild=rebuild,
+    )
+    return added
+
+
 bytecode: Bytecode = _core.bytecode
 
 
@@ -105,6 +189,21 @@ def _configure(knobs: Mapping[str, Any]) -> None:
 
 
 config.watch(_configure)
+_core.on_internal_error(failure.save)
+
+
+class ProgramText(NamedTuple):
+    """The program of an executable: text, (name, min, max, multiple_of) of symbols, call-outs."""
+
+    text: str
+    symbols: list[tuple[str, int, int, int]]
+    targets: list[str]
+
+
+def program_text(executable: Callable[..., Any]) -> ProgramText:
+    """What an executable runs, lowered."""
+    core: Any = executable
+    return ProgramText(*core.program())
 
 
 def counters() -> dict[str, Any]:

@@ -23,12 +23,14 @@ import numpy as np
 from tilevm.errors import ParseError, TilevmError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph
-from tilevm.ir.text import from_text, to_text
-from tilevm.ir.types import FLOATS, WEAK, Type, numpy_dtype
+from tilevm.ir.text import from_core, from_text, to_text
+from tilevm.ir.types import FLOATS, WEAK, Symbol, Type, numpy_dtype
+from tilevm.runtime.program import program_text
 from tilevm.tools.worker import Worker, WorkerError
 
 FORMAT = 1
 TIERS = ("reference", "interp", "auto")
+_UNBOUNDED = 2**63 - 1
 UNITS = 64  # a tier that differs by more units of the largest value is wrong
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
@@ -82,6 +84,18 @@ def save(
         archive.writestr("graph.txt", to_text(graph))
         archive.writestr("inputs.npz", packed.getvalue())
         archive.writestr("call.json", json.dumps(told, indent=1))
+
+
+def save_executable(
+    path: Path, executable: Callable[..., Any], inputs: Sequence[Any], *, note: str = ""
+) -> None:
+    """Write a call of a compiled program to a file. Raises: ParseError, if text cannot hold it."""
+    text, facts, targets = program_text(executable)
+    symbols = [
+        Symbol(name, max(least, 0), None if most == _UNBOUNDED else most, multiple)
+        for name, least, most, multiple in facts
+    ]
+    save(path, from_core(text, symbols), inputs, note=note, targets=targets)
 
 
 def load(path: Path) -> Call:

@@ -1,0 +1,179 @@
+#include "bind/watch.h"
+
+#include "bind/torch_direct.h"
+
+namespace tilevm::bind {
+namespace {
+
+// A number that every change of a dictionary changes; 0: this Python has none.
+std::uint64_t version_of([[maybe_unused]] PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  return 0;
+#endif
+}
+
+Ref owned(PyObject* object) {
+  Py_XINCREF(object);
+  return Ref(object);
+}
+
+WatchObject* as_watch(PyObject* self) { return reinterpret_cast<WatchObject*>(self); }
+
+PyObject* make(PyTypeObject* type, PyObject* args, PyObject* names) {
+  static const char* const words[] = {"whole", "flags", "parameters", nullptr};
+  PyObject *whole, *flags, *parameters;
+  if (PyArg_ParseTupleAndKeywords(args, names, "O!O!O!", const_cast<char**>(words), &PyList_Type,
+                                  &whole, &PyList_Type, &flags, &PyList_Type, &parameters) == 0) {
+    return nullptr;
+  }
+  PyObject* self = type->tp_alloc(type, 0);
+  if (self == nullptr) return nullptr;
+  try {
+    as_watch(self)->watch = new Watch(whole, flags, parameters);
+  } catch (...) {
+    set_python_error();
+    Py_DECREF(self);
+    return nullptr;
+  }
+  return self;
+}
+
+PyObject* same(PyObject* self, PyObject*) {
+  Watch* watch = as_watch(self)->watch;
+  return PyBool_FromLong(watch != nullptr && watch->same());
+}
+
+PyObject* wants_gradient(PyObject* self, PyObject*) {
+  const Watch* watch = as_watch(self)->watch;
+  try {
+    return PyBool_FromLong(watch != nullptr && watch->wants_gradient());
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(Py_TYPE(self));
+  return as_watch(self)->watch != nullptr ? as_watch(self)->watch->traverse(visit, arg) : 0;
+}
+
+int clear(PyObject* self) {
+  delete std::exchange(as_watch(self)->watch, nullptr);
+  return 0;
+}
+
+void dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  type->tp_free(self);
+  Py_DECREF(type);
+}
+
+PyMethodDef methods[] = {
+    {"same", same, METH_NOARGS, "Whether nothing was replaced."},
+    {"wants_gradient", wants_gradient, METH_NOARGS, "Whether some parameter requires gradients."},
+    {nullptr, nullptr, 0, nullptr}};
+
+}  // namespace
+
+Watch::Watch(PyObject* whole, PyObject* flags, PyObject* parameters)
+    : training_(checked(PyUnicode_InternFromString("training"))) {
+  const auto each = [](PyObject* list, auto&& use) {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) use(PyList_GET_ITEM(list, i));
+  };
+  each(whole, [&](PyObject* dict) {
+    if (!PyDict_Check(dict)) throw host::TypeError("a watched dictionary is none");
+    Whole entry{owned(dict), {}, version_of(dict)};
+    Py_ssize_t at = 0;
+    PyObject *key, *value;
+    while (PyDict_Next(dict, &at, &key, &value) != 0) {
+      entry.items.emplace_back(owned(key), owned(value));
+    }
+    whole_.push_back(std::move(entry));
+  });
+  each(flags, [&](PyObject* dict) {
+    if (!PyDict_Check(dict)) throw host::TypeError("a watched dictionary is none");
+    PyObject* value = PyDict_GetItemWithError(dict, training_.get());
+    if (value == nullptr && PyErr_Occurred()) throw host::ForeignError();
+    flags_.push_back({owned(dict), owned(value), version_of(dict)});
+  });
+  each(parameters, [&](PyObject* parameter) { parameters_.push_back(owned(parameter)); });
+}
+
+bool Watch::Whole::same() {
+  const std::uint64_t now = version_of(dict.get());
+  if (now != 0 && now == version) return true;
+  if (PyDict_GET_SIZE(dict.get()) != static_cast<Py_ssize_t>(items.size())) return false;
+  Py_ssize_t at = 0;
+  PyObject *key, *value;
+  for (const auto& [saved_key, saved_value] : items) {
+    if (PyDict_Next(dict.get(), &at, &key, &value) == 0) return false;
+    if (key != saved_key.get() || value != saved_value.get()) return false;
+  }
+  version = now;
+  return true;
+}
+
+bool Watch::Flag::same(PyObject* key) {
+  const std::uint64_t now = version_of(dict.get());
+  if (now != 0 && now == version) return true;
+  if (PyDict_GetItemWithError(dict.get(), key) != value.get()) return false;
+  version = now;
+  return true;
+}
+
+bool Watch::same() {
+  for (Whole& entry : whole_) {
+    if (!entry.same()) return false;
+  }
+  for (Flag& flag : flags_) {
+    if (!flag.same(training_.get())) return false;
+  }
+  return true;
+}
+
+bool Watch::wants_gradient() const {
+  if (parameters_.empty()) return false;
+  const TorchDirect& torch = TorchDirect::get();
+  for (const Ref& parameter : parameters_) {
+    if (torch.requires_grad(parameter.get())) return true;
+  }
+  return false;
+}
+
+int Watch::traverse(visitproc visit, void* arg) const {
+  for (const Whole& entry : whole_) {
+    Py_VISIT(entry.dict.get());
+    for (const auto& [key, value] : entry.items) {
+      Py_VISIT(key.get());
+      Py_VISIT(value.get());
+    }
+  }
+  for (const Flag& flag : flags_) {
+    Py_VISIT(flag.dict.get());
+    Py_VISIT(flag.value.get());
+  }
+  for (const Ref& parameter : parameters_) Py_VISIT(parameter.get());
+  return 0;
+}
+
+PyTypeObject* watch_type() {
+  static PyTypeObject* const type = [] {
+    PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
+                           {Py_tp_dealloc, reinterpret_cast<void*>(dealloc)},
+                           {Py_tp_traverse, reinterpret_cast<void*>(traverse)},
+                           {Py_tp_clear, reinterpret_cast<void*>(clear)},
+                           {Py_tp_methods, methods},
+                           {0, nullptr}};
+    PyType_Spec spec = {"tilevm._core.Watch", static_cast<int>(sizeof(WatchObject)), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+    return reinterpret_cast<PyTypeObject*>(checked(PyType_FromSpec(&spec)).release());
+  }();
+  return type;
+}
+
+}  // namespace tilevm::bind

@@ -1,0 +1,55 @@
+"""What happens when a call fails inside tilevm: it is saved, so that it can be run again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tilevm.config import config
+
+MOST_SAVED = 8  # of one process: a loop that fails shall not fill the disk
+MOST_BYTES = 256 << 20  # of a call's inputs
+
+_saved: list[Path] = []
+
+
+def save(executable: Callable[..., Any], inputs: tuple[Any, ...], error: Exception) -> None:
+    """Save the call as `config.failures` says, and add to the error's message where it is."""
+    if config.failures == "off" or len(_saved) >= MOST_SAVED:
+        return
+    text = str(error)
+    try:
+        path = _write(executable, inputs, text)
+    except Exception as reason:  # whatever it is, the first error is the one to raise
+        error.args = (f"{text}\n  The call could not be saved: {reason}",)
+        return
+    _saved.append(path)
+    error.args = (
+        f"{text}\n  This call is saved in {path}, and runs again by: tilevm replay {path}\n"
+        "  Please report it with that file; it holds the inputs of the call.",
+    )
+
+
+def _write(executable: Callable[..., Any], inputs: tuple[Any, ...], note: str) -> Path:
+    size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
+    if size > MOST_BYTES:
+        raise ValueError(
+            f"its inputs have {size >> 20} MiB, and at most {MOST_BYTES >> 20} are kept"
+        )
+    automatic = Path(tempfile.gettempdir()) / "tilevm"
+    directory = automatic if config.failures == "auto" else Path(config.failures)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=directory)
+    os.close(handle)
+    path = Path(name)
+    try:
+        # By name: tools stand above the runtime.
+        import_module("tilevm.tools.replay").save_executable(path, executable, inputs, note=note)
+    except BaseException:
+        path.unlink()
+        raise
+    return path

@@ -1,0 +1,126 @@
+"""A call that fails inside tilevm is saved, and its error says where."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilevm
+from tilevm import errors
+from tilevm.ir.text import from_core, from_text
+from tilevm.runtime import failure
+from tilevm.runtime import program as runtime
+from tilevm.tools import replay
+
+GRAPH = """
+graph(x: float32[M, N], n: float)
+  where M in 2.., N % 4 == 0
+  y: float32[M, N] = mul x, n
+  z: float32[M, N] = call y, target=0
+  w: float32[M] = sum z, axes=[1]
+  return w
+"""
+
+
+@pytest.fixture(autouse=True)
+def few_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "_saved", [])
+
+
+def failing() -> Callable[..., Any]:
+    """An executable whose call-out returns too much: an error of ours, not of the user."""
+    names = ["x", "n"]
+    program = from_text(GRAPH).to_program()
+    return runtime.compile_program(
+        program, [lambda y: (y, y)], framework="numpy", input_names=names
+    )
+
+
+def message_of(executable: Callable[..., Any]) -> str:
+    with pytest.raises(errors.InternalError) as caught:
+        executable(np.ones((3, 4), np.float32), 2.0)
+    return str(caught.value)
+
+
+def test_the_call_is_saved_and_named(tmp_path: Path) -> None:
+    with tilevm.config.patch(failures=str(tmp_path / "new")):
+        message = message_of(failing())
+    found = re.search(r"tilevm replay (\S+)", message)
+    assert found
+    call = replay.load(Path(found[1]))
+    assert Path(found[1]).parent == tmp_path / "new"
+    assert "should return 1 values" in call.note
+    assert [node.op for node in call.graph.nodes][-2:] == ["call", "sum"]
+    assert (call.graph.symbols[0].min, call.graph.symbols[1].multiple_of) == (2, 4)
+    np.testing.assert_array_equal(call.inputs[0], np.ones((3, 4), np.float32))
+    assert call.inputs[1] == 2.0
+
+
+def test_the_default_is_a_directory_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    message_of(failing())
+    assert len(list((tmp_path / "tilevm").glob("call-*.zip"))) == 1
+
+
+def test_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    with tilevm.config.patch(failures="off"):
+        assert "replay" not in message_of(failing())
+    assert not list(tmp_path.iterdir())
+
+
+def test_not_all_of_a_loop_are_saved(tmp_path: Path) -> None:
+    executable = failing()
+    with tilevm.config.patch(failures=str(tmp_path)):
+        for _ in range(failure.MOST_SAVED + 3):
+            message_of(executable)
+    assert len(list(tmp_path.iterdir())) == failure.MOST_SAVED
+
+
+def test_what_cannot_be_saved_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failure, "MOST_BYTES", 10)
+    with tilevm.config.patch(failures=str(tmp_path)):
+        message = message_of(failing())
+    assert "should return 1 values" in message
+    assert "could not be saved: its inputs have" in message
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(failure, "MOST_BYTES", 1000)
+    with tilevm.config.patch(failures=str(tmp_path / "file")):
+        assert "could not be saved" in message_of(failing())
+
+
+def test_errors_of_the_user_are_not_saved(tmp_path: Path) -> None:
+    with tilevm.config.patch(failures=str(tmp_path)):
+        with pytest.raises(errors.ShapeError):
+            failing()(np.ones(3, np.float32), 2.0)
+        with pytest.raises(errors.DTypeError):
+            failing()(np.ones((3, 4), np.int32), 2.0)
+    assert not list(tmp_path.iterdir())
+
+
+def test_text_of_the_core_is_a_graph() -> None:
+    graph = from_text(
+        "graph(x: float32[M, N], y: float32[K, N], k: int)\n"
+        "  a = mul x, y  # model.py:3\n"
+        "  b = sum a, axes=[1], keepdims=true\n"
+        "  c = mul b, k\n"
+        "  return c\n"
+    )
+    executable = runtime.compile_program(
+        graph.to_program(), [], framework="numpy", input_names=["x", "y", "k"]
+    )
+    text = runtime.program_text(executable).text
+    again = from_core(text, [])
+    x, y = np.ones((3, 4), np.float32), np.ones((3, 4), np.float32)
+    twin = runtime.compile_program(
+        again.to_program(), [], framework="numpy", input_names=["x", "y", "k"]
+    )
+    np.testing.assert_array_equal(twin(x, y, 3)[0], executable(x, y, 3)[0])
