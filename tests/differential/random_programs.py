@@ -33,7 +33,7 @@ from tilevm.ir.graph import Graph, GraphBuilder, Node
 from tilevm.ir.ops import OPS, Class, Kind, Op
 from tilevm.ir.text import to_text
 from tilevm.ir.types import (
-    KERNEL_DTYPES,
+    DTYPES,
     AnySize,
     Size,
     Symbol,
@@ -116,13 +116,13 @@ class Generator:
         first: list[AnySize] = [Size(n) for n in names]
         rng.shuffle(first)
         first.insert(rng.randint(0, len(first)), rng.choice([1, 3])) if rng.random() < 0.2 else None
-        self.parameter(Type(rng.choice(KERNEL_DTYPES[:2]), tuple(first)))
+        self.parameter(Type(rng.choice(DTYPES[:2]), tuple(first)))
         for _ in range(rng.randint(0, 3)):
             if rng.random() < 0.1:
                 self.parameter(Type(rng.choice(["float64", "int64", "bool"]), (), weak=True))
                 continue
             shape = self.shape() if rng.random() < 0.4 else self.like(first)
-            self.parameter(Type(rng.choice(KERNEL_DTYPES), shape))
+            self.parameter(Type(rng.choice(DTYPES), shape))
 
     def like(self, shape: Sequence[AnySize]) -> tuple[AnySize, ...]:
         """A shape that broadcasts with this one."""
@@ -146,7 +146,7 @@ class Generator:
         except (ShapeError, DTypeError):
             return None
         node = self.builder._nodes[-1]
-        if self.elements(node.types[0].shape) > 4000 or node.types[0].dtype not in KERNEL_DTYPES:
+        if self.elements(node.types[0].shape) > 4000 or node.types[0].dtype not in DTYPES:
             if not node.types[0].weak:
                 return None
         try:
@@ -328,7 +328,7 @@ class Generator:
                 return rng.choice([0, 0, 1, 2, -1, -3, half, d // 3])
             return rng.choice([d, d, half + 1, -1, 5, 10**9, half, 1])
         choices: dict[Kind, list[Any]] = {
-            Kind.DTYPE: list(KERNEL_DTYPES),
+            Kind.DTYPE: list(DTYPES),
             Kind.INT: [1, 2, 3],
             Kind.BOOL: [True, False],
             Kind.NUMBER: [1e-5, 1e-3] if name == "eps" else [0, 1, 2] if name == "correction" else

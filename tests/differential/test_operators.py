@@ -16,7 +16,7 @@ from tilevm.errors import DTypeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import BY_NAME, OPS, Class
 from tilevm.ir.reference import evaluate
-from tilevm.ir.types import KERNEL_DTYPES, Size, Symbol, Type, numpy_dtype
+from tilevm.ir.types import DTYPES, Size, Symbol, Type, numpy_dtype
 
 Array = Any
 A, B, C = Size("A"), Size("B"), Size("C")
@@ -133,7 +133,7 @@ def typed(op: str, types: list[Type], **params: Any) -> Graph | None:
 @pytest.mark.parametrize("op", ELEMENTWISE)
 def test_elementwise_of_every_shape_and_layout(op: str, tier: str) -> None:
     count = BY_NAME[op].inputs
-    for dtype in KERNEL_DTYPES:
+    for dtype in DTYPES:
         dtypes = ["bool", dtype, dtype] if op == "where" else [dtype] * count
         for rank, shapes in SHAPES.items():
             graph = typed(op, [Type(d, SYMBOLS[:rank]) for d in dtypes])
@@ -153,7 +153,7 @@ def test_elementwise_of_every_shape_and_layout(op: str, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", [op for op in ELEMENTWISE if BY_NAME[op].inputs > 1])
 def test_elementwise_of_every_pair_of_dtypes_and_values(op: str, tier: str) -> None:
-    for left, right in product(KERNEL_DTYPES, KERNEL_DTYPES):
+    for left, right in product(DTYPES, DTYPES):
         x, y = values(left), values(right)
         if op in DIVIDES and not is_float(y):
             y = y[y != 0]
@@ -174,7 +174,7 @@ def test_elementwise_of_every_pair_of_dtypes_and_values(op: str, tier: str) -> N
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", [op for op in ELEMENTWISE if BY_NAME[op].inputs == 2])
 def test_elementwise_broadcasts(op: str, tier: str) -> None:
-    for dtype in KERNEL_DTYPES:
+    for dtype in DTYPES:
         for left, right in (
             ((A, B), (B,)),
             ((A, 1), (1, B)),
@@ -204,7 +204,7 @@ def test_elementwise_broadcasts(op: str, tier: str) -> None:
 @pytest.mark.parametrize("op", [op for op in ELEMENTWISE if BY_NAME[op].inputs == 2])
 def test_numbers_promote_as_in_eager(op: str, tier: str) -> None:
     kinds = {"float64": 0.75, "int64": 3, "bool": True}
-    for dtype, (weak, number), swap in product(KERNEL_DTYPES, kinds.items(), (False, True)):
+    for dtype, (weak, number), swap in product(DTYPES, kinds.items(), (False, True)):
         types = [Type(dtype, (A,)), Type(weak, (), weak=True)]
         x = filled(dtype, (65,), 3, divisor=op in DIVIDES and swap)
         inputs: list[Any] = [x, number]
@@ -249,8 +249,8 @@ def test_zero_keeps_its_sign_where_eager_keeps_it(dtype: str, tier: str) -> None
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("target", KERNEL_DTYPES)
-@pytest.mark.parametrize("source", KERNEL_DTYPES)
+@pytest.mark.parametrize("target", DTYPES)
+@pytest.mark.parametrize("source", DTYPES)
 def test_cast(source: str, target: str, tier: str) -> None:
     for rank, shapes in SHAPES.items():
         graph = graph_of("cast", [Type(source, SYMBOLS[:rank])], dtype=target)
@@ -342,7 +342,7 @@ def shape_for(shape: tuple[Any, ...], env: dict[str, int]) -> tuple[int, ...]:
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", list(SHAPED))
 def test_shaped(op: str, tier: str) -> None:
-    for dtype, (operands, params) in product(KERNEL_DTYPES, SHAPED[op]):
+    for dtype, (operands, params) in product(DTYPES, SHAPED[op]):
         given = dict(params)
         if op == "full":
             given["dtype"] = dtype
@@ -397,7 +397,7 @@ def compare_shaped(op: str, tier: str, graph: Graph, executable: Any, inputs: li
 @pytest.mark.parametrize("index_dtype", ["int64", "int32"])
 @pytest.mark.parametrize("op", list(GATHERS))
 def test_gathers(op: str, index_dtype: str, tier: str) -> None:
-    for dtype, (operands, params) in product(KERNEL_DTYPES, GATHERS[op]):
+    for dtype, (operands, params) in product(DTYPES, GATHERS[op]):
         graph = graph_of(op, [Type(dtype, operands[0]), Type(index_dtype, operands[1])], **params)
         executable = compiled(graph)
         for seed, (sizes, layout) in enumerate(product(SIZES, LAYOUTS)):
@@ -414,7 +414,7 @@ def test_gathers(op: str, index_dtype: str, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", ["scalar", "size_value"])
-@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_numbers_inside_the_graph(op: str, dtype: str, tier: str) -> None:
     for number in (2, 0.375, -0.0, True) if op == "scalar" else (A, A * 3 - 1):
         builder = GraphBuilder()
