@@ -52,11 +52,12 @@ inline std::uint16_t to_f16(float f) {
   if (std::isnan(f)) return 0x7E00;
   int exponent = 0;
   const double x = std::fabs(f);
+  if (x >= 65520) return static_cast<std::uint16_t>(sign | 0x7C00);
   std::frexp(x, &exponent);  // x < 2^exponent
   if (x != 0 && exponent > -13) {
     const double fraction = std::nearbyint(std::ldexp(x, 11 - exponent));  // 1024 .. 2048
     const int bits = (exponent + 14) * 1024 + static_cast<int>(fraction) - 1024;
-    return static_cast<std::uint16_t>(sign | std::min(bits, 0x7C00));
+    return static_cast<std::uint16_t>(sign | bits);
   }
   return static_cast<std::uint16_t>(sign | static_cast<int>(std::nearbyint(std::ldexp(x, 24))));
 }

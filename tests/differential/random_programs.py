@@ -34,6 +34,8 @@ from tilevm.ir.ops import OPS, Class, Kind, Op
 from tilevm.ir.text import to_text
 from tilevm.ir.types import (
     DTYPES,
+    FLOATS,
+    INTEGERS,
     AnySize,
     Size,
     Symbol,
@@ -116,7 +118,7 @@ class Generator:
         first: list[AnySize] = [Size(n) for n in names]
         rng.shuffle(first)
         first.insert(rng.randint(0, len(first)), rng.choice([1, 3])) if rng.random() < 0.2 else None
-        self.parameter(Type(rng.choice(DTYPES[:2]), tuple(first)))
+        self.parameter(Type(rng.choice(FLOATS), tuple(first)))
         for _ in range(rng.randint(0, 3)):
             if rng.random() < 0.1:
                 self.parameter(Type(rng.choice(["float64", "int64", "bool"]), (), weak=True))
@@ -261,7 +263,7 @@ class Generator:
         size = shape[self.axis]
 
         def fits(t: Type) -> bool:
-            if t.weak or t.dtype not in ("int64", "int32", "float32"):
+            if t.weak or t.dtype not in (*INTEGERS, "float32"):
                 return False
             if op.name == "take":
                 few = len(t.shape) <= 2 and self.elements(t.shape) * self.elements(shape) < 10_000
@@ -431,11 +433,12 @@ def draw_array(type_: Type, shape: tuple[int, ...], rng: np.random.Generator) ->
     dtype = numpy_dtype(type_.dtype)
     if type_.dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)
-    if type_.dtype in ("int64", "int32"):
+    if type_.dtype in INTEGERS:
         if rng.random() < 0.1 and not type_.weak:
             info = np.iinfo(dtype)
             return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-        return np.asarray(rng.integers(-5, 11, shape)).astype(dtype)
+        least = 0 if type_.dtype == "uint8" else -5
+        return np.asarray(rng.integers(least, 11, shape)).astype(dtype)
     x = rng.normal(size=shape) * rng.choice([0.3, 1, 4])
     if rng.random() < 0.3:
         x = np.rint(x)

@@ -16,7 +16,8 @@ from tilevm.errors import DTypeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import BY_NAME, OPS, Class
 from tilevm.ir.reference import evaluate
-from tilevm.ir.types import DTYPES, Size, Symbol, Type, numpy_dtype
+from tilevm.ir.types import FLOATS as FLOAT_DTYPES
+from tilevm.ir.types import DTYPES, INTEGERS, Size, Symbol, Type, numpy_dtype
 
 Array = Any
 A, B, C = Size("A"), Size("B"), Size("C")
@@ -37,6 +38,7 @@ INTS = [
     *(2**31 - 1, -(2**31), 2**31 - 2),
 ]
 LONGS = [*INTS, 2**31, 2**32 + 1, -(2**33), 2**53 + 1, 2**63 - 1, -(2**63), 2**62 + 3]
+DOUBLES = [*FLOATS, 5e-324, -1e-310, 1e-200, -1e150, 1e300, -1.7e308, 0.1 + 2**-56, 2.0**53 + 2]
 DIVIDES = ("floor_div", "remainder", "fmod")
 # Which zero is larger depends, in eager, on the place of the element.
 ANY_ZERO = (*DIVIDES, "maximum", "minimum", "clamp")
@@ -47,7 +49,14 @@ ELEMENTWISE = [op.name for op in OPS if op.cls is Class.ELEMENTWISE and not op.p
 
 def values(dtype: str) -> Array:
     """The special values of a dtype."""
-    special = {"bool": [0, 1], "int32": INTS, "int64": LONGS}.get(dtype, FLOATS)
+    special: list[Any] = FLOATS
+    if "int" in dtype:
+        info = np.iinfo(dtype)
+        special = [n for n in (*LONGS, info.min, info.max) if info.min <= n <= info.max]
+    elif dtype in ("bool", "float64"):
+        special = [0, 1] if dtype == "bool" else DOUBLES
+    elif dtype == "float16":
+        special = [*FLOATS, 6e-8, -6e-5, 6.1e-5, 65504, -65504, 1000.5]
     with np.errstate(over="ignore"):
         return np.array(special).astype(numpy_dtype(dtype))
 
@@ -233,7 +242,7 @@ def eager_scalar(op: str, inputs: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
 def test_zero_keeps_its_sign_where_eager_keeps_it(dtype: str, tier: str) -> None:
     zeros = torch.tensor([0.0, -0.0] * 20, dtype=getattr(torch, dtype))
     number = Type("float64", (), weak=True)
@@ -394,7 +403,7 @@ def compare_shaped(op: str, tier: str, graph: Graph, executable: Any, inputs: li
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("index_dtype", ["int64", "int32"])
+@pytest.mark.parametrize("index_dtype", ["int64", "int32", "int16"])
 @pytest.mark.parametrize("op", list(GATHERS))
 def test_gathers(op: str, index_dtype: str, tier: str) -> None:
     for dtype, (operands, params) in product(DTYPES, GATHERS[op]):
@@ -436,7 +445,7 @@ def test_numbers_inside_the_graph(op: str, dtype: str, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("op", DIVIDES)
 def test_division_of_integers_by_zero_raises(op: str, dtype: str, tier: str) -> None:
     graph = graph_of(op, [Type(dtype, (A,)), Type(dtype, (A,))])
