@@ -1,10 +1,11 @@
 """What results a graph may have: the reference, with the rounding errors a tier may make.
 
 A tier rounds each operator to float32 (float64 to itself), and its functions err by a few units of
-the last place. A value of low precision is rounded where it is stored, compared, rounded or arg-reduced, and which values are
-stored is the fuser's choice (DESIGN section 11). Evaluating the reference several times, each with
-random errors of that size at every operator, says how far each element of a result may be off, and
-which elements are no test at all: comparisons of values that are nearly equal, and what follows.
+the last place. A value of low precision is rounded where it is stored, compared, rounded or
+arg-reduced, and which values are stored is the fuser's choice (DESIGN section 11). Evaluating the
+reference several times, each with random errors of that size at every operator, says how far each
+element of a result may be off, and which elements are no test at all: comparisons of values that
+are nearly equal, and what follows.
 (Stochastic arithmetic: J. Vignes, Math. and Computers in Simulation 35, 1993.)
 """
 

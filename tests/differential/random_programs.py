@@ -273,7 +273,7 @@ class Generator:
         index: str | None = self.pick(fits)
         if index is None:
             return None
-        if self.type(index).dtype == "float32":
+        if self.type(index).dtype not in ("int64", "int32"):  # which hold every size
             index = self.add("cast", [index], dtype=self.rng.choice(["int64", "int32"]))
         n = self.add("size_value", [], size=size)
         least = n and self.add("maximum", [n, self.constant(1)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import combinations_with_replacement, product
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from tilevm.errors import DTypeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import BY_NAME, OPS, Class
 from tilevm.ir.reference import evaluate
-from tilevm.ir.types import FLOATS as FLOAT_DTYPES
 from tilevm.ir.types import DTYPES, INTEGERS, Size, Symbol, Type, numpy_dtype
+from tilevm.ir.types import FLOATS as FLOAT_DTYPES
 
 Array = Any
 A, B, C = Size("A"), Size("B"), Size("C")
@@ -162,7 +162,8 @@ def test_elementwise_of_every_shape_and_layout(op: str, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", [op for op in ELEMENTWISE if BY_NAME[op].inputs > 1])
 def test_elementwise_of_every_pair_of_dtypes_and_values(op: str, tier: str) -> None:
-    for left, right in product(DTYPES, DTYPES):
+    for i, pair in enumerate(combinations_with_replacement(DTYPES, 2)):
+        left, right = pair if i % 2 else pair[::-1]
         x, y = values(left), values(right)
         if op in DIVIDES and not is_float(y):
             y = y[y != 0]

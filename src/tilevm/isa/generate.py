@@ -169,9 +169,7 @@ def opcodes_of(table: ModuleType) -> str:
              for c in ("load", "store", "gather")]  # fmt: skip
     narrow = array("kNarrowOf", "kStorages", [op(s.narrow) for s in table.STORAGE])
     consts = array("kConstOf", "kRegTypes", [op(f"const_{t}") for t in types])
-    casts = ",\n".join(
-        "    {" + ", ".join(op(f"cast_{a}_{b}") for b in types) + "}" for a in types
-    )
+    casts = ",\n".join("    {" + ", ".join(op(f"cast_{a}_{b}") for b in types) + "}" for a in types)
     return (
         f"// By Storage.\n{''.join(loads)}// halt: every register of its type is such a value.\n"
         f"{narrow}\n// By RegType; casts also by the result's. halt: none.\n{consts}"
