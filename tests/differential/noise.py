@@ -22,7 +22,7 @@ from tilevm.errors import ShapeError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, Node
 from tilevm.ir.ops import BY_NAME, Class, Kind
-from tilevm.ir.types import FLOATS, AnySize, Size
+from tilevm.ir.types import FLOATS, AnySize, Size, Type
 
 Array = Any
 FEW, MANY = 6, 150  # samples to look first, and before something is called wrong
@@ -43,16 +43,16 @@ _ANY_ZERO = frozenset("maximum minimum amax amin sum prod fmod remainder floor_d
 _LOG_LARGEST = {"float32": 88.0, "float64": 709.0}
 
 
-def computed_in(dtype: str) -> str:
-    """The type in which a tier computes with a float dtype."""
-    return "float64" if dtype == "float64" else "float32"
+def computed_in(type_: Type) -> str:
+    """The type in which a tier computes with floats; Python's, beside others than float64."""
+    return "float64" if type_.dtype == "float64" and not type_.weak else "float32"
 
 
 def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
     """Largest error of the operator, in units of the last place of its result."""
     row = BY_NAME[node.op]
     if row.name in _ROUNDED:
-        return np.where(out == out.astype(computed_in(node.types[0].dtype)), 0.0, 1.0)
+        return np.where(out == out.astype(computed_in(node.types[0])), 0.0, 1.0)
     if row.cls in (Class.VIEW, Class.LAYOUT, Class.GATHER, Class.CREATE):
         return 0.0
     if row.name == "prod":
@@ -60,11 +60,11 @@ def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
     return _FUNCTION_UNITS
 
 
-def _shaken(x: Array, units: Array | float, dtype: str, rng: np.random.Generator) -> Array:
+def _shaken(x: Array, units: Array | float, computed: str, rng: np.random.Generator) -> Array:
     if not np.any(units):
         return x
     finite = np.isfinite(x) & (x != 0)  # functions are exact at their zeros
-    error = rng.uniform(-1, 1, x.shape) * units * ulp(np.where(finite, x, 0), computed_in(dtype))
+    error = rng.uniform(-1, 1, x.shape) * units * ulp(np.where(finite, x, 0), computed)
     return np.where(finite, x + error, x)
 
 
@@ -172,12 +172,12 @@ class _Sample:
         if dtype not in FLOATS:
             return out
         low = dtype in ("bfloat16", "float16")
-        stored, computed = dtype, computed_in(dtype)
+        stored, computed = dtype, computed_in(node.types[0])
         working = reference.working_dtype(dtype)
         if self.number in (0, 2):
             rounds = stored if low and not (inside and self.number) else computed
             return np.asarray(reference.round_to(out, rounds).astype(working))
-        out = _shaken(out, _units(node, inputs, out), dtype, self.rng)
+        out = _shaken(out, _units(node, inputs, out), computed, self.rng)
         if node.op in _BY_OPERAND:
             out = out + self.rng.uniform(-1, 1, out.shape) * ulp(
                 np.where(np.isfinite(out), inputs[0].astype(working), 0), computed
