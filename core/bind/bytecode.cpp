@@ -69,7 +69,9 @@ class Buffer {
     std::string_view format = buffer_.format != nullptr ? buffer_.format : "B";
     if (!format.empty() && (format[0] == '@' || format[0] == '=')) format.remove_prefix(1);
     if (format.size() != 1) return false;
-    constexpr std::string_view formats[] = {"f", "H", "d", "il", "lq", "?B"};  // as Storage
+    constexpr std::string_view formats[] = {"f",  "H", "d", "il", "lq",
+                                            "?B", "e", "b", "B",  "h"};  // as Storage
+    static_assert(std::size(formats) == bytecode::kStorages);
     return formats[static_cast<int>(storage)].find(format[0]) != std::string_view::npos;
   }
 

@@ -64,6 +64,11 @@ class Builder {
     std::memcpy(&bits, &value, sizeof(bits));
     return constant(Op::const_f32, bits);
   }
+  Reg constant(double value) {
+    std::uint64_t bits;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return constant(Op::const_f64, bits);
+  }
   Reg constant(std::int32_t value) {
     return constant(Op::const_i32, static_cast<std::uint32_t>(value));
   }

@@ -14,6 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "types.gen.h"  // RegType, Storage: generated from src/tilevm/isa/table.py
+
 namespace tilevm::bytecode {
 
 inline constexpr std::uint32_t kMagic = 0x314d5654;  // "TVM1"
@@ -25,16 +27,12 @@ inline constexpr int kMaxInstrs = 16384;
 // Which points of a block a register or operand varies over. Bits: 1 = columns (x), 2 = rows (y).
 enum class Cls : std::uint8_t { kScalar = 0, kColumn = 1, kRow = 2, kFull = 3 };  // s c u r
 
-enum class RegType : std::uint8_t { kF32, kI32, kI64, kB8 };
-enum class Storage : std::uint8_t { kF32, kBF16, kF64, kI32, kI64, kB8 };
-inline constexpr int storage_bytes(Storage s) {
-  constexpr int bytes[] = {4, 2, 8, 4, 8, 1};
-  return bytes[static_cast<int>(s)];
-}
-inline constexpr int reg_bytes(RegType t) {
-  constexpr int bytes[] = {4, 4, 8, 1};
-  return bytes[static_cast<int>(t)];
-}
+inline constexpr const StorageInfo& info(Storage s) { return kStorageInfo[static_cast<int>(s)]; }
+inline constexpr const RegTypeInfo& info(RegType t) { return kRegTypeInfo[static_cast<int>(t)]; }
+inline constexpr int storage_bytes(Storage s) { return info(s).bytes; }
+inline constexpr int reg_bytes(RegType t) { return info(t).bytes; }
+// Whether an element lies in memory as in a register of type t; of b8, memory may hold any byte.
+inline constexpr bool lies_as(Storage s, RegType t) { return info(t).storage == s; }
 
 enum class Role : std::uint8_t {
   kInput,    // read by loads

@@ -8,9 +8,12 @@
 //
 // Registers are written with the letter of their class. Indices and comments are for the reader.
 #include <array>
+#include <bit>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <stdexcept>
+#include <type_traits>
 #include <unordered_map>
 
 #include "bytecode/bytecode.h"
@@ -23,9 +26,13 @@ constexpr std::string_view kClsNames = "scur";
 constexpr std::array<std::string_view, 4> kFoldNames = {"none", "columns", "rows", "both"};
 constexpr std::array<std::string_view, 5> kRoleNames = {"input", "output", "scratch", "gather",
                                                         "iota"};
-constexpr std::array<std::string_view, 6> kStorageNames = {"f32", "bf16", "f64",
-                                                           "i32", "i64",  "b8"};
 constexpr std::size_t kCommentColumn = 40;
+
+constexpr std::array<std::string_view, kStorages> storage_names() {
+  std::array<std::string_view, kStorages> names;
+  for (int s = 0; s < kStorages; ++s) names[static_cast<std::size_t>(s)] = kStorageInfo[s].name;
+  return names;
+}
 
 template <typename T>
 std::string shortest(T value) {
@@ -34,19 +41,29 @@ std::string shortest(T value) {
   return {text.data(), end.ptr};
 }
 
-std::string hex(std::uint32_t bits) {
-  std::array<char, 16> text;
+std::string hex(std::uint64_t bits) {
+  std::array<char, 20> text;
   const auto end = std::to_chars(text.data(), text.data() + text.size(), bits, 16);
   return "0x" + std::string(text.data(), end.ptr);
 }
 
-constexpr std::uint32_t kQuietNaN = 0x7fc00000;
+template <typename Float>
+using BitsOf = std::conditional_t<sizeof(Float) == 4, std::uint32_t, std::uint64_t>;
+
+template <typename Float>
+Float float_of(std::uint64_t imm) {
+  return std::bit_cast<Float>(static_cast<BitsOf<Float>>(imm));
+}
+
+template <typename Float>
+constexpr std::uint64_t kQuietNaN =
+    std::bit_cast<BitsOf<Float>>(std::numeric_limits<Float>::quiet_NaN());
 
 // The shortest text that reads back as the same bits. A NaN but the usual one is its bits.
-std::string float_text(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  if (std::isnan(value)) return bits == kQuietNaN ? "nan" : "nan:" + hex(bits);
+template <typename Float>
+std::string float_text(std::uint64_t bits) {
+  const auto value = float_of<Float>(bits);
+  if (std::isnan(value)) return bits == kQuietNaN<Float> ? "nan" : "nan:" + hex(bits);
   std::string text = shortest(value);
   if (std::isfinite(value) && text.find_first_of(".e") == std::string::npos) text += ".0";
   return text;
@@ -55,7 +72,9 @@ std::string float_text(std::uint32_t bits) {
 std::string imm_text(RegType type, std::uint64_t imm) {
   switch (type) {
     case RegType::kF32:
-      return float_text(static_cast<std::uint32_t>(imm));
+      return float_text<float>(imm);
+    case RegType::kF64:
+      return float_text<double>(imm);
     case RegType::kI32:
       return shortest(static_cast<std::int32_t>(imm));
     case RegType::kI64:
@@ -256,7 +275,7 @@ class Assembler {
     }
     OperandInfo info{};
     info.role = static_cast<Role>(one_of(next_word(), kRoleNames, "role"));
-    info.storage = static_cast<Storage>(one_of(next_word(), kStorageNames, "storage"));
+    info.storage = static_cast<Storage>(one_of(next_word(), storage_names(), "storage"));
     info.cls = static_cast<Cls>(cls_of(next_word()));
     if (const std::string_view flag = next_word(); !flag.empty()) {
       if (flag != "contiguous") {
@@ -343,7 +362,9 @@ class Assembler {
     const std::string_view literal = next_literal();
     switch (type) {
       case RegType::kF32:
-        return read_f32(literal);
+        return read_float<float>(literal);
+      case RegType::kF64:
+        return read_float<double>(literal);
       case RegType::kI32:
         return static_cast<std::uint32_t>(read_int<std::int32_t>(literal));
       case RegType::kI64:
@@ -367,27 +388,28 @@ class Assembler {
     return value;
   }
 
-  std::uint32_t read_f32(std::string_view literal) const {
+  template <typename Float>
+  std::uint64_t read_float(std::string_view literal) const {
     const char* const end = literal.data() + literal.size();
     constexpr std::string_view kBits = "nan:0x";
-    std::uint32_t bits = kQuietNaN;
+    BitsOf<Float> bits = static_cast<BitsOf<Float>>(kQuietNaN<Float>);
     if (literal == "nan") return bits;
     if (literal.substr(0, kBits.size()) == kBits) {
       const auto [at, error] = std::from_chars(literal.data() + kBits.size(), end, bits, 16);
-      const bool is_nan = (bits & 0x7f800000) == 0x7f800000 && (bits & 0x007fffff) != 0;
-      if (error != std::errc() || at != end || !is_nan) {
-        fail("'" + std::string(literal) + "' is not a NaN; write bits like nan:0x7fc00001");
+      if (error != std::errc() || at != end || !std::isnan(float_of<Float>(bits))) {
+        fail("'" + std::string(literal) +
+             "' is not a NaN; write bits like nan:" + hex(kQuietNaN<Float> + 1));
       }
       return bits;
     }
-    float value = 0;
+    Float value = 0;
     const auto [at, error] = std::from_chars(literal.data(), end, value);
     if (literal.empty() || error != std::errc() || at != end || std::isnan(value)) {
-      fail("'" + std::string(literal) +
-           "' is not an f32; write a number in its range, inf, -inf or nan");
+      fail("'" + std::string(literal) + "' is not an f" +
+           shortest(static_cast<int>(sizeof(Float) * 8)) +
+           "; write a number in its range, inf, -inf or nan");
     }
-    std::memcpy(&bits, &value, sizeof(bits));
-    return bits;
+    return std::bit_cast<BitsOf<Float>>(value);
   }
 
   std::vector<std::byte> write() {
@@ -428,7 +450,7 @@ std::string disassemble(std::span<const std::byte> bytes, std::span<const std::s
     const OperandInfo& info = program.operands[i];
     text.append("m").append(shortest(i)).append(" ");
     text.append(kRoleNames[static_cast<int>(info.role)]).append(" ");
-    text.append(kStorageNames[static_cast<int>(info.storage)]).append(" ");
+    text.append(tilevm::bytecode::info(info.storage).name).append(" ");
     text += kClsNames[static_cast<int>(info.cls)];
     text.append(info.contiguous ? " contiguous\n" : "\n");
   }

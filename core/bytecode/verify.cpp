@@ -88,9 +88,7 @@ class Verifier {
     OperandInfo& info = memory_[i].info;
     std::memcpy(&info, bytes_.data() + sizeof(Header) + sizeof(OperandInfo) * i, sizeof(info));
     if (static_cast<int>(info.role) > static_cast<int>(Role::kIota)) return "unknown role";
-    if (static_cast<int>(info.storage) > static_cast<int>(Storage::kB8)) {
-      return "unknown storage";
-    }
+    if (static_cast<int>(info.storage) >= kStorages) return "unknown storage";
     if (bits(info.cls) > bits(Cls::kFull)) return "unknown class";
     if (info.contiguous > 1) return "contiguous is neither 0 nor 1";
     if (info.reserved != 0) return "reserved word is not 0";

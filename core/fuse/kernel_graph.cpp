@@ -23,89 +23,113 @@ Storage storage_of(DType dtype) {
       return Storage::kF32;
     case DType::kBFloat16:
       return Storage::kBF16;
-    case DType::kFloat64:
-      return Storage::kF64;
-    case DType::kInt32:
-      return Storage::kI32;
     case DType::kInt64:
       return Storage::kI64;
+    case DType::kInt32:
+      return Storage::kI32;
     case DType::kBool:
       return Storage::kB8;
-    default:
-      throw std::logic_error("fuse: dtype cannot be in a kernel: " +
-                             std::string(dtype_name(dtype)));
+    case DType::kFloat64:
+      return Storage::kF64;
+    case DType::kFloat16:
+      return Storage::kF16;
+    case DType::kInt16:
+      return Storage::kI16;
+    case DType::kInt8:
+      return Storage::kI8;
+    case DType::kUInt8:
+      return Storage::kU8;
+    case DType::kOpaque:
+      break;
   }
+  throw std::logic_error("fuse: dtype cannot be in a kernel: " + std::string(dtype_name(dtype)));
 }
 
-RegType reg_of(DType dtype) {
-  switch (dtype) {
-    case DType::kInt32:
-      return RegType::kI32;
-    case DType::kInt64:
-      return RegType::kI64;
-    case DType::kBool:
-      return RegType::kB8;
-    default:
-      return RegType::kF32;
-  }
+RegType reg_of(DType dtype) { return bytecode::info(storage_of(dtype)).reg; }
+
+// By Storage, by RegType: an opcode as a kernel's graph holds it.
+std::uint16_t op_of(const bytecode::Op (&ops)[bytecode::kStorages], Storage s) {
+  return static_cast<std::uint16_t>(ops[static_cast<int>(s)]);
+}
+std::uint16_t op_of(const bytecode::Op (&ops)[bytecode::kRegTypes], RegType t) {
+  return static_cast<std::uint16_t>(ops[static_cast<int>(t)]);
 }
 
-constexpr std::string_view kRegNames[] = {"f32", "i32", "i64", "b8"};
-constexpr std::string_view kStorageNames[] = {"f32", "bf16", "f64", "i32", "i64", "b8"};
-
-std::uint16_t find_instr(std::string_view action, std::string_view type) {
-  for (std::size_t i = 0; i < std::size(bytecode::kIsa); ++i) {
-    const std::string_view name = bytecode::kIsa[i].name;
-    if (name.size() == action.size() + 1 + type.size() && name.starts_with(action) &&
-        name[action.size()] == '_' && name.ends_with(type)) {
-      return static_cast<std::uint16_t>(i);
-    }
-  }
-  return kNoInstr;
-}
+// Whether registers may hold values that elements of this storage cannot.
+bool is_narrow(Storage s) { return bytecode::kNarrowOf[static_cast<int>(s)] != bytecode::Op::halt; }
 
 // Opcodes by operator and type, looked up by name once.
 struct Opcodes {
-  std::uint16_t op[std::size(kOps)][4];
-  std::uint16_t load[6], store[6], gather[6], constant[4], cast[4][4];
-  std::uint16_t iota, round_bf16;
+  std::uint16_t op[std::size(kOps)][bytecode::kRegTypes];
   Opcodes() {
     for (std::size_t o = 0; o < std::size(kOps); ++o) {
-      for (std::size_t t = 0; t < 4; ++t) {
-        const std::string_view instr = kOps[o].instr;
-        op[o][t] = instr.empty() ? kNoInstr : find_instr(instr, kRegNames[t]);
+      for (int t = 0; t < bytecode::kRegTypes; ++t) {
+        const std::string_view action = kOps[o].instr;
+        const std::string_view type = bytecode::kRegTypeInfo[t].name;
+        op[o][t] = action.empty() ? kNoInstr : find(action, type);
       }
     }
-    for (std::size_t s = 0; s < 6; ++s) {
-      load[s] = find_instr("load", kStorageNames[s]);
-      store[s] = find_instr("store", kStorageNames[s]);
-      gather[s] = find_instr("gather", kStorageNames[s]);
-    }
-    for (std::size_t t = 0; t < 4; ++t) {
-      constant[t] = find_instr("const", kRegNames[t]);
-      for (std::size_t u = 0; u < 4; ++u) {
-        cast[t][u] = find_instr("cast_" + std::string(kRegNames[t]), kRegNames[u]);
+  }
+  static std::uint16_t find(std::string_view action, std::string_view type) {
+    for (std::size_t i = 0; i < std::size(bytecode::kIsa); ++i) {
+      const std::string_view name = bytecode::kIsa[i].name;
+      if (name.size() == action.size() + 1 + type.size() && name.starts_with(action) &&
+          name[action.size()] == '_' && name.ends_with(type)) {
+        return static_cast<std::uint16_t>(i);
       }
     }
-    iota = find_instr("iota", "i64");
-    round_bf16 = find_instr("round", "bf16");
+    return kNoInstr;
   }
 };
-const Opcodes& opcodes() {
+std::uint16_t opcode(Op op, RegType type) {
   static const Opcodes table;
-  return table;
+  return table.op[static_cast<int>(op)][static_cast<int>(type)];
 }
 
-// Where a small error of an operand makes a large one of the result, bfloat16 operands are what
-// they would be in memory.
-bool rounds_operands(Op op) {
+// Of types narrower than their register: whether an operator takes operands as the register has
+// them, and whether its result is of the type if they are.
+struct Narrow {
+  bool any_operands;
+  bool keeps;
+};
+
+// Where a small error of an operand makes a large one of the result, low-precision operands are
+// what they would be in memory.
+Narrow narrow_float(Op op) {
   switch (info(op).rule) {
     case Rule::kCompare:
     case Rule::kRoundUnary:
     case Rule::kPredicate:
-      return true;
+      return {false, false};
     default:
-      return op == Op::sign || op == Op::floor_div || op == Op::remainder || op == Op::fmod;
+      break;
+  }
+  return {op != Op::sign && op != Op::floor_div && op != Op::remainder && op != Op::fmod, false};
+}
+
+// The low bits of sums and the like follow from those of the operands.
+Narrow narrow_integer(Op op) {
+  switch (op) {
+    case Op::add:
+    case Op::sub:
+    case Op::mul:
+    case Op::neg:
+    case Op::bitwise_not:
+      return {true, false};
+    case Op::bitwise_and:
+    case Op::bitwise_or:
+    case Op::bitwise_xor:
+    case Op::where:
+      return {true, true};
+    case Op::sign:
+    case Op::maximum:
+    case Op::minimum:
+    case Op::remainder:
+    case Op::fmod:
+    case Op::shift_right:
+      return {false, true};
+    default:
+      return {false, false};
   }
 }
 
@@ -154,7 +178,7 @@ class Builder {
   int push(KernelNode node) {
     node.line = line_;
     kernel_.nodes.push_back(node);
-    rounded_.push_back(false);
+    holds_.push_back(0);
     return static_cast<int>(kernel_.nodes.size()) - 1;
   }
 
@@ -170,7 +194,8 @@ class Builder {
   }
 
   void set(ValueId v, int node) {
-    if (dtype(v) == DType::kBFloat16 && g_.info[at(v)].stored) node = rounded(node);
+    // Stores wrap integers by themselves.
+    if (is_float(dtype(v)) && g_.info[at(v)].stored) node = narrowed(node, dtype(v));
     defined_.emplace_back(v, node);
   }
   int get(ValueId v) const {
@@ -180,16 +205,27 @@ class Builder {
     throw std::logic_error("fuse: value used before it is defined in its kernel");
   }
 
-  // The float32 register of a bfloat16 value, rounded to bfloat16.
-  int rounded(int node) {
-    if (rounded_[at(node)]) return node;
+  static std::uint16_t bit(Storage s) {
+    return static_cast<std::uint16_t>(1U << static_cast<int>(s));
+  }
+  // All values of `node` are ones of storage s.
+  void hold(int node, Storage s) {
+    holds_[at(node)] = bit(s);
+    if (s == Storage::kI8 || s == Storage::kU8) holds_[at(node)] |= bit(Storage::kI16);
+  }
+
+  // The register with values of this dtype: float16 and bfloat16 rounded, small integers wrapped.
+  int narrowed(int node, DType dtype) {
+    const Storage storage = storage_of(dtype);
+    if (!is_narrow(storage) || (holds_[at(node)] & bit(storage)) != 0) return node;
+    const std::uint16_t instr = op_of(bytecode::kNarrowOf, storage);
     for (std::size_t i = 0; i < kernel_.nodes.size(); ++i) {
-      if (kernel_.nodes[i].kind == Kind::kMap && kernel_.nodes[i].instr == opcodes().round_bf16 &&
+      if (kernel_.nodes[i].kind == Kind::kMap && kernel_.nodes[i].instr == instr &&
           kernel_.nodes[i].in[0] == node)
         return static_cast<int>(i);
     }
-    const int result = map_node(opcodes().round_bf16, RegType::kF32, {node});
-    rounded_[at(result)] = true;
+    const int result = map_node(instr, kernel_.nodes[at(node)].type, {node});
+    hold(result, storage);
     return result;
   }
 
@@ -204,15 +240,20 @@ class Builder {
     return ref;
   }
 
-  int load(ValueId v, const AxisMap& map) {
-    for (const auto& l : loads_) {
-      if (l.value == v && l.map.axis == map.axis) return l.node;
-    }
+  // number: a Python float among float32, which comes from memory as such.
+  int load(ValueId v, const AxisMap& map, bool number = false) {
     const Storage storage = storage_of(dtype(v));
+    const RegType type = number ? RegType::kF32 : reg_of(dtype(v));
+    for (const auto& l : loads_) {
+      if (l.value == v && l.map.axis == map.axis && kernel_.nodes[at(l.node)].type == type) {
+        return l.node;
+      }
+    }
     OperandRef ref = reference(Role::kInput, storage, v);
     KernelNode node{.kind = Kind::kLoad,
-                    .type = reg_of(dtype(v)),
-                    .instr = opcodes().load[static_cast<int>(storage)]};
+                    .type = type,
+                    .instr = number ? static_cast<std::uint16_t>(bytecode::Op::load_f64_f32)
+                                    : op_of(bytecode::kLoadOf, storage)};
     for (int d = 0; d < rank(v); ++d) {
       const int axis = map.axis[at(d)];
       if (axis < 0) continue;
@@ -221,7 +262,7 @@ class Builder {
     }
     node.operand = static_cast<std::int16_t>(operand(ref));
     const int result = push(node);
-    rounded_[at(result)] = storage == Storage::kBF16;
+    hold(result, storage);
     loads_.push_back({v, map, result});
     return result;
   }
@@ -231,10 +272,8 @@ class Builder {
       const auto& n = kernel_.nodes[i];
       if (n.kind == Kind::kConst && n.type == type && n.imm == imm) return static_cast<int>(i);
     }
-    return push({.kind = Kind::kConst,
-                 .type = type,
-                 .instr = opcodes().constant[static_cast<int>(type)],
-                 .imm = imm});
+    return push(
+        {.kind = Kind::kConst, .type = type, .instr = op_of(bytecode::kConstOf, type), .imm = imm});
   }
 
   int iota(SizeId start, SizeId step, int axis) {
@@ -242,7 +281,8 @@ class Builder {
     ref.start = start;
     ref.step = step;
     ref.iota_axis = static_cast<std::int8_t>(axis);
-    KernelNode node{.kind = Kind::kIota, .type = RegType::kI64, .instr = opcodes().iota};
+    KernelNode node{.kind = Kind::kIota, .type = RegType::kI64};
+    node.instr = static_cast<std::uint16_t>(bytecode::Op::iota_i64);
     if (axis >= 0) node.axes = static_cast<AxisMask>(1U << axis);
     node.operand = static_cast<std::int16_t>(operand(ref));
     return push(node);
@@ -269,7 +309,7 @@ class Builder {
         ref.size = node.attrs[0].sizes[0];
         const int result = push({.kind = Kind::kLoad,
                                  .type = type,
-                                 .instr = opcodes().load[static_cast<int>(Storage::kI64)],
+                                 .instr = op_of(bytecode::kLoadOf, Storage::kI64),
                                  .operand = static_cast<std::int16_t>(operand(ref))});
         sizes_.emplace_back(ref.size, result);
         return result;
@@ -290,22 +330,20 @@ class Builder {
 
   int literal(const Attr& attr, DType dtype) {
     const bool exact = attr.number_kind != Attr::NumberKind::kFloat;
-    switch (reg_of(dtype)) {
-      case RegType::kF32: {
-        const double number = exact ? static_cast<double>(attr.integer) : attr.number;
-        // Not rounded to bfloat16: PyTorch computes with a Python number in float32.
-        return constant(RegType::kF32, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
-      }
+    const double number = exact ? static_cast<double>(attr.integer) : attr.number;
+    const std::int64_t integer = exact ? attr.integer : static_cast<std::int64_t>(attr.number);
+    switch (const RegType type = reg_of(dtype)) {
+      case RegType::kF32:
+        // Not rounded to a narrower type: PyTorch computes with a Python number in float32.
+        return constant(type, std::bit_cast<std::uint32_t>(static_cast<float>(number)));
+      case RegType::kF64:
+        return constant(type, std::bit_cast<std::uint64_t>(number));
       case RegType::kI32:
-        return constant(RegType::kI32,
-                        static_cast<std::uint32_t>(exact ? attr.integer
-                                                         : static_cast<std::int64_t>(attr.number)));
+        return constant(type, static_cast<std::uint32_t>(integer));
       case RegType::kI64:
-        return constant(RegType::kI64,
-                        static_cast<std::uint64_t>(exact ? attr.integer
-                                                         : static_cast<std::int64_t>(attr.number)));
+        return constant(type, static_cast<std::uint64_t>(integer));
       case RegType::kB8:
-        return constant(RegType::kB8, (exact ? attr.integer != 0 : attr.number != 0) ? 1 : 0);
+        return constant(type, number != 0 ? 1 : 0);
     }
     return -1;
   }
@@ -326,44 +364,62 @@ class Builder {
 
   int cast(int node, DType from, DType to) {
     if (from == to) return node;
-    if (from == DType::kBFloat16) node = rounded(node);
+    node = narrowed(node, from);
     const RegType a = reg_of(from);
     const RegType b = reg_of(to);
-    if (a != b)
-      node = map_node(opcodes().cast[static_cast<int>(a)][static_cast<int>(b)], b, {node});
-    return to == DType::kBFloat16 ? rounded(node) : node;
+    if (a != b) node = map_node(op_of(bytecode::kCastOf[static_cast<int>(a)], b), b, {node});
+    return is_float(to) ? narrowed(node, to) : node;
+  }
+
+  // A weak value as a number of another type. Like a literal, it is not rounded to a low precision.
+  int cast_number(ValueId v, const AxisMap& out, int out_rank, DType to) {
+    const DType from = dtype(v);
+    const bool in_float32 = is_float(to) && to != DType::kFloat64;
+    const auto& info = g_.info[at(v)];
+    const bool in_memory =
+        info.where == Where::kBuffer ||
+        (info.where == Where::kFree && g_.program.values[at(info.source)].node < 0);
+    if (in_float32 && from == DType::kFloat64 && in_memory) {
+      return load(info.where == Where::kFree ? info.source : v, AxisMap(), /*number=*/true);
+    }
+    return cast(input(v, out, out_rank), from, in_float32 ? DType::kFloat32 : to);
   }
 
   int elementwise(const Node& node) {
     const AxisMap& out = g_.info[at(node.out)].map;
     const int out_rank = rank(node.out);
+    const DType from = dtype(node.inputs.back());
+    const DType to = dtype(node.out);
+    if (node.op == Op::cast && g_.program.type(node.inputs[0]).weak) {
+      return cast_number(node.inputs[0], out, out_rank, to);
+    }
     int in[3] = {-1, -1, -1};
     for (std::size_t i = 0; i < node.inputs.size(); ++i)
       in[i] = input(node.inputs[i], out, out_rank);
-    const DType from = dtype(node.inputs.back());
-    const DType to = dtype(node.out);
-    if (node.op == Op::cast) {
-      const bool number = g_.program.type(node.inputs[0]).weak;  // then as in literal()
-      return cast(in[0], from, number && to == DType::kBFloat16 ? DType::kFloat32 : to);
-    }
+    if (node.op == Op::cast) return cast(in[0], from, to);
     const Rule rule = info(node.op).rule;
-    if (from == DType::kBFloat16 && rounds_operands(node.op)) {
-      for (std::size_t i = 0; i < node.inputs.size(); ++i) in[i] = rounded(in[i]);
+    const Narrow narrow = is_float(from) ? narrow_float(node.op) : narrow_integer(node.op);
+    std::uint16_t held = 0xffff;
+    for (std::size_t i = rule == Rule::kWhere ? 1 : 0; i < node.inputs.size(); ++i) {
+      if (!narrow.any_operands) in[i] = narrowed(in[i], from);
+      held &= holds_[at(in[i])];
     }
     RegType family = reg_of(from);
-    std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+    std::uint16_t instr = opcode(node.op, family);
     if (instr == kNoInstr && family == RegType::kB8) {  // comparisons of bools and the like
       for (std::size_t i = 0; i < node.inputs.size(); ++i)
         in[i] = cast(in[i], DType::kBool, DType::kInt32);
       family = RegType::kI32;
-      instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+      instr = opcode(node.op, family);
       const RegType type =
           to == DType::kBool && rule == Rule::kCompare ? RegType::kB8 : RegType::kI32;
       const int result = compute(instr, type, in, node.inputs.size());
       return type == RegType::kI32 && to == DType::kBool ? cast(result, DType::kInt32, DType::kBool)
                                                          : result;
     }
-    return compute(instr, reg_of(to), in, node.inputs.size());
+    const int result = compute(instr, reg_of(to), in, node.inputs.size());
+    if (narrow.keeps && from == to) holds_[at(result)] = held;
+    return result;
   }
 
   int compute(std::uint16_t instr, RegType type, const int (&in)[3], std::size_t n) {
@@ -387,7 +443,7 @@ class Builder {
     if (over == 0) {  // only axes of size 1: nothing to fold
       return arg ? constant(RegType::kI64, 0) : cast(in, from, to);
     }
-    if (from == DType::kBFloat16 && arg) in = rounded(in);
+    if (arg || !is_float(from)) in = narrowed(in, from);
     if (!arg && reg_of(from) != reg_of(to)) {
       in = cast(in, from, to);
       from = to;
@@ -396,7 +452,7 @@ class Builder {
       from = DType::kInt32;
     }
     const RegType family = reg_of(from);
-    const std::uint16_t instr = opcodes().op[static_cast<int>(node.op)][static_cast<int>(family)];
+    const std::uint16_t instr = opcode(node.op, family);
     if (instr == kNoInstr)
       throw std::logic_error("fuse: no fold for " + std::string(info(node.op).name));
     KernelNode fold{.kind = Kind::kFold, .type = arg ? RegType::kI64 : family, .instr = instr};
@@ -406,7 +462,9 @@ class Builder {
       const int axis = map.axis[at(static_cast<int>(node.attrs[0].ints[0]))];
       fold.in[1] = iota(zero_, one_, axis);
     }
-    return push(fold);
+    const int result = push(fold);
+    if (!arg && !is_float(from)) hold(result, storage_of(from));  // an extremum is an element
+    return result;
   }
 
   int gather(const Node& node) {
@@ -440,14 +498,14 @@ class Builder {
     i = cast(i, dtype(index), DType::kInt64);
     KernelNode result{.kind = Kind::kGather,
                       .type = reg_of(dtype(x)),
-                      .instr = opcodes().gather[static_cast<int>(ref.storage)]};
+                      .instr = op_of(bytecode::kGatherOf, ref.storage)};
     // Of no element it must not run, even if its index is the same for all.
     const AxisMask loops = mask_of(out, rank(node.out));
     result.axes = static_cast<AxisMask>(axes | kernel_.nodes[at(i)].axes | loops);
     result.operand = static_cast<std::int16_t>(operand(ref));
     result.in[0] = i;
     const int r = push(result);
-    rounded_[at(r)] = ref.storage == Storage::kBF16;
+    hold(r, ref.storage);
     return r;
   }
 
@@ -456,7 +514,7 @@ class Builder {
     OperandRef ref = reference(Role::kOutput, storage, target);
     KernelNode result{.kind = Kind::kStore,
                       .type = reg_of(dtype(like)),
-                      .instr = opcodes().store[static_cast<int>(storage)]};
+                      .instr = op_of(bytecode::kStoreOf, storage)};
     for (int d = 0; d < rank(like); ++d) {
       const int axis = map.axis[at(d)];
       if (axis < 0) continue;
@@ -491,7 +549,7 @@ class Builder {
   int unit_;
   const Group& group_;
   KernelGraph kernel_;
-  std::vector<bool> rounded_;  // by node: all its values are bfloat16 values
+  std::vector<std::uint16_t> holds_;  // by node: storages that can hold all its values, as bits
   std::vector<std::pair<ValueId, int>> defined_;
   std::vector<LoadNode> loads_;
   std::vector<std::pair<SizeId, int>> sizes_;
@@ -522,12 +580,12 @@ KernelGraph copy_kernel(const Type& type) {
   const RegType reg = reg_of(type.dtype);
   k.nodes.push_back({.kind = Kind::kLoad,
                      .type = reg,
-                     .instr = opcodes().load[static_cast<int>(storage)],
+                     .instr = op_of(bytecode::kLoadOf, storage),
                      .axes = all,
                      .operand = 0});
   k.nodes.push_back({.kind = Kind::kStore,
                      .type = reg,
-                     .instr = opcodes().store[static_cast<int>(storage)],
+                     .instr = op_of(bytecode::kStoreOf, storage),
                      .axes = all,
                      .operand = 1,
                      .in = {0, -1, -1}});

@@ -453,10 +453,8 @@ Object Executable::number(const Frame& frame, const Source& source) const {
       return framework_.from_integer(read(std::int64_t{}));
     case bytecode::Storage::kB8:
       return framework_.from_boolean(read(std::uint8_t{}) != 0);
-    case bytecode::Storage::kBF16: {
-      const auto bits = static_cast<std::uint32_t>(read(std::uint16_t{})) << 16;
-      return framework_.from_real(std::bit_cast<float>(bits));
-    }
+    default:  // no kernel makes numbers of narrower types
+      break;
   }
   throw InternalError("unknown storage of a number");
 }

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <optional>
+#include <utility>
 
 #include "program/program.h"
 
@@ -15,10 +17,6 @@ namespace {
 
 using NumberKind = Attr::NumberKind;
 constexpr std::size_t kFewOperands = 4;
-
-// Of weak scalars, what kernels compute in.
-DType settled(DType d, bool weak) { return weak && d == DType::kFloat64 ? DType::kFloat32 : d; }
-DType settled(const Type& t) { return settled(t.dtype, t.weak); }
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t x) {
   h = (h ^ x) * 0x9e3779b97f4a7c15ULL;
@@ -52,10 +50,11 @@ bool keeps_values(DType from, DType to) {
     case DType::kInt32:
       return to == DType::kInt64 || to == DType::kFloat64;
     case DType::kInt16:
-      return to == DType::kInt32 || to == DType::kInt64;
+      return to == DType::kInt32 || to == DType::kInt64 || to == DType::kFloat32 ||
+             to == DType::kFloat64;
     case DType::kInt8:
     case DType::kUInt8:
-      return to == DType::kInt16 || to == DType::kInt32 || to == DType::kInt64;
+      return to == DType::kInt16 || keeps_values(DType::kInt16, to);
     default:
       return false;
   }
@@ -103,6 +102,10 @@ struct High {
   ValueId value = -1;  // kValue: of the result
   SizeId size{};       // kSize: a size_value
   Number number;       // kNumber
+  // kValue that is arithmetic of Python floats: of which, so that it can be done again in float64.
+  std::optional<Op> op;
+  std::array<ValueId, kFewOperands> in{};
+  std::size_t n_in = 0;
 };
 
 class Lowering {
@@ -160,6 +163,12 @@ class Lowering {
     return h;
   }
 
+  // Of weak scalars, what kernels compute in: float32, except for a result in float64.
+  DType settled(DType d, bool weak) const {
+    return weak && d == DType::kFloat64 && !wide_ ? DType::kFloat32 : d;
+  }
+  DType settled(const Type& t) const { return settled(t.dtype, t.weak); }
+
   // ---- Nodes of the result
 
   ValueId emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type);
@@ -174,12 +183,14 @@ class Lowering {
   }
   ValueId cast(ValueId v, DType to);
   ValueId materialise(const High& h, DType dtype);
+  ValueId widened(const High& h);
   ValueId materialise(const High& h) { return materialise(h, settled(h.type)); }
 
   // ---- Operators
 
   High lower(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs, const Type& type);
   High elementwise(Op op, std::span<const ValueId> in, const Type& type);
+  High compute(Op op, std::span<const ValueId> in, const Type& type);
   High of_bools(Op op, ValueId x, ValueId y, const Type& type);
   bool fold(Op op, std::span<const ValueId> in, High& result);
   bool power(const High& base, const High& exponent, const Type& type, High& result);
@@ -194,6 +205,7 @@ class Lowering {
   Program source_, out_;
   std::vector<High> high_;
   int line_ = -1;
+  bool wide_ = false;  // arithmetic of Python floats is in float64
   // Value numbering: slots hold nodes of out_, by hash.
   std::vector<std::int32_t> table_;
   std::vector<std::uint64_t> hashes_;
@@ -256,8 +268,16 @@ ValueId Lowering::materialise(const High& h, DType dtype) {
     case High::Kind::kSize:
       return cast(emit(Op::size_value, {}, {Attr::of_sizes({h.size})}, h.type), dtype);
     default:
-      return cast(h.value, dtype);
+      return cast(h.op && dtype == DType::kFloat64 ? widened(h) : h.value, dtype);
   }
+}
+
+// Arithmetic of Python floats as Python does it.
+ValueId Lowering::widened(const High& h) {
+  const bool before = std::exchange(wide_, true);
+  const ValueId v = compute(*h.op, {h.in.data(), h.n_in}, h.type).value;
+  wide_ = before;
+  return v;
 }
 
 // ---- Operators
@@ -453,8 +473,18 @@ High Lowering::of_bools(Op op, ValueId x, ValueId y, const Type& type) {
 }
 
 High Lowering::elementwise(Op op, std::span<const ValueId> in, const Type& type) {
-  High folded;
-  if (type.weak && fold(op, in, folded)) return folded;
+  High result;
+  if (type.weak && fold(op, in, result)) return result;
+  result = compute(op, in, type);
+  if (type.weak && is_float(type.dtype) && result.kind == High::Kind::kValue) {
+    result.op = op;
+    result.n_in = in.size();
+    std::ranges::copy(in, result.in.begin());
+  }
+  return result;
+}
+
+High Lowering::compute(Op op, std::span<const ValueId> in, const Type& type) {
   const Type to{settled(type), type.weak, type.shape};
   const auto in_types = [&](std::size_t from) {
     std::array<Type, kFewOperands> types;

@@ -39,7 +39,7 @@ std::string_view dtype_name(DType dtype);            // "float32", ...
 std::optional<DType> dtype_from_name(std::string_view name);
 int dtype_bytes(DType dtype);                        // kOpaque: 0
 inline bool is_float(DType d) { return d == DType::kFloat32 || d == DType::kBFloat16 || d == DType::kFloat64 || d == DType::kFloat16; }
-inline bool in_kernels(DType d) { return d <= DType::kBool; }  // what kernels compute with
+inline bool in_kernels(DType d) { return d != DType::kOpaque; }  // what kernels compute with
 // clang-format on
 
 struct Shape {
@@ -141,8 +141,8 @@ class Program {
 };
 
 // The closed set of typing rules: type of `op` applied to `in`. Brings `attrs`, which are complete,
-// to normal form; appends what must be checked at run time. `in_composite`: part of a decomposition,
-// where the maximum of no element is fine: softmax of an empty row.
+// to normal form; appends what must be checked at run time. `in_composite`: part of a
+// decomposition, where the maximum of no element is fine: softmax of an empty row.
 Type infer(shape::SizeTable& sizes, Op op, std::span<const Type> in, std::span<Attr> attrs,
            std::vector<Check>& checks, bool in_composite = false);
 
@@ -155,11 +155,12 @@ DType promote(std::span<const Type> in);
 // New value ids; outputs in the same order. Implicit work becomes explicit: elementwise operands
 // are cast to the common type (a weak scalar constant becomes a `full` of rank 0 of that dtype, a
 // weak run-time scalar a cast), so that every elementwise operator has operands of one dtype
-// (where: the last two). bfloat16 stays bfloat16: kernels compute it in float32 without rounding
-// in between, except that a value is rounded where it is compared, rounded, arg-reduced or cast:
-// there the encoder rounds. Neither a `full` of bfloat16 nor the cast of a weak value to bfloat16
-// rounds: PyTorch computes with its scalars in float32. Values computed from weak scalars
-// alone stay weak; their dtype is float32, int64 or bool. Views that change nothing are dropped.
+// (where: the last two). bfloat16 and float16 stay what they are: kernels compute them in float32
+// without rounding in between, except that a value is rounded where it is compared, rounded,
+// arg-reduced or cast: there the encoder rounds. Neither a `full` of such a dtype nor the cast of a
+// weak value to it rounds: PyTorch computes with its scalars in float32. Values computed from weak
+// scalars alone stay weak; their dtype is float32 (float64 where a float64 operator uses them),
+// int64 or bool. Views that change nothing are dropped.
 Program lower(Program program);
 
 std::string print(const shape::SizeTable& sizes, const Type& type);  // "float32[B, 768]"

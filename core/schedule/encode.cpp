@@ -21,34 +21,6 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 constexpr int kCheapAgain = 3;
 constexpr int kNever = 1 << 20;
 
-int cost_of(Op op) {
-  switch (op) {
-    case Op::exp_f32:
-    case Op::exp2_f32:
-    case Op::expm1_f32:
-    case Op::log_f32:
-    case Op::log2_f32:
-    case Op::log1p_f32:
-    case Op::sin_f32:
-    case Op::cos_f32:
-    case Op::tan_f32:
-    case Op::tanh_f32:
-    case Op::sigmoid_f32:
-    case Op::erf_f32:
-    case Op::silu_f32:
-    case Op::gelu_f32:
-    case Op::gelu_tanh_f32:
-    case Op::pow_f32:
-    case Op::atan2_f32:
-    case Op::fmod_f32:
-    case Op::remainder_f32:
-    case Op::floor_div_f32:
-      return 8;
-    default:
-      return 1;
-  }
-}
-
 class Encoder {
  public:
   Encoder(const fuse::KernelGraph& graph, const LayoutClass& cls)
@@ -119,7 +91,7 @@ class Encoder {
     if (state_[at(i)].scratch >= 0) return 1;
     if (node.kind == Kind::kLoad || node.kind == Kind::kIota || node.kind == Kind::kConst) return 1;
     if (node.kind == Kind::kGather) return kNever / 2;
-    int cost = cost_of(static_cast<Op>(node.instr));
+    int cost = bytecode::info(static_cast<Op>(node.instr)).cost;
     for (const int in : node.in) {
       if (in >= 0) cost += again(in);
       if (cost > kNever) return kNever;
@@ -167,7 +139,9 @@ class Encoder {
       auto& s = state_[at(i)];
       const auto& node = graph_.nodes[at(i)];
       if (s.scratch >= 0 && s.home < pass) {
-        regs_[at(i)] = builder_.load(load_of(node.type), static_cast<std::uint16_t>(s.scratch));
+        const auto mem = static_cast<std::uint16_t>(s.scratch);
+        const auto storage = static_cast<int>(bytecode::info(node.type).storage);
+        regs_[at(i)] = builder_.load(bytecode::kLoadOf[storage], mem);
         line(node.line);
         continue;
       }
@@ -202,22 +176,11 @@ class Encoder {
 
   void keep(int i) {
     const auto& node = graph_.nodes[at(i)];
-    constexpr bytecode::Storage storage[] = {bytecode::Storage::kF32, bytecode::Storage::kI32,
-                                             bytecode::Storage::kI64, bytecode::Storage::kB8};
-    const auto mem =
-        builder_.operand(Role::kScratch, storage[static_cast<int>(node.type)], Cls::kFull, true);
+    const bytecode::Storage storage = bytecode::info(node.type).storage;
+    const auto mem = builder_.operand(Role::kScratch, storage, Cls::kFull, true);
     state_[at(i)].scratch = mem;
-    builder_.store(store_of(node.type), mem, regs_[at(i)]);
+    builder_.store(bytecode::kStoreOf[static_cast<int>(storage)], mem, regs_[at(i)]);
     line(node.line);
-  }
-
-  static Op load_of(bytecode::RegType type) {
-    constexpr Op ops[] = {Op::load_f32, Op::load_i32, Op::load_i64, Op::load_b8};
-    return ops[static_cast<int>(type)];
-  }
-  static Op store_of(bytecode::RegType type) {
-    constexpr Op ops[] = {Op::store_f32, Op::store_i32, Op::store_i64, Op::store_b8};
-    return ops[static_cast<int>(type)];
   }
 
   void line(std::int32_t l) { lines_.push_back(l); }

@@ -90,6 +90,11 @@ int test_constants_are_exact() {
     if (i % 4 == 1) bits &= 0x807fffff;  // denormals and zeros
     const Bytes f = constant_program(Op::const_f32, bits, Op::store_f32, Storage::kF32);
     CHECK(assemble(disassemble(f)) == f);
+    std::uint64_t wide = rng();
+    if (i % 4 == 0) wide |= 0x7ff0000000000000;
+    if (i % 4 == 1) wide &= 0x800fffffffffffff;
+    const Bytes d = constant_program(Op::const_f64, wide, Op::store_f64, Storage::kF64);
+    CHECK(assemble(disassemble(d)) == d);
     const Bytes n = constant_program(Op::const_i64, rng(), Op::store_i64, Storage::kI64);
     CHECK(assemble(disassemble(n)) == n);
   }
@@ -249,7 +254,7 @@ int test_rejected_bytes() {
       {[](Header& h, auto, auto) { h.n_passes = 1; }, "more passes than the header says"},
       {[](Header& h, auto, auto) { h.n_passes = 3; }, "more passes than there are"},
       {[](auto&, OperandInfo* o, auto) { o[0].role = static_cast<Role>(5); }, "m0: unknown role"},
-      {[](auto&, OperandInfo* o, auto) { o[1].storage = static_cast<Storage>(6); },
+      {[](auto&, OperandInfo* o, auto) { o[1].storage = static_cast<Storage>(kStorages); },
        "m1: unknown storage"},
       {[](auto&, OperandInfo* o, auto) { o[1].cls = static_cast<Cls>(4); }, "m1: unknown class"},
       {[](auto&, OperandInfo* o, auto) { o[0].contiguous = 2; }, "contiguous is neither 0 nor 1"},
@@ -294,7 +299,7 @@ int test_parse_errors() {
       {"kernel fold=none\n\nm1 input f32 r\n",
        "line 3: operands are numbered in order; write 'm0'"},
       {"kernel fold=none\nm0 in f32 r\n", "role 'in' is not one of input, output"},
-      {"kernel fold=none\nm0 input f16 r\n", "storage 'f16' is not one of f32, bf16"},
+      {"kernel fold=none\nm0 input f8 r\n", "storage 'f8' is not one of f32, bf16"},
       {"kernel fold=none\nm0 input f32 x\n", "class 'x' is not one of s, c, u, r"},
       {"kernel fold=none\nm0 input f32 r dense\n", "'dense' is not 'contiguous'"},
       {"kernel fold=none\nhalt\nm0 input f32 r\n",

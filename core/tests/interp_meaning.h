@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -23,8 +24,9 @@ using exec::Space;
 using exec::Status;
 using std::int64_t;
 
+// f: of any float; a register of f32 holds floats only.
 struct Value {
-  float f = 0;
+  double f = 0;
   int64_t i = 0;
 };
 
@@ -44,32 +46,71 @@ inline std::uint16_t to_bf16(float f) {
   return static_cast<std::uint16_t>((b + 0x7FFF + ((b >> 16) & 1)) >> 16);
 }
 
+// By the definition: the fraction in units of 2^-24 below 2^-14, else 10 bits of it.
+inline std::uint16_t to_f16(float f) {
+  const auto sign = static_cast<std::uint16_t>(std::signbit(f) ? 0x8000 : 0);
+  if (std::isnan(f)) return 0x7E00;
+  int exponent = 0;
+  const double x = std::fabs(f);
+  if (x >= 65520) return static_cast<std::uint16_t>(sign | 0x7C00);
+  std::frexp(x, &exponent);  // x < 2^exponent
+  if (x != 0 && exponent > -13) {
+    const double fraction = std::nearbyint(std::ldexp(x, 11 - exponent));  // 1024 .. 2048
+    const int bits = (exponent + 14) * 1024 + static_cast<int>(fraction) - 1024;
+    return static_cast<std::uint16_t>(sign | bits);
+  }
+  return static_cast<std::uint16_t>(sign | static_cast<int>(std::nearbyint(std::ldexp(x, 24))));
+}
+inline float of_f16(std::uint16_t h) {
+  const int exponent = h >> 10 & 31;
+  const int fraction = h & 1023;
+  const float sign = h >> 15 ? -1.0f : 1.0f;
+  if (exponent == 31) return sign * (fraction ? std::nanf("") : INFINITY);
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(fraction), -24);
+  return sign * std::ldexp(static_cast<float>(1024 + fraction), exponent - 25);
+}
+
+template <class T>
+T read_as(const std::byte* at) {
+  T x;
+  std::memcpy(&x, at, sizeof(x));
+  return x;
+}
+template <class T, class U>
+void write_as(std::byte* at, U value) {
+  const T x = static_cast<T>(value);
+  std::memcpy(at, &x, sizeof(x));
+}
+
 inline Value read(Storage s, const std::byte* at) {
   Value v;
   switch (s) {
     case Storage::kF32:
-      std::memcpy(&v.f, at, 4);
+      v.f = read_as<float>(at);
       break;
-    case Storage::kBF16: {
-      std::uint16_t b;
-      std::memcpy(&b, at, 2);
-      v.f = bits_to_float(static_cast<std::uint32_t>(b) << 16);
+    case Storage::kBF16:
+      v.f = bits_to_float(std::uint32_t{read_as<std::uint16_t>(at)} << 16);
       break;
-    }
-    case Storage::kF64: {
-      double d;
-      std::memcpy(&d, at, 8);
-      v.f = static_cast<float>(d);
+    case Storage::kF16:
+      v.f = of_f16(read_as<std::uint16_t>(at));
       break;
-    }
-    case Storage::kI32: {
-      std::int32_t i;
-      std::memcpy(&i, at, 4);
-      v.i = i;
+    case Storage::kF64:
+      v.f = read_as<double>(at);
       break;
-    }
+    case Storage::kI32:
+      v.i = read_as<std::int32_t>(at);
+      break;
     case Storage::kI64:
-      std::memcpy(&v.i, at, 8);
+      v.i = read_as<int64_t>(at);
+      break;
+    case Storage::kI8:
+      v.i = read_as<std::int8_t>(at);
+      break;
+    case Storage::kU8:
+      v.i = read_as<std::uint8_t>(at);
+      break;
+    case Storage::kI16:
+      v.i = read_as<std::int16_t>(at);
       break;
     case Storage::kB8:
       v.i = *at != std::byte{0};
@@ -79,27 +120,31 @@ inline Value read(Storage s, const std::byte* at) {
 }
 
 inline void write(Storage s, std::byte* at, Value v) {
-  const std::uint16_t half = to_bf16(v.f);
-  const std::int32_t narrow = static_cast<std::int32_t>(v.i);
   switch (s) {
     case Storage::kF32:
-      std::memcpy(at, &v.f, 4);
-      break;
+      return write_as<float>(at, v.f);
     case Storage::kBF16:
-      std::memcpy(at, &half, 2);
-      break;
+      return write_as<std::uint16_t>(at, to_bf16(static_cast<float>(v.f)));
+    case Storage::kF16:
+      return write_as<std::uint16_t>(at, to_f16(static_cast<float>(v.f)));
     case Storage::kF64:
-      break;
+      return write_as<double>(at, v.f);
     case Storage::kI32:
-      std::memcpy(at, &narrow, 4);
-      break;
+      return write_as<std::int32_t>(at, v.i);
     case Storage::kI64:
-      std::memcpy(at, &v.i, 8);
-      break;
+      return write_as<int64_t>(at, v.i);
+    case Storage::kI8:
+      return write_as<std::int8_t>(at, v.i);
+    case Storage::kU8:
     case Storage::kB8:
-      *at = static_cast<std::byte>(v.i);
-      break;
+      return write_as<std::uint8_t>(at, v.i);
+    case Storage::kI16:
+      return write_as<std::int16_t>(at, v.i);
   }
+}
+
+inline bool is_float(Storage s) {
+  return info(s).reg == RegType::kF32 || info(s).reg == RegType::kF64;
 }
 
 template <class T>
@@ -148,20 +193,22 @@ bool integer_map(const std::string& name, T a, T b, T& out) {
   return true;
 }
 
-inline float float_map(const std::string& name, float fa, float fb) {
-  const double a = fa;
-  const double b = fb;
-  double r = std::nan("");
+// In Wide, which is wider than Float, and rounded once.
+template <class Float, class Wide>
+Float float_map(const std::string& name, Float fa, Float fb) {
+  const Wide a = fa;
+  const Wide b = fb;
+  Wide r = std::nan("");
   if (name == "abs") return std::fabs(fa);
   if (name == "neg") return -fa;
-  if (name == "sign") return fa > 0 ? 1.0f : fa < 0 ? -1.0f : 0.0f;
+  if (name == "sign") return static_cast<Float>((fa > 0) - (fa < 0));
   if (name == "add") return fa + fb;
   if (name == "sub") return fa - fb;
   if (name == "mul") return fa * fb;
   if (name == "div") return fa / fb;
   if (name == "maximum") return std::isnan(fa) || fa > fb ? fa : fb;
   if (name == "minimum") return std::isnan(fa) || fa < fb ? fa : fb;
-  if (name == "round") return std::nearbyintf(fa);
+  if (name == "round") return std::nearbyint(fa);
   if (name == "exp") r = std::exp(a);
   if (name == "exp2") r = std::exp2(a);
   if (name == "expm1") r = std::expm1(a);
@@ -180,7 +227,7 @@ inline float float_map(const std::string& name, float fa, float fb) {
   if (name == "silu") r = a * (1 / (1 + std::exp(-a)));
   if (name == "gelu") r = 0.5 * a * (1 + std::erf(a * 0.7071067811865476));
   if (name == "gelu_tanh") {
-    const double u = 0.7978845608028654 * (a + 0.044715 * a * a * a);
+    const Wide u = 0.7978845608028654 * (a + 0.044715 * a * a * a);
     r = 0.5 * a * (1 + std::tanh(u));
   }
   if (name == "floor") r = std::floor(a);
@@ -194,12 +241,12 @@ inline float float_map(const std::string& name, float fa, float fb) {
     if (r != 0 && (r < 0) != (b < 0)) r += b;
   }
   if (name == "floor_div") {
-    double m = std::fmod(a, b);
-    double q = (a - m) / b;
+    Wide m = std::fmod(a, b);
+    Wide q = (a - m) / b;
     if (m != 0 && (m < 0) != (b < 0)) q -= 1;
-    r = b == 0 ? a / b : q == 0 ? std::copysign(0.0, a / b) : std::floor(q + 0.5);
+    r = b == 0 ? a / b : q == 0 ? std::copysign(Wide{0}, a / b) : std::floor(q + 0.5);
   }
-  return static_cast<float>(r);
+  return static_cast<Float>(r);
 }
 
 inline bool apply_map(const InstrInfo& row, Value a, Value b, Value c, Value& out) {
@@ -207,8 +254,11 @@ inline bool apply_map(const InstrInfo& row, Value a, Value b, Value c, Value& ou
   const std::size_t cut = full.find_last_of('_');
   const std::string name = full.substr(0, cut);
   const RegType from = row.fields[1].type;
-  if (full == "round_bf16") {
-    out.f = bits_to_float(static_cast<std::uint32_t>(to_bf16(a.f)) << 16);
+  for (int s = 0; s < kStorages; ++s) {  // what it would be, stored and loaded
+    if (info(kNarrowOf[s]).name != full) continue;
+    std::byte memory[8];
+    write(static_cast<Storage>(s), memory, a);
+    out = read(static_cast<Storage>(s), memory);
     return true;
   }
   if (name == "select") {
@@ -217,14 +267,18 @@ inline bool apply_map(const InstrInfo& row, Value a, Value b, Value c, Value& ou
   }
   if (name.substr(0, 5) == "cast_") {
     const RegType to = row.fields[0].type;
-    if (from == RegType::kF32) {
-      const float limit = to == RegType::kI32 ? 0x1p31f : 0x1p63f;
+    if (is_float(info(from).storage) && is_float(info(to).storage)) {
+      out.f = to == RegType::kF32 ? static_cast<float>(a.f) : a.f;
+    } else if (is_float(info(from).storage)) {
+      const double limit = to == RegType::kI32 ? 0x1p31 : 0x1p63;
       const int64_t low = to == RegType::kI32 ? INT32_MIN : INT64_MIN;
-      out.i = to == RegType::kB8             ? a.f != 0.0f
+      out.i = to == RegType::kB8             ? a.f != 0
               : a.f >= -limit && a.f < limit ? static_cast<int64_t>(a.f)
                                              : low;
     } else if (to == RegType::kF32) {
       out.f = static_cast<float>(a.i);
+    } else if (to == RegType::kF64) {
+      out.f = static_cast<double>(a.i);
     } else {
       out.i = to == RegType::kB8    ? a.i != 0
               : to == RegType::kI32 ? static_cast<std::int32_t>(a.i)
@@ -232,7 +286,7 @@ inline bool apply_map(const InstrInfo& row, Value a, Value b, Value c, Value& ou
     }
     return true;
   }
-  const bool is_float = from == RegType::kF32;
+  const bool floats = is_float(info(from).storage);
   const auto compare = [&](auto x, auto y) {
     if (name == "eq") return x == y;
     if (name == "ne") return x != y;
@@ -245,14 +299,18 @@ inline bool apply_map(const InstrInfo& row, Value a, Value b, Value c, Value& ou
   if (name == "isinf") return out.i = std::isinf(a.f), true;
   if (name == "isfinite") return out.i = std::isfinite(a.f), true;
   if (row.fields[0].type == RegType::kB8 && from != RegType::kB8) {
-    out.i = is_float ? compare(a.f, b.f) : compare(a.i, b.i);
+    out.i = floats ? compare(a.f, b.f) : compare(a.i, b.i);
     return true;
   }
   if (from == RegType::kB8) {
     out.i = name == "not" ? !a.i : name == "and" ? a.i & b.i : name == "or" ? a.i | b.i : a.i ^ b.i;
     return true;
   }
-  if (is_float) return out.f = float_map(name, a.f, b.f), true;
+  if (from == RegType::kF32) {
+    out.f = float_map<float, double>(name, static_cast<float>(a.f), static_cast<float>(b.f));
+    return true;
+  }
+  if (from == RegType::kF64) return out.f = float_map<double, long double>(name, a.f, b.f), true;
   if (from == RegType::kI32) {
     std::int32_t r = 0;
     const bool ok =
@@ -329,7 +387,9 @@ class Meaning {
         return status;
       case InstrClass::kConst:
         for (Value& v : dst) {
-          v.f = bits_to_float(static_cast<std::uint32_t>(instr.imm));
+          v.f = row.fields[0].type == RegType::kF64
+                    ? std::bit_cast<double>(instr.imm)
+                    : bits_to_float(static_cast<std::uint32_t>(instr.imm));
           v.i = row.fields[0].type == RegType::kI32 ? static_cast<std::int32_t>(instr.imm)
                                                     : static_cast<int64_t>(instr.imm);
         }
@@ -337,14 +397,14 @@ class Meaning {
       case InstrClass::kLoad:
         each([&](int64_t r, int64_t y, int64_t x, std::size_t k) {
           if (v_.operands[instr.mem].role == Role::kScratch) {
-            dst[k] = scratch_[instr.mem][k];
-            if (row.storage == Storage::kBF16) {
-              dst[k].f = bits_to_float(static_cast<std::uint32_t>(to_bf16(dst[k].f)) << 16);
-            }
-            return;
+            std::byte memory[8];  // as it was stored
+            write(row.storage, memory, scratch_[instr.mem][k]);
+            dst[k] = read(row.storage, memory);
+          } else {
+            const Binding& b = l_.bindings[instr.mem];
+            dst[k] = read(row.storage, b.base + offset(b, r, y, x));
           }
-          const Binding& b = l_.bindings[instr.mem];
-          dst[k] = read(row.storage, b.base + offset(b, r, y, x));
+          if (row.fields[0].type == RegType::kF32) dst[k].f = static_cast<float>(dst[k].f);
         });
         break;
       case InstrClass::kStore:
@@ -397,7 +457,7 @@ class Meaning {
     const std::string full(row.name);
     const std::string name = full.substr(0, full.find_last_of('_'));
     const RegType type = row.fields[1].type;
-    const bool is_float = type == RegType::kF32;
+    const bool is_float = testing::is_float(info(type).storage);
     // By class only: a value that does not vary over a kept axis is folded once.
     const int kept = static_cast<int>(instr.cls_dst());
     const auto group = [&](int64_t y, int64_t x) {
@@ -405,7 +465,7 @@ class Meaning {
                                       (kept & 1 ? x : 0));
     };
     struct Acc {
-      double d = 0;
+      long double d = 0;
       std::uint64_t u = 0;
       Value best{}, index{};
       bool seen = false;
@@ -459,7 +519,8 @@ class Meaning {
     });
     const auto result = [&](const Acc& t) {
       Value v;
-      v.f = static_cast<float>(name == "mean" ? t.d / t.count : t.d);
+      const long double d = name == "mean" ? t.d / t.count : t.d;
+      v.f = type == RegType::kF32 ? static_cast<float>(d) : static_cast<double>(d);
       v.i = name == "max" || name == "min" ? t.best.i
             : name.substr(0, 3) == "arg"   ? t.index.i
                                            : static_cast<int64_t>(t.u);

@@ -3,7 +3,6 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
-#include <cfloat>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -35,7 +34,7 @@ bool same_memory(const std::vector<std::byte>& a, const std::vector<std::byte>& 
   for (std::size_t at = 0; at + bytes <= a.size(); at += bytes) {
     const Value x = read(s, a.data() + at);
     const Value y = read(s, b.data() + at);
-    const bool floats = s == Storage::kF32 || s == Storage::kBF16;
+    const bool floats = is_float(s);
     if (floats && std::isnan(x.f) && std::isnan(y.f)) continue;
     if (floats ? x.f != y.f : x.i != y.i) return false;
   }
@@ -143,15 +142,18 @@ void random_trials(int from, int n, bool verbose) {
 
 // Every map instruction, over special values ------------------------------------------------------
 
-double distance_in_ulps(float got, float want) {
+template <class Float>
+double distance_in_ulps(Float got, Float want) {
   if (std::isnan(got) || std::isnan(want)) return std::isnan(got) && std::isnan(want) ? 0 : 1e9;
   if (got == want) return 0;
   if (std::isinf(got) || std::isinf(want)) {
-    return std::fabs(got) >= FLT_MAX && std::fabs(want) >= FLT_MAX && (got > 0) == (want > 0) ? 1
-                                                                                              : 1e9;
+    constexpr Float kMost = std::numeric_limits<Float>::max();
+    const bool both = std::fabs(got) >= kMost && std::fabs(want) >= kMost;
+    return both && (got > 0) == (want > 0) ? 1 : 1e9;
   }
-  const float unit = std::fabs(std::nextafterf(want, INFINITY) - want);
-  return std::fabs(static_cast<double>(got) - want) / unit;
+  const Float infinity = std::numeric_limits<Float>::infinity();
+  const long double unit = std::fabs(std::nextafter(want, infinity) - want);
+  return static_cast<double>(std::fabs(static_cast<long double>(got) - want) / unit);
 }
 
 template <class T>
@@ -159,10 +161,16 @@ std::vector<T> corners() {
   using limits = std::numeric_limits<T>;
   std::vector<T> v;
   if constexpr (std::is_floating_point_v<T>) {
-    for (const double x : {0.0, 1.0, 0.5, 2.5, 1e-3, 3.7, 20.0, 88.0, 1e5, 1e-20, 1e10, 3e38, 1e-40,
-                           2147483648.0, 1e19}) {
+    for (const double x :
+         {0.0,     1.0,          0.5,     2.5,       1e-3,          3.7,
+          20.0,    88.0,         1e5,     1e-20,     1e10,          3e38,
+          1e-40,   2147483648.0, 1e19,    0x1p-14,   0x1.8p-24,     0x1p-25,
+          65504.0, 65519.9,      65520.0, 1.0009765, 1.00048828125, 1.00146484375}) {
       v.push_back(static_cast<T>(x));
       v.push_back(static_cast<T>(-x));
+    }
+    if constexpr (sizeof(T) == 8) {
+      v.insert(v.end(), {limits::max(), limits::denorm_min(), -1e300, 0x1p53 + 2, 700.0, -745.0});
     }
     v.push_back(limits::infinity());
     v.push_back(-limits::infinity());
@@ -171,7 +179,28 @@ std::vector<T> corners() {
   } else if constexpr (sizeof(T) == 1) {
     v = {0, 1, 1, 0, 1};
   } else {
-    v = {0, 1, -1, 2, -2, 3, 7, -7, 31, 32, 33, 63, 64, 100, limits::min(), limits::max(), 12345};
+    v = {0,
+         1,
+         -1,
+         2,
+         -2,
+         3,
+         7,
+         -7,
+         31,
+         32,
+         33,
+         63,
+         64,
+         100,
+         127,
+         128,
+         255,
+         -129,
+         32768,
+         limits::min(),
+         limits::max(),
+         12345};
   }
   return v;
 }
@@ -191,7 +220,7 @@ void every_map_instruction() {
         const auto add = [&](auto of) {
           for (const auto x : of) {
             Value v;
-            v.f = static_cast<float>(x);
+            v.f = static_cast<double>(x);
             v.i = std::is_floating_point_v<decltype(x)> ? 0 : static_cast<int64_t>(x);
             source_values[k].push_back(v);
           }
@@ -199,6 +228,9 @@ void every_map_instruction() {
         switch (row.fields[k + 1].type) {
           case RegType::kF32:
             add(corners<float>());
+            break;
+          case RegType::kF64:
+            add(corners<double>());
             break;
           case RegType::kI32:
             add(corners<std::int32_t>());
@@ -236,22 +268,6 @@ void every_map_instruction() {
       std::vector<std::unique_ptr<Guarded>> memory;
       Reg sources[3];
       const std::size_t n = values[0].size();
-      const auto storage = [](RegType t) {
-        constexpr Storage of[] = {Storage::kF32, Storage::kI32, Storage::kI64, Storage::kB8};
-        return of[static_cast<int>(t)];
-      };
-      const auto op_for = [](Storage s, bool load) {
-        switch (s) {
-          case Storage::kF32:
-            return load ? Op::load_f32 : Op::store_f32;
-          case Storage::kI32:
-            return load ? Op::load_i32 : Op::store_i32;
-          case Storage::kI64:
-            return load ? Op::load_i64 : Op::store_i64;
-          default:
-            return load ? Op::load_b8 : Op::store_b8;
-        }
-      };
       const auto make = [&](Storage s, bool scalar) {
         const int64_t bytes = storage_bytes(s);
         memory.push_back(std::make_unique<Guarded>(scalar ? bytes : n * bytes));
@@ -261,18 +277,19 @@ void every_map_instruction() {
         bindings.push_back(binding);
       };
       for (int k = 0; k < n_sources; ++k) {
-        const Storage s = storage(row.fields[k + 1].type);
+        const Storage s = info(row.fields[k + 1].type).storage;
         make(s, k == splat);
         for (std::size_t i = 0; i < (k == splat ? 1 : n); ++i) {
           write(s, memory.back()->data() + i * storage_bytes(s), values[k][i]);
         }
         const Cls cls = k == splat ? Cls::kScalar : Cls::kColumn;
-        sources[k] = b.load(op_for(s, true), b.operand(Role::kInput, s, cls, k != splat));
+        sources[k] =
+            b.load(kLoadOf[static_cast<int>(s)], b.operand(Role::kInput, s, cls, k != splat));
       }
       const Reg r = b.map(static_cast<Op>(op), {sources, static_cast<std::size_t>(n_sources)});
-      const Storage s = storage(row.fields[0].type);
+      const Storage s = info(row.fields[0].type).storage;
       make(s, false);
-      b.store(op_for(s, false), b.operand(Role::kOutput, s, Cls::kColumn, true), r);
+      b.store(kStoreOf[static_cast<int>(s)], b.operand(Role::kOutput, s, Cls::kColumn, true), r);
       const std::vector<std::byte> program = b.finish();
       check(verify(program).empty(), std::string(row.name) + ": " + verify(program));
       Space space;
@@ -284,11 +301,14 @@ void every_map_instruction() {
         Value want;
         if (!apply_map(row, at(0), at(1), at(2), want)) continue;
         const Value got = read(s, memory.back()->data() + i * storage_bytes(s));
-        const bool floats = s == Storage::kF32;
-        const bool close = floats
-                               ? distance_in_ulps(got.f, want.f) <= 2.5 ||
-                                     std::fabs(got.f - want.f) < 1e-6f * std::fabs(at(0).f) + 1e-37f
-                               : got.i == want.i;
+        const double off = std::fabs(got.f - want.f);
+        bool close = got.i == want.i;
+        if (s == Storage::kF32) {
+          const auto g = static_cast<float>(got.f), w = static_cast<float>(want.f);
+          close = distance_in_ulps(g, w) <= 2.5 || off < 1e-6 * std::fabs(at(0).f) + 1e-37;
+        } else if (s == Storage::kF64) {
+          close = distance_in_ulps(got.f, want.f) <= 2.5 || off < 1e-15 * std::fabs(at(0).f);
+        }
         check(close, std::string(row.name) + " of " + std::to_string(at(0).f) + " " +
                          std::to_string(at(0).i) + ", " + std::to_string(at(1).f) + " " +
                          std::to_string(at(1).i) + ": " + std::to_string(got.f) + " " +
@@ -399,7 +419,7 @@ void in_place_reads_old_values() {
 
 void empty_reductions_give_identities() {
   exec::interp::Scratch scratch;
-  const float inf = std::numeric_limits<float>::infinity();
+  const double inf = std::numeric_limits<double>::infinity();
   struct Case {
     Op fold;
     Value want;
@@ -408,24 +428,23 @@ void empty_reductions_give_identities() {
       {Op::sum_f32, {0, 0}},         {Op::prod_f32, {1, 0}},        {Op::max_f32, {-inf, 0}},
       {Op::min_f32, {inf, 0}},       {Op::sum_i64, {0, 0}},         {Op::prod_i64, {0, 1}},
       {Op::max_i64, {0, INT64_MIN}}, {Op::min_i64, {0, INT64_MAX}}, {Op::max_i32, {0, INT32_MIN}},
-      {Op::min_i32, {0, INT32_MAX}}, {Op::any_b8, {0, 0}},          {Op::all_b8, {0, 1}}};
+      {Op::min_i32, {0, INT32_MAX}}, {Op::any_b8, {0, 0}},          {Op::all_b8, {0, 1}},
+      {Op::sum_f64, {0, 0}},         {Op::prod_f64, {1, 0}},        {Op::max_f64, {-inf, 0}},
+      {Op::min_f64, {inf, 0}}};
   for (const Fold fold : {Fold::kColumns, Fold::kRows, Fold::kBoth}) {
     for (const Case& c : cases) {
       for (const bool by_outer : {false, true}) {
         const InstrInfo& row = kIsa[static_cast<int>(c.fold)];
-        constexpr Op loads[] = {Op::load_f32, Op::load_i32, Op::load_i64, Op::load_b8};
-        constexpr Op stores[] = {Op::store_f32, Op::store_i32, Op::store_i64, Op::store_b8};
-        constexpr Storage storages[] = {Storage::kF32, Storage::kI32, Storage::kI64, Storage::kB8};
-        const int type = static_cast<int>(row.fields[0].type);
-        const Storage s = storages[type];
+        const Storage s = info(row.fields[0].type).storage;
+        const Op load = kLoadOf[static_cast<int>(s)];
+        const Op store = kStoreOf[static_cast<int>(s)];
         const int64_t bytes = storage_bytes(s);
         const Cls cls = static_cast<Cls>(3 & ~static_cast<int>(fold));
         Builder b(fold);
         b.begin_pass();
-        const Reg r =
-            b.fold(c.fold, b.load(loads[type], b.operand(Role::kInput, s, Cls::kFull, true)));
+        const Reg r = b.fold(c.fold, b.load(load, b.operand(Role::kInput, s, Cls::kFull, true)));
         b.end_pass();
-        b.store(stores[type], b.operand(Role::kOutput, s, cls, fold == Fold::kRows), r);
+        b.store(store, b.operand(Role::kOutput, s, cls, fold == Fold::kRows), r);
         Space space;
         space.rows = space.cols = 7;
         if (by_outer) {
@@ -457,19 +476,22 @@ void empty_reductions_give_identities() {
   }
 }
 
-// Precision: a long sum of values that float32 alone would lose.
-void sums_are_precise() {
+// Precision: a long sum of values that its own type alone would lose.
+template <class Float>
+void sums_are_precise(Op fold_op) {
   exec::interp::Scratch scratch;
+  const Storage s = sizeof(Float) == 4 ? Storage::kF32 : Storage::kF64;
+  constexpr int64_t kBytes = sizeof(Float);
   for (const Fold fold : {Fold::kColumns, Fold::kRows, Fold::kBoth}) {
     const int64_t rows = fold == Fold::kColumns ? 3 : 300000;
     const int64_t cols = fold == Fold::kColumns ? 300000 : fold == Fold::kRows ? 70 : 7;
-    std::vector<float> x(rows * cols);
+    std::vector<Float> x(rows * cols);
     std::mt19937 random(1);
-    std::uniform_real_distribution<float> uniform(0.9f, 1.1f);
-    for (float& v : x) v = uniform(random);
+    std::uniform_real_distribution<Float> uniform(Float(0.9), Float(1.1));
+    for (Float& v : x) v = uniform(random);
     const int64_t kept = fold == Fold::kColumns ? rows : fold == Fold::kRows ? cols : 1;
-    std::vector<float> out(kept);
-    std::vector<double> want(kept);
+    std::vector<Float> out(kept);
+    std::vector<long double> want(kept);
     for (int64_t i = 0; i < rows * cols; ++i) {
       want[fold == Fold::kColumns ? i / cols : fold == Fold::kRows ? i % cols : 0] += x[i];
     }
@@ -478,25 +500,80 @@ void sums_are_precise() {
                     : fold == Fold::kRows  ? Cls::kColumn
                                            : Cls::kScalar;
     b.begin_pass();
-    const Reg sum =
-        b.fold(Op::sum_f32,
-               b.load(Op::load_f32, b.operand(Role::kInput, Storage::kF32, Cls::kFull, true)));
+    const Reg sum = b.fold(fold_op, b.load(kLoadOf[static_cast<int>(s)],
+                                           b.operand(Role::kInput, s, Cls::kFull, true)));
     b.end_pass();
-    b.store(Op::store_f32, b.operand(Role::kOutput, Storage::kF32, cls, fold == Fold::kRows), sum);
+    b.store(kStoreOf[static_cast<int>(s)], b.operand(Role::kOutput, s, cls, fold == Fold::kRows),
+            sum);
     std::vector<Binding> bindings(2);
     bindings[0].base = reinterpret_cast<std::byte*>(x.data());
-    bindings[0].y_stride = cols * 4;
-    bindings[0].x_stride = 4;
+    bindings[0].y_stride = cols * kBytes;
+    bindings[0].x_stride = kBytes;
     bindings[1].base = reinterpret_cast<std::byte*>(out.data());
-    (fold == Fold::kColumns ? bindings[1].y_stride : bindings[1].x_stride) = 4;
+    (fold == Fold::kColumns ? bindings[1].y_stride : bindings[1].x_stride) = kBytes;
     Space space;
     space.rows = rows;
     space.cols = cols;
     check(exec::interp::Kernel(b.finish()).run({space, bindings}, scratch) == Status::kOk, "sum");
     for (int64_t i = 0; i < kept; ++i) {
-      check(std::fabs(out[i] - want[i]) <= 2e-7 * want[i],
+      const double unit = std::numeric_limits<Float>::epsilon() * static_cast<double>(want[i]);
+      check(std::fabs(static_cast<double>(out[i] - want[i])) <= 2 * unit,
             "sum precision, fold " + std::to_string(static_cast<int>(fold)));
     }
+  }
+}
+
+// Every float16, there and back; and every float near one, rounded as the definition says.
+void every_half() {
+  exec::interp::Scratch scratch;
+  std::vector<std::uint16_t> halves(1 << 16), stored;
+  for (std::size_t i = 0; i < halves.size(); ++i) halves[i] = static_cast<std::uint16_t>(i);
+  std::vector<float> loaded(halves.size());
+  const auto run = [&](Op load, Storage from, const void* x, Op map, Op store, Storage to, void* y,
+                       std::size_t n) {
+    Builder b;
+    Reg r = b.load(load, b.operand(Role::kInput, from, Cls::kColumn, true));
+    if (map != Op::halt) r = b.map(map, r);
+    b.store(store, b.operand(Role::kOutput, to, Cls::kColumn, true), r);
+    std::vector<Binding> bindings(2);
+    bindings[0].base = static_cast<std::byte*>(const_cast<void*>(x));
+    bindings[1].base = static_cast<std::byte*>(y);
+    bindings[0].x_stride = storage_bytes(from);
+    bindings[1].x_stride = storage_bytes(to);
+    Space space;
+    space.cols = static_cast<int64_t>(n);
+    check(exec::interp::Kernel(b.finish()).run({space, bindings}, scratch) == Status::kOk, "half");
+  };
+  run(Op::load_f16, Storage::kF16, halves.data(), Op::halt, Op::store_f32, Storage::kF32,
+      loaded.data(), halves.size());
+  std::vector<float> near;
+  for (std::size_t i = 0; i < halves.size(); ++i) {
+    const float want = of_f16(halves[i]);
+    check(
+        std::isnan(want) ? std::isnan(loaded[i]) : float_to_bits(want) == float_to_bits(loaded[i]),
+        "load_f16 of " + std::to_string(i));
+    const float next = of_f16(static_cast<std::uint16_t>(i + 1));
+    const float middle = want + (next - want) / 2;
+    for (const float f :
+         {want, middle, std::nextafter(middle, want), std::nextafter(middle, next)}) {
+      near.push_back(f);
+    }
+  }
+  stored.resize(near.size());
+  std::vector<float> rounded(near.size());
+  run(Op::load_f32, Storage::kF32, near.data(), Op::halt, Op::store_f16, Storage::kF16,
+      stored.data(), near.size());
+  run(Op::load_f32, Storage::kF32, near.data(), Op::round_f16, Op::store_f32, Storage::kF32,
+      rounded.data(), near.size());
+  for (std::size_t i = 0; i < near.size(); ++i) {
+    const std::string what = " of " + std::to_string(near[i]);
+    const std::uint16_t want = to_f16(near[i]);
+    if (std::isnan(near[i])) {
+      check(std::isnan(of_f16(stored[i])) && std::isnan(rounded[i]), "NaN" + what);
+      continue;
+    }
+    check(stored[i] == want, "store_f16" + what);
+    check(float_to_bits(rounded[i]) == float_to_bits(of_f16(want)), "round_f16" + what);
   }
 }
 
@@ -515,7 +592,9 @@ int main(int argc, char** argv) {
   every_map_instruction();
   errors_stop_the_launch();
   in_place_reads_old_values();
-  sums_are_precise();
+  sums_are_precise<float>(Op::sum_f32);
+  sums_are_precise<double>(Op::sum_f64);
+  every_half();
   empty_reductions_give_identities();
   const int trials = argc > 1 ? std::atoi(argv[1]) : 400;
   random_trials(argc > 2 ? std::atoi(argv[2]) : 0, trials, argc > 2);

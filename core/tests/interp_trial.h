@@ -67,12 +67,9 @@ struct Trial {
     for (std::size_t at = 0; at + bytes <= g.size(); at += bytes) {
       Value v;
       v.i = pick(-9, 9);
-      v.f = static_cast<float>(v.i);
-      if (nans && pick(0, 400) == 0) v.f = std::nanf("");
-      const double wide = v.f;
-      if (s == Storage::kF64) {
-        std::memcpy(g.data() + at, &wide, 8);
-      } else if (s == Storage::kB8) {
+      v.f = static_cast<double>(v.i);
+      if (nans && pick(0, 400) == 0) v.f = std::nan("");
+      if (s == Storage::kB8) {
         g.data()[at] = static_cast<std::byte>(pick(0, 2) * 127);
       } else {
         write(s, g.data() + at, v);
@@ -151,8 +148,7 @@ struct Trial {
     builder.store(store, builder.operand(Role::kOutput, s, cls, contiguous), value);
   }
 
-  // Live registers by type: floats, i32, i64, bools.
-  std::vector<Reg> live[4];
+  std::vector<Reg> live[kRegTypes];  // by type
   Fold fold_ = Fold::kNone;
   bool pass_ = false;
 
@@ -167,6 +163,8 @@ struct Trial {
     switch (t) {
       case RegType::kF32:
         return builder.constant(static_cast<float>(pick(-4, 4)));
+      case RegType::kF64:
+        return builder.constant(static_cast<double>(pick(-4, 4)));
       case RegType::kI32:
         return builder.constant(static_cast<std::int32_t>(pick(-4, 4)));
       case RegType::kI64:
@@ -188,25 +186,44 @@ struct Trial {
     return builder.map(Op::maximum_f32, r, builder.constant(-64.0f));
   }
 
-  void random_instr() {
-    switch (pick(0, 17)) {
+  // A load of any storage, or of Python numbers.
+  void random_load() {
+    const auto s = static_cast<Storage>(pick(0, kStorages - 1));
+    if (s == Storage::kF64 && pick(0, 2) == 0) {
+      return keep(RegType::kF32, input(Op::load_f64_f32, s, random_class()));
+    }
+    keep(info(s).reg, input(kLoadOf[static_cast<int>(s)], s, random_class()));
+  }
+
+  void random_f64() {
+    constexpr RegType t = RegType::kF64;
+    switch (pick(0, 4)) {
       case 0:
-        keep(RegType::kF32, input(Op::load_f32, Storage::kF32, random_class()));
-        break;
+        return keep(
+            t, builder.map(choice({Op::add_f64, Op::sub_f64, Op::maximum_f64, Op::minimum_f64}),
+                           any(t), any(t)));
       case 1:
-        keep(RegType::kF32, input(Op::load_bf16, Storage::kBF16, random_class()));
-        break;
+        return keep(t, builder.map(choice({Op::abs_f64, Op::neg_f64, Op::sign_f64, Op::floor_f64}),
+                                   any(t)));
       case 2:
-        keep(RegType::kF32, input(Op::load_f64, Storage::kF64, random_class()));
-        break;
+        return keep(RegType::kB8, builder.map(choice({Op::lt_f64, Op::eq_f64}), any(t), any(t)));
       case 3:
-        keep(RegType::kI32, input(Op::load_i32, Storage::kI32, random_class()));
-        break;
+        return keep(t, builder.map(Op::select_f64, any(RegType::kB8), any(t), any(t)));
+      default:
+        keep(t, builder.map(Op::cast_f32_f64, any(RegType::kF32)));
+        return keep(RegType::kI64, builder.map(Op::cast_f64_i64, any(t)));
+    }
+  }
+
+  void random_instr() {
+    switch (pick(0, 18)) {
+      case 0:
+      case 1:
+      case 2:
+      case 3:
       case 4:
-        keep(RegType::kI64, input(Op::load_i64, Storage::kI64, random_class()));
-        break;
       case 5:
-        keep(RegType::kB8, input(Op::load_b8, Storage::kB8, random_class()));
+        random_load();
         break;
       case 6:
         keep(RegType::kF32, builder.map(Op::add_f32, any(RegType::kF32), any(RegType::kF32)));
@@ -221,8 +238,8 @@ struct Trial {
         break;
       }
       case 9: {
-        const Op op =
-            choice({Op::abs_f32, Op::neg_f32, Op::sign_f32, Op::floor_f32, Op::round_bf16});
+        const Op op = choice(
+            {Op::abs_f32, Op::neg_f32, Op::sign_f32, Op::floor_f32, Op::round_bf16, Op::round_f16});
         keep(RegType::kF32, builder.map(op, any(RegType::kF32)));
         break;
       }
@@ -237,6 +254,8 @@ struct Trial {
         const Op op = choice(
             {Op::add_i32, Op::sub_i32, Op::mul_i32, Op::minimum_i32, Op::and_i32, Op::shr_i32});
         keep(RegType::kI32, builder.map(op, any(RegType::kI32), any(RegType::kI32)));
+        const Op wrap = choice({Op::wrap_i8, Op::wrap_u8, Op::wrap_i16});
+        keep(RegType::kI32, builder.map(wrap, any(RegType::kI32)));
         break;
       }
       case 12: {
@@ -287,51 +306,42 @@ struct Trial {
           return builder.map(Op::minimum_i64, r, builder.constant(size - 1));
         };
         bool contiguous = false;
-        const bool wide = pick(0, 1) == 1;
+        const auto storage = static_cast<Storage>(pick(0, kStorages - 1));
         const Cls cls = random_class();
         const Reg index = clip(any(RegType::kI64));
-        Binding b = bind(wide ? Storage::kI64 : Storage::kF32, cls, false, contiguous, size);
+        Binding b = bind(storage, cls, false, contiguous, size);
         b.gather_size = size;
         bindings.push_back(b);
-        const auto mem =
-            builder.operand(Role::kGather, wide ? Storage::kI64 : Storage::kF32, cls, contiguous);
-        if (wide) {
-          keep(RegType::kI64, builder.gather(Op::gather_i64, mem, index));
-        } else {
-          keep(RegType::kF32, builder.gather(Op::gather_f32, mem, index));
-        }
+        const auto mem = builder.operand(Role::kGather, storage, cls, contiguous);
+        keep(info(storage).reg, builder.gather(kGatherOf[static_cast<int>(storage)], mem, index));
         break;
       }
+      case 18:
+        random_f64();
+        break;
     }
   }
 
   void random_output() {
-    switch (pick(0, 4)) {
-      case 0:
-        output(Op::store_bf16, Storage::kBF16, any(RegType::kF32));
-        break;
-      case 1:
-        output(Op::store_i64, Storage::kI64, any(RegType::kI64));
-        break;
-      case 2:
-        output(Op::store_b8, Storage::kB8, any(RegType::kB8));
-        break;
-      case 3:
-        output(Op::store_i32, Storage::kI32, any(RegType::kI32));
-        break;
-      default:
-        output(Op::store_f32, Storage::kF32, any(RegType::kF32));
-        break;
-    }
+    const auto s = static_cast<Storage>(pick(0, kStorages - 1));
+    output(kStoreOf[static_cast<int>(s)], s, any(info(s).reg));
   }
 
   void random_fold(std::vector<std::pair<RegType, Reg>>& folded) {
     const int kept = 3 & ~static_cast<int>(fold_);
     const auto done = [&](RegType t, Reg r) { folded.push_back({t, r}); };
-    switch (pick(0, 5)) {
+    switch (pick(0, 6)) {
       case 0:
         done(RegType::kF32, builder.fold(Op::sum_f32, any(RegType::kF32)));
         break;
+      case 6: {
+        const Reg a = any(RegType::kF64);
+        const int mask = static_cast<int>(fold_) | (static_cast<int>(a.cls) & kept);
+        done(RegType::kF64, builder.fold(choice({Op::sum_f64, Op::max_f64, Op::min_f64}), a));
+        done(RegType::kI64,
+             builder.fold(choice({Op::argmax_f64, Op::argmin_f64}), a, any(RegType::kI64, mask)));
+        break;
+      }
       case 1: {
         const Reg unit = builder.map(Op::sign_f32, any(RegType::kF32));
         done(RegType::kF32, builder.fold(Op::prod_f32, unit));
@@ -379,7 +389,8 @@ struct Trial {
     for (int64_t pass = fold == Fold::kNone ? 0 : pick(1, 3); pass > 0; --pass) {
       builder.begin_pass();
       pass_ = true;
-      std::vector<Reg> section[4] = {live[0], live[1], live[2], live[3]};
+      std::vector<Reg> section[kRegTypes];
+      std::copy(std::begin(live), std::end(live), section);
       std::vector<std::pair<RegType, Reg>> folded;
       for (const Kept& k : scratch) {
         if (pick(0, 3) > 0) keep(k.type, builder.load(k.load, k.mem));
@@ -393,24 +404,21 @@ struct Trial {
           return builder.operand(Role::kScratch, s, Cls::kFull, true);
         };
         std::vector<Kept> more;
-        if (pick(0, 1)) {
-          more.push_back({mem(Storage::kF32), RegType::kF32, Op::load_f32});
-          builder.store(Op::store_f32, more.back().mem, any(RegType::kF32));
-        }
-        if (pick(0, 3) == 0) {
-          more.push_back({mem(Storage::kBF16), RegType::kF32, Op::load_bf16});
-          builder.store(Op::store_bf16, more.back().mem, any(RegType::kF32));
-        }
-        if (pick(0, 3) == 0) {
-          more.push_back({mem(Storage::kB8), RegType::kB8, Op::load_b8});
-          builder.store(Op::store_b8, more.back().mem, any(RegType::kB8));
+        for (int64_t k = pick(0, 2); k > 0; --k) {
+          const auto s = static_cast<Storage>(pick(0, kStorages - 1));
+          const int at = static_cast<int>(s);
+          more.push_back({mem(s), info(s).reg, kLoadOf[at]});
+          builder.store(kStoreOf[at], more.back().mem, any(info(s).reg));
+          if (s == Storage::kF64 && pick(0, 1)) {
+            more.push_back({more.back().mem, RegType::kF32, Op::load_f64_f32});
+          }
         }
         scratch.insert(scratch.end(), more.begin(), more.end());
       }
       some(0, 2, [&] { random_output(); });
       builder.end_pass();
       pass_ = false;
-      for (int t = 0; t < 4; ++t) live[t] = section[t];
+      std::copy(std::begin(section), std::end(section), live);
       for (const auto& [type, r] : folded) keep(type, r);
       some(0, 4, [&] { random_instr(); });
     }

@@ -90,7 +90,7 @@ class Mutator {
       case 8:  // another operand table entry
         if (code_at > 16) {
           const int at = 16 + random_.below(code_at - 16);
-          bytes[at] = static_cast<std::byte>(random_.below(6));
+          bytes[at] = static_cast<std::byte>(random_.below(bytecode::kStorages));
         }
         return;
     }

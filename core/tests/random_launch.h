@@ -283,8 +283,20 @@ class LaunchGenerator {
         case Storage::kBF16:
           put(image, at, static_cast<std::uint16_t>(number_bits >> 16));
           break;
+        case Storage::kF16:
+        case Storage::kI16:
+          put(image, at, static_cast<std::uint16_t>(bits));
+          break;
+        case Storage::kI8:
+        case Storage::kU8:
+          put(image, at, static_cast<std::uint8_t>(bits));
+          break;
         case Storage::kF64:
-          put(image, at, static_cast<double>(number));
+          if (wild) {
+            put(image, at, any * 0x9e3779b97f4a7c15u);
+          } else {
+            put(image, at, static_cast<double>(number));
+          }
           break;
         case Storage::kI32:
           put(image, at, wild ? bits : bits % 41 - 20);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <random>
 #include <vector>
 
@@ -235,6 +236,10 @@ class ProgramGenerator {
       case RegType::kF32:
         if (chance(60)) return kF32[below(kF32.size())];
         return static_cast<std::uint32_t>(rng_());
+      case RegType::kF64:
+        if (!chance(60)) return rng_();
+        return std::bit_cast<std::uint64_t>(
+            static_cast<double>(std::bit_cast<float>(kF32[below(kF32.size())])));
       case RegType::kI32:
         return static_cast<std::uint32_t>(chance(70) ? below(21) - 10 : rng_());
       case RegType::kI64:

@@ -14,16 +14,21 @@ import numpy as np
 from tilevm.ir.types import numpy_dtype
 
 Array = Any
-_EXPONENT = {"float32": (-126, 23), "bfloat16": (-126, 7)}  # least exponent, bits of the fraction
+_EXPONENT = {  # least exponent, bits of the fraction
+    "float32": (-126, 23),
+    "bfloat16": (-126, 7),
+    "float64": (-1022, 52),
+    "float16": (-14, 10),
+}
 UNITS = 2.0
 TIMES = 1.5
 
 
 def ulp(x: Array, dtype: str) -> Array:
-    """The distance to the next value of `dtype` at |x|, as float64."""
+    """The distance to the next value of `dtype` at |x|."""
     least, bits = _EXPONENT[dtype]
     _, exponent = np.frexp(np.abs(x))
-    return np.ldexp(1.0, np.maximum(exponent - 1, least) - bits)
+    return np.ldexp(np.ones((), x.dtype), np.maximum(exponent - 1, least) - bits)
 
 
 def is_float(x: Array) -> bool:

@@ -1,10 +1,11 @@
 """What results a graph may have: the reference, with the rounding errors a tier may make.
 
-A tier rounds each operator to float32, and its functions err by a few units of the last place. A
-bfloat16 value is rounded where it is stored, compared, rounded or arg-reduced, and which values are
-stored is the fuser's choice (DESIGN section 11). Evaluating the reference several times, each with
-random errors of that size at every operator, says how far each element of a result may be off, and
-which elements are no test at all: comparisons of values that are nearly equal, and what follows.
+A tier rounds each operator to float32 (float64 to itself), and its functions err by a few units of
+the last place. A value of low precision is rounded where it is stored, compared, rounded or
+arg-reduced, and which values are stored is the fuser's choice (DESIGN section 11). Evaluating the
+reference several times, each with random errors of that size at every operator, says how far each
+element of a result may be off, and which elements are no test at all: comparisons of values that
+are nearly equal, and what follows.
 (Stochastic arithmetic: J. Vignes, Math. and Computers in Simulation 35, 1993.)
 """
 
@@ -21,7 +22,7 @@ from tilevm.errors import ShapeError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, Node
 from tilevm.ir.ops import BY_NAME, Class, Kind
-from tilevm.ir.types import FLOATS, AnySize, Size
+from tilevm.ir.types import FLOATS, AnySize, Size, Type
 
 Array = Any
 FEW, MANY = 6, 150  # samples to look first, and before something is called wrong
@@ -29,7 +30,8 @@ LARGE = 50_000  # elements, of which fewer samples show as much
 TIMES = 3.0  # how far a result may be off, against the largest deviation seen
 UNITS = 2.0
 
-# Correctly rounded by every tier: exact where float32 has the exact result. (Sums are in double.)
+# Correctly rounded by every tier: exact where its type has the exact result. (Sums are in double,
+# or of two doubles.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
     "maximum minimum floor ceil round trunc amax amin size_value sum mean".split()
@@ -38,14 +40,19 @@ _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in
 _BY_OPERAND = frozenset(("gelu", "gelu_tanh", "silu"))  # their errors are absolute
 # The sign of a zero is the tier's choice, as it is eager's.
 _ANY_ZERO = frozenset("maximum minimum amax amin sum mean prod fmod remainder floor_div".split())
-_LOG_LARGEST = 88.0  # float32
+_LOG_LARGEST = {"float32": 88.0, "float64": 709.0}
+
+
+def computed_in(type_: Type) -> str:
+    """The type in which a tier computes with floats; Python's, beside others than float64."""
+    return "float64" if type_.dtype == "float64" and not type_.weak else "float32"
 
 
 def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
     """Largest error of the operator, in units of the last place of its result."""
     row = BY_NAME[node.op]
     if row.name in _ROUNDED:
-        return np.where(out == out.astype(np.float32), 0.0, 1.0)
+        return np.where(out == out.astype(computed_in(node.types[0])), 0.0, 1.0)
     if row.cls in (Class.VIEW, Class.LAYOUT, Class.GATHER, Class.CREATE):
         return 0.0
     if row.name == "prod":
@@ -53,11 +60,11 @@ def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
     return _FUNCTION_UNITS
 
 
-def _shaken(x: Array, units: Array | float, rng: np.random.Generator) -> Array:
+def _shaken(x: Array, units: Array | float, computed: str, rng: np.random.Generator) -> Array:
     if not np.any(units):
         return x
     finite = np.isfinite(x) & (x != 0)  # functions are exact at their zeros
-    error = rng.uniform(-1, 1, x.shape) * units * ulp(np.where(finite, x, 0), "float32")
+    error = rng.uniform(-1, 1, x.shape) * units * ulp(np.where(finite, x, 0), computed)
     return np.where(finite, x + error, x)
 
 
@@ -164,24 +171,26 @@ class _Sample:
         dtype = node.types[0].dtype
         if dtype not in FLOATS:
             return out
+        low = dtype in ("bfloat16", "float16")
+        stored, computed = dtype, computed_in(node.types[0])
+        working = reference.working_dtype(dtype)
         if self.number in (0, 2):
-            rounds = dtype if dtype == "bfloat16" and not (inside and self.number) else "float32"
-            return np.asarray(reference.round_to(out, rounds).astype(np.float64))
-        out = _shaken(out, _units(node, inputs, out), self.rng)
+            rounds = stored if low and not (inside and self.number) else computed
+            return np.asarray(reference.round_to(out, rounds).astype(working))
+        out = _shaken(out, _units(node, inputs, out), computed, self.rng)
         if node.op in _BY_OPERAND:
             out = out + self.rng.uniform(-1, 1, out.shape) * ulp(
-                np.where(np.isfinite(out), inputs[0].astype(np.float64), 0), "float32"
+                np.where(np.isfinite(out), inputs[0].astype(working), 0), computed
             )
         if node.op in _ANY_ZERO:
             out = np.where(out == 0, self._zeros(out), out)
         if node.op == "prod":  # overflows on the way, in one order or another
             with np.errstate(all="ignore"):
                 most = np.sum(np.maximum(np.log(np.abs(inputs[0])), 0))
-            if not most < _LOG_LARGEST:
+            if not most < _LOG_LARGEST[computed]:
                 out = np.full_like(out, (0.0, np.nan, np.inf)[self.number % 3])
         if self.rng.random() < self.rounding:  # also where float32 overflows
-            rounds = dtype if dtype == "bfloat16" else "float32"
-            out = reference.round_to(out, rounds).astype(np.float64)
+            out = reference.round_to(out, stored if low else computed).astype(working)
         return np.asarray(out)
 
     def _zeros(self, x: Array) -> Array:

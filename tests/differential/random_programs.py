@@ -33,7 +33,9 @@ from tilevm.ir.graph import Graph, GraphBuilder, Node
 from tilevm.ir.ops import OPS, Class, Kind, Op
 from tilevm.ir.text import to_text
 from tilevm.ir.types import (
-    KERNEL_DTYPES,
+    DTYPES,
+    FLOATS,
+    INTEGERS,
     AnySize,
     Size,
     Symbol,
@@ -116,13 +118,13 @@ class Generator:
         first: list[AnySize] = [Size(n) for n in names]
         rng.shuffle(first)
         first.insert(rng.randint(0, len(first)), rng.choice([1, 3])) if rng.random() < 0.2 else None
-        self.parameter(Type(rng.choice(KERNEL_DTYPES[:2]), tuple(first)))
+        self.parameter(Type(rng.choice(FLOATS), tuple(first)))
         for _ in range(rng.randint(0, 3)):
             if rng.random() < 0.1:
                 self.parameter(Type(rng.choice(["float64", "int64", "bool"]), (), weak=True))
                 continue
             shape = self.shape() if rng.random() < 0.4 else self.like(first)
-            self.parameter(Type(rng.choice(KERNEL_DTYPES), shape))
+            self.parameter(Type(rng.choice(DTYPES), shape))
 
     def like(self, shape: Sequence[AnySize]) -> tuple[AnySize, ...]:
         """A shape that broadcasts with this one."""
@@ -146,7 +148,7 @@ class Generator:
         except (ShapeError, DTypeError):
             return None
         node = self.builder._nodes[-1]
-        if self.elements(node.types[0].shape) > 4000 or node.types[0].dtype not in KERNEL_DTYPES:
+        if self.elements(node.types[0].shape) > 4000 or node.types[0].dtype not in DTYPES:
             if not node.types[0].weak:
                 return None
         try:
@@ -261,7 +263,7 @@ class Generator:
         size = shape[self.axis]
 
         def fits(t: Type) -> bool:
-            if t.weak or t.dtype not in ("int64", "int32", "float32"):
+            if t.weak or t.dtype not in (*INTEGERS, "float32"):
                 return False
             if op.name == "take":
                 few = len(t.shape) <= 2 and self.elements(t.shape) * self.elements(shape) < 10_000
@@ -271,7 +273,7 @@ class Generator:
         index: str | None = self.pick(fits)
         if index is None:
             return None
-        if self.type(index).dtype == "float32":
+        if self.type(index).dtype not in ("int64", "int32"):  # which hold every size
             index = self.add("cast", [index], dtype=self.rng.choice(["int64", "int32"]))
         n = self.add("size_value", [], size=size)
         least = n and self.add("maximum", [n, self.constant(1)])
@@ -328,7 +330,7 @@ class Generator:
                 return rng.choice([0, 0, 1, 2, -1, -3, half, d // 3])
             return rng.choice([d, d, half + 1, -1, 5, 10**9, half, 1])
         choices: dict[Kind, list[Any]] = {
-            Kind.DTYPE: list(KERNEL_DTYPES),
+            Kind.DTYPE: list(DTYPES),
             Kind.INT: [1, 2, 3],
             Kind.BOOL: [True, False],
             Kind.NUMBER: [1e-5, 1e-3] if name == "eps" else [0, 1, 2] if name == "correction" else
@@ -431,11 +433,12 @@ def draw_array(type_: Type, shape: tuple[int, ...], rng: np.random.Generator) ->
     dtype = numpy_dtype(type_.dtype)
     if type_.dtype == "bool":
         return np.asarray(rng.random(shape) < 0.5)
-    if type_.dtype in ("int64", "int32"):
+    if type_.dtype in INTEGERS:
         if rng.random() < 0.1 and not type_.weak:
             info = np.iinfo(dtype)
             return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-        return np.asarray(rng.integers(-5, 11, shape)).astype(dtype)
+        least = 0 if type_.dtype == "uint8" else -5
+        return np.asarray(rng.integers(least, 11, shape)).astype(dtype)
     x = rng.normal(size=shape) * rng.choice([0.3, 1, 4])
     if rng.random() < 0.3:
         x = np.rint(x)

@@ -18,7 +18,7 @@ from tilevm.errors import ShapeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.reference import evaluate
 from tilevm.ir.text import from_text
-from tilevm.ir.types import Size, Type
+from tilevm.ir.types import DTYPES, FLOATS, Size, Type
 
 REDUCTIONS = ("sum", "prod", "amax", "amin", "any", "all", "mean", "var")
 ROWS = ("softmax", "log_softmax", "layer_norm", "rms_norm")
@@ -48,7 +48,7 @@ def values(shape: tuple[int, ...], dtype: str, op: str, seed: int) -> torch.Tens
     if dtype == "bool":
         return torch.rand(shape, generator=generator) < 0.8
     if "int" in dtype:
-        x = torch.randint(-3, 4, shape, generator=generator)
+        x = torch.randint(0 if dtype == "uint8" else -3, 4, shape, generator=generator)
         return (x.sign() if op == "prod" else x).to(getattr(torch, dtype))
     x = torch.randn(shape, generator=generator)
     return (x.sign() * x.abs().pow(0.1) if op == "prod" else x).to(getattr(torch, dtype))
@@ -84,7 +84,7 @@ def agrees(graph: Graph, executable: Any, tier: str, inputs: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "int32", "bool"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", REDUCTIONS)
 def test_every_set_of_axes(op: str, dtype: str, tier: str) -> None:
     for rank, shapes in SHAPES.items():
@@ -99,7 +99,7 @@ def test_every_set_of_axes(op: str, dtype: str, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "int32", "bool"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
 def test_arg_reductions_with_ties_and_nan(op: str, dtype: str, tier: str) -> None:
     for rank, shapes in SHAPES.items():
@@ -118,7 +118,7 @@ def test_arg_reductions_with_ties_and_nan(op: str, dtype: str, tier: str) -> Non
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+@pytest.mark.parametrize("dtype", ["int64", *FLOATS])
 @pytest.mark.parametrize("op", ROWS)
 def test_rows_over_every_axis(op: str, dtype: str, tier: str) -> None:
     for rank, shapes in SHAPES.items():
@@ -136,7 +136,7 @@ def test_rows_over_every_axis(op: str, dtype: str, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("op", [*REDUCTIONS, *ROWS, "argmax", "argmin"])
 def test_long_rows_and_tall_columns(op: str, tier: str) -> None:
-    for dtype, axis in product(("float32", "bfloat16"), (0, 1)):
+    for dtype, axis in product(FLOATS, (0, 1)):
         params: dict[str, Any] = {"axes": (axis,)}
         if op in ("softmax", "log_softmax", "argmax", "argmin"):
             params = {"axis": axis}
@@ -212,7 +212,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("tier", TIERS)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", list(PROGRAMS))
 def test_several_reductions(name: str, dtype: str, tier: str) -> None:
     graph = from_text(PROGRAMS[name].format(t=dtype))
@@ -246,7 +246,7 @@ def test_reductions_of_special_values(tier: str) -> None:
             [1e30, 1e30, -1e30, 1],
         ]
     )
-    for op, dtype in product(("sum", "amax", "amin", "mean", "prod"), ("float32", "bfloat16")):
+    for op, dtype in product(("sum", "amax", "amin", "mean", "prod"), FLOATS):
         graph = graph_of(op, dtype, 2, axes=(1,))
         executable = compiled(graph)
         for n in (1, 5, 40, 300):  # at several places of a vector

@@ -475,16 +475,12 @@ def test_branch_on_data_runs_eagerly() -> None:
 
 
 def test_unknown_operator_is_called_out_with_its_reason() -> None:
-    f = tilevm.compile(
-        lambda x: torch.linalg.inv(x) + torch.cumsum(x, 0) + x.double().exp().float()
-    )
+    f = tilevm.compile(lambda x: torch.linalg.inv(x) + torch.cumsum(x, 0) + x.to(torch.cfloat).real)
     x = torch.eye(3) * 2
-    torch.testing.assert_close(
-        f(x), torch.linalg.inv(x) + torch.cumsum(x, 0) + x.double().exp().float()
-    )
+    torch.testing.assert_close(f(x), torch.linalg.inv(x) + torch.cumsum(x, 0) + x)
     reasons = {c.name: c.reason for c in f.explain(x).callouts}
     assert reasons["aten.cumsum.default"] == "not in the table of operators"
-    assert reasons["aten.exp.default"] == "dtype float64"
+    assert "dtype complex64" in reasons.values()
     assert any("linalg_inv" in name for name in reasons)
 
 

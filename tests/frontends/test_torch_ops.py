@@ -36,7 +36,8 @@ REDUCTIONS = (
     ("amin", "l"), ("any", "b"), ("all", "b"), ("var", "f"), ("std", "f"),
 )  # fmt: skip
 
-# f float32, h bfloat16, l int64, i int32, b bool, p positive float32, n int64 in 1..8
+# f float32, h bfloat16, d float64, e float16, l int64, i int32, s int16, c int8, u uint8, b bool,
+# p positive float32, n int64 in 1..8
 CASES: list[Case] = [
     *[(name, getattr(torch, name), "f") for name in UNARY.split()],
     *[(name, getattr(torch, name), "p") for name in "log log2 log1p sqrt rsqrt reciprocal".split()],
@@ -199,6 +200,39 @@ def _assign(x: Any) -> Any:
     return y + 1
 
 
+CASES += [
+    *[
+        (f"{name} {kind}", getattr(torch, name), kind)
+        for name in "exp tanh sigmoid neg abs sqrt floor sin erf isnan amax".split()
+        for kind in "de"
+    ],
+    # Of float64, eager is no measure: its sums err by more. See tests/differential.
+    *[(f"{name} e", getattr(torch, name), "e") for name in "sum mean var".split()],
+    ("layer_norm e", lambda x: F.layer_norm(x, x.shape[1:]), "e"),
+    *[
+        (f"{name} {kind}", getattr(torch, name), kind)
+        for name in "neg abs sign bitwise_not exp sum prod amax argmax any all".split()
+        for kind in "csu"
+        if (name, kind) != ("prod", "s")
+    ],
+    *[
+        (f"{name} {kinds}", getattr(torch, name), kinds)
+        for name in "add sub mul maximum lt eq".split()
+        for kinds in "dd ee cc uu ss cu de fd cl uf es".split()
+    ],
+    *[
+        (f"{expression} {kind}", eval(f"lambda x: {expression}"), kind)
+        for expression in ("x + 300", "3 - x", "x * 2.5", "x < 100", "x // 7", "x % 5", "-x >> 1")
+        for kind in "csu"
+    ],
+    *[(f"softmax {kind}", lambda x: x.softmax(-1), kind) for kind in "de"],
+    *[(f"to {d}", lambda x, d=d: x.to(d) + 1, "f") for d in (torch.float64, torch.float16)],
+    ("image", lambda x: ((x.float() / 255 - 0.45) / 0.22).half(), "u"),
+    ("quantise", lambda x: (x * 10).round().clamp(-128, 127).to(torch.int8), "f"),
+    ("dequantise", lambda x, y: x.float() * 0.1 + y.to(torch.float32), "cf"),
+]
+
+
 SHAPES = [(7, 8), (1, 1), (3, 65), (64, 2), (2, 0), (1, 5), (0, 3), (5, 1)]
 
 IMPOSSIBLE = (RuntimeError, IndexError, ValueError)  # eager refuses these sizes
@@ -211,6 +245,11 @@ def make(kind: str, shape: tuple[int, ...], seed: int) -> Any:
         "f": lambda: x,
         "h": lambda: x.bfloat16(),
         "p": lambda: x.abs() + 0.1,
+        "d": lambda: x.double() * 1.1,
+        "e": lambda: x.half(),
+        "s": lambda: torch.randint(-(2**15), 2**15, shape, generator=generator).short(),
+        "c": lambda: torch.randint(-128, 128, shape, generator=generator).char(),
+        "u": lambda: torch.randint(0, 256, shape, generator=generator).byte(),
         "l": lambda: torch.randint(-20, 20, shape, generator=generator),
         "i": lambda: torch.randint(-20, 20, shape, generator=generator, dtype=torch.int32),
         "n": lambda: torch.randint(1, 9, shape, generator=generator),

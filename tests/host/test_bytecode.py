@@ -49,7 +49,28 @@ halt
 """
 
 
-@pytest.mark.parametrize("text", [SCALE_ROWS, ROW_SUM, LOOK_UP])
+NARROW = """
+kernel fold=none
+m0 input f64 c contiguous
+m1 input i8 c contiguous
+m2 output f16 c contiguous
+m3 output u8 c contiguous
+load_f64 c0, m0
+load_i8 c1, m1
+const_f64 s2, 1e-300
+const_f64 s3, nan:0x7ff8000000000001
+add_f64 c4, c0, s2
+maximum_f64 c5, c4, s3
+cast_f64_f32 c6, c0
+round_f16 c7, c6
+store_f16 m2, c7
+wrap_u8 c8, c1
+store_u8 m3, c8
+halt
+"""
+
+
+@pytest.mark.parametrize("text", [SCALE_ROWS, ROW_SUM, LOOK_UP, NARROW])
 def test_text_round_trips(text: str) -> None:
     data = bytecode.assemble(text)
     bytecode.verify(data)
@@ -106,3 +127,13 @@ def test_what_is_rejected() -> None:
             bytecode.run(data, inputs, outputs)
     with pytest.raises(errors.BytecodeError, match="contiguous"):
         bytecode.run(bytecode.assemble(ROW_SUM), [np.ones((3, 8), np.float32)[:, ::2]], [s])
+
+
+def test_every_type_in_memory() -> None:
+    x = np.array([0.1, -1e-7, 65520.0, np.nan])
+    i = np.array([-128, -1, 0, 127], np.int8)
+    half, byte = np.zeros(4, np.float16), np.zeros(4, np.uint8)
+    bytecode.run(bytecode.assemble(NARROW), [x, i], [half, byte])
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(half, x.astype(np.float32).astype(np.float16))
+    np.testing.assert_array_equal(byte, i.astype(np.uint8))

@@ -108,8 +108,8 @@ def test_reshape_copies_only_where_it_must() -> None:
     assert run(y).data_ptr() == y.data_ptr()
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "float16"])
-def test_dtypes_that_kernels_do_not_know_can_be_viewed(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float64", "int8", "float16", "uint8", "int16"])
+def test_narrow_and_wide_dtypes_can_be_viewed(dtype: str) -> None:
     def build(p: Any) -> int:
         x = p.input(dtype, ["A", "B"])
         return int(p.add("reshape", [p.add("permute", [x], {"axes": [1, 0]})], {"shape": ["A*B"]}))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tilevm.errors import DTypeError, ShapeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import OPS, Class, Kind, Op
-from tilevm.ir.types import KERNEL_DTYPES, AnySize, Size, Symbol, Type
+from tilevm.ir.types import DTYPES, AnySize, Size, Symbol, Type
 
 NAMES = ("A", "B", "n")
 NUMBERS = st.one_of(
@@ -38,7 +38,7 @@ def sizes() -> st.SearchStrategy[AnySize]:
 
 
 def types() -> st.SearchStrategy[Type]:
-    tensor = st.tuples(st.sampled_from(KERNEL_DTYPES), st.lists(sizes(), max_size=3))
+    tensor = st.tuples(st.sampled_from(DTYPES), st.lists(sizes(), max_size=3))
     number = st.sampled_from(["float64", "int64", "bool"]).map(lambda d: Type(d, (), weak=True))
     return st.one_of(tensor.map(lambda t: Type(t[0], tuple(t[1]))), number)
 
@@ -60,7 +60,7 @@ def arguments(draw: st.DrawFn, op: Op, shape: tuple[AnySize, ...]) -> dict[str, 
             else st.lists(axis, max_size=2, unique=True),
             Kind.SIZE: sizes(),
             Kind.SIZES: st.one_of(by_axis, st.just(shape[::-1]), st.just((-1,))),
-            Kind.DTYPE: st.sampled_from(KERNEL_DTYPES),
+            Kind.DTYPE: st.sampled_from(DTYPES),
             Kind.INT: st.integers(1, 3),
             Kind.BOOL: st.booleans(),
             Kind.NUMBER: NUMBERS,

@@ -16,12 +16,10 @@ from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import OPS, Class
 from tilevm.ir.reference import evaluate
 from tilevm.ir.text import from_text
-from tilevm.ir.types import Type, dtype_name, numpy_dtype
+from tilevm.ir.types import DTYPES, Type, dtype_name, numpy_dtype
 
 FLOATS = [0.0, -0.0, 0.3, -0.7, 1.0, -1.5, 2.5, 3.5, -88.0, 1e-40, np.inf, -np.inf, np.nan]
 INTS = [0, 1, -1, 2, -3, 7, 31, 33, -64, 2**31 - 1, -(2**31)]
-DTYPES = ("float32", "bfloat16", "int64", "int32", "bool")
-
 # What each operator is in PyTorch, by name where it is that of the table.
 ELEMENTWISE: dict[str, Callable[..., Any]] = {
     "gelu": F.gelu,
@@ -39,8 +37,8 @@ SHAPED: dict[str, tuple[dict[str, Any], Callable[..., Any]]] = {
     "prod": ({"axes": (1,), "keepdims": True}, lambda x: x.prod(1, keepdim=True)),
     "amax": ({"axes": (-1,)}, lambda x: x.amax(-1)),
     "amin": ({}, lambda x: x.amin()),
-    "any": ({"axes": (1,)}, lambda x: x.any(1)),
-    "all": ({"axes": (1,)}, lambda x: x.all(1)),
+    "any": ({"axes": (1,)}, lambda x: x.bool().any(1)),  # eager's of uint8 is uint8
+    "all": ({"axes": (1,)}, lambda x: x.bool().all(1)),
     "argmax": ({"axis": 1, "keepdims": True}, lambda x: x.argmax(1, keepdim=True)),
     "argmin": ({"axis": -1}, lambda x: x.argmin(-1)),
     "mean": ({"axes": (1, 2)}, lambda x: x.mean((1, 2))),
@@ -78,7 +76,10 @@ def only(graph: Graph, *arrays: Any) -> np.ndarray[Any, Any]:
 
 
 def array(dtype: str, shape: tuple[int, ...] = (-1,), turn: int = 0) -> np.ndarray[Any, Any]:
-    values = FLOATS if "float" in dtype else [0, 1] if dtype == "bool" else INTS
+    values: list[Any] = FLOATS if "float" in dtype else [0, 1] if dtype == "bool" else INTS
+    if "int" in dtype:
+        info = np.iinfo(dtype)
+        values = [n for n in (*INTS, info.min, info.max) if info.min <= n <= info.max]
     rolled = np.roll(np.array(values), turn).astype(numpy_dtype(dtype))
     return rolled.reshape(shape)
 
@@ -89,11 +90,14 @@ def tensor(x: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(x)).reshape(x.shape)
 
 
+# Eager's float32 functions err by a few units, its results of low precision by one.
+_TOLERANCE = {"float32": 2e-5, "bfloat16": 2**-7, "float16": 2**-10, "float64": 1e-14}
+
+
 def agree(found: np.ndarray[Any, Any], expected: Any, atol: float = 1e-38) -> None:
     assert found.dtype.name == dtype_name(expected.dtype)
     assert found.shape == tuple(expected.shape)
-    # Eager's float32 functions err by a few units, its bfloat16 results by one.
-    rtol = {"float32": 2e-5, "bfloat16": 2**-7}.get(found.dtype.name, 0)
+    rtol = _TOLERANCE.get(found.dtype.name, 0)
     np.testing.assert_allclose(
         found.astype(np.float64), expected.double().numpy(), rtol=rtol, atol=atol
     )
@@ -127,7 +131,7 @@ def test_unary(op: str, dtype: str) -> None:
         assert expected is None
         return
     if expected is None:  # we take integers, or bools, where eager does not
-        assert op in ("abs", "gelu", "gelu_tanh", "silu") and dtype in ("int64", "int32", "bool")
+        assert op in ("abs", "gelu", "gelu_tanh", "silu") and "float" not in dtype
         return
     if op == "gelu":  # eager's has NaN for infinities
         x = np.where(np.isinf(x.astype(np.float64)), 9, x.astype(np.float64)).astype(x.dtype)
@@ -147,6 +151,8 @@ def test_binary(op: str) -> None:
             y = y[y != 0]
         if op == "pow" and "int" in left and "float" not in right:
             y = y[y >= 0]
+        if op == "pow" and right == "int64":
+            y = y[y != -(2**63)]  # glibc's powl of -inf has the wrong sign of the exponent there
         types = [Type(left, x.shape), Type(right, y.shape)]
         expected = torch_result(function, tensor(x), tensor(y))
         try:
@@ -175,7 +181,7 @@ def agree_where_exact(
         return
     a, b = np.broadcast_arrays(x.astype(np.float64), y.astype(np.float64))
     plain = (np.abs(a) < 100) & (np.abs(b) < 100) & (np.abs(b) > 0.1)
-    rtol = 2**-7 if found.dtype.name == "bfloat16" else 1e-5
+    rtol = max(_TOLERANCE[found.dtype.name], 1e-5)
     np.testing.assert_allclose(
         found.astype(np.float64)[plain], expected.double().numpy()[plain], rtol=rtol, atol=1e-6
     )
@@ -209,8 +215,9 @@ def test_shaped(op: str, dtype: str) -> None:
     expected = torch_result(function, tensor(x))
     if expected is None:
         return
-    # Eager's log_softmax subtracts in bfloat16.
-    atol = 2**-7 if (op, dtype) == ("log_softmax", "bfloat16") else 1e-38
+    # Eager's log_softmax subtracts in the low precision.
+    low = {"bfloat16": 2**-7, "float16": 2**-10}
+    atol = low.get(dtype, 1e-38) if op == "log_softmax" else 1e-38
     agree(only(graph_of(op, [Type(dtype, x.shape)], **params), x), expected, atol)
 
 
@@ -236,7 +243,7 @@ def test_where_and_clamp() -> None:
 
 
 @pytest.mark.parametrize("source", DTYPES)
-@pytest.mark.parametrize("target", [*DTYPES, "float64", "int8", "uint8"])
+@pytest.mark.parametrize("target", DTYPES)
 def test_cast(source: str, target: str) -> None:
     x = array(source)
     if "float" in source and "int" in target:

@@ -52,7 +52,7 @@ def test_every_tier_agrees(saved: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64", "float16", "int64", "int8"])
 def test_calls_of_kernels(dtype: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

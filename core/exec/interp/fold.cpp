@@ -26,12 +26,12 @@ inline constexpr int64_t kNarrow = 64;    // columns up to here are summed sever
 // Four short rows at once: out[r] = a[r*n] op a[r*n + 1] op ..., from left to right. (Vectors of
 // shifted neighbours cross a cache line at each load, and were slower.)
 inline constexpr int64_t kShortRows = 4;
-template <class Combine>
-HWY_INLINE void combine_short_rows(const float* a, int64_t n, float* out, const Combine& combine) {
-  float v0 = a[0];
-  float v1 = a[n];
-  float v2 = a[2 * n];
-  float v3 = a[3 * n];
+template <class T, class Combine>
+HWY_INLINE void combine_short_rows(const T* a, int64_t n, T* out, const Combine& combine) {
+  T v0 = a[0];
+  T v1 = a[n];
+  T v2 = a[2 * n];
+  T v3 = a[3 * n];
   for (int64_t i = 1; i < n; ++i) {
     v0 = combine(v0, a[i]);
     v1 = combine(v1, a[n + i]);
@@ -44,7 +44,6 @@ HWY_INLINE void combine_short_rows(const float* a, int64_t n, float* out, const 
   out[3] = v3;
 }
 
-using F64 = hn::ScalableTag<double>;
 using HalfF32 = hn::Rebind<float, F64>;
 
 HWY_INLINE hn::Vec<F64> load_double(const float* a) {
@@ -138,48 +137,149 @@ void sum_finish(FoldBlock& f, void* dst) {
   }
 }
 
-// max_f32, min_f32 -------------------------------------------------------------------------------
+// sum_f64, mean_f64 -------------------------------------------------------------------------------
+// Two numbers a group: acc the sum as double has it, extra what its additions lost, each found by
+// Knuth's TwoSum (The Art of Computer Programming 2, 4.2.2, theorem B).
 
-struct MaxF32 {
-  static constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-  static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
-    const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, acc));
+template <class D, class V>
+HWY_INLINE void add_exactly(D, V& sum, V& lost, V a) {
+  const V more = hn::Add(sum, a);
+  const V of_a = hn::Sub(more, sum);
+  const V error = hn::Add(hn::Sub(sum, hn::Sub(more, of_a)), hn::Sub(a, of_a));
+  sum = more;
+  lost = hn::Add(lost, error);
+}
+
+using OneF64 = hn::CappedTag<double, 1>;
+
+HWY_INLINE void add_exactly(double& sum, double& lost, double a) {
+  const OneF64 d;
+  auto s = hn::Set(d, sum);
+  auto l = hn::Set(d, lost);
+  add_exactly(d, s, l, hn::Set(d, a));
+  sum = hn::GetLane(s);
+  lost = hn::GetLane(l);
+}
+
+void exact_reset(FoldBlock& f) {
+  std::memset(f.acc, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
+  std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
+}
+
+void exact_along(FoldBlock& f) {
+  const F64 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  double* acc = static_cast<double*>(f.acc);
+  double* extra = static_cast<double*>(f.extra);
+  const double* a = static_cast<const double*>(f.a);
+  const int64_t n = f.n;
+  for (int64_t g = 0; g < f.groups; ++g, a += n) {
+    int64_t i = 0;
+    if (n >= 4 * lanes) {
+      auto s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0;
+      auto l0 = s0, l1 = s0, l2 = s0, l3 = s0;
+      for (; i + 4 * lanes <= n; i += 4 * lanes) {
+        add_exactly(d, s0, l0, hn::LoadU(d, a + i));
+        add_exactly(d, s1, l1, hn::LoadU(d, a + i + lanes));
+        add_exactly(d, s2, l2, hn::LoadU(d, a + i + 2 * lanes));
+        add_exactly(d, s3, l3, hn::LoadU(d, a + i + 3 * lanes));
+      }
+      add_exactly(d, s0, l0, s1);
+      add_exactly(d, s2, l2, s3);
+      add_exactly(d, s0, l0, s2);
+      l0 = hn::Add(hn::Add(l0, l1), hn::Add(l2, l3));
+      alignas(64) double sums[hn::MaxLanes(F64())];
+      hn::Store(s0, d, sums);
+      for (int64_t k = 0; k < lanes; ++k) add_exactly(acc[g], extra[g], sums[k]);
+      extra[g] += hn::GetLane(hn::SumOfLanes(d, l0));
+    }
+    for (; i < n; ++i) add_exactly(acc[g], extra[g], a[i]);
+  }
+}
+
+void exact_down(FoldBlock& f) {
+  const F64 d;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  double* acc = static_cast<double*>(f.acc);
+  double* extra = static_cast<double*>(f.extra);
+  const double* a = static_cast<const double*>(f.a);
+  int64_t g = 0;
+  for (; g + lanes <= f.groups; g += lanes) {
+    auto sum = hn::LoadU(d, acc + g);
+    auto lost = hn::LoadU(d, extra + g);
+    for (int64_t y = 0; y < f.n; ++y) {
+      add_exactly(d, sum, lost, hn::LoadU(d, a + y * f.groups + g));
+    }
+    hn::StoreU(sum, d, acc + g);
+    hn::StoreU(lost, d, extra + g);
+  }
+  for (; g < f.groups; ++g) {
+    for (int64_t y = 0; y < f.n; ++y) add_exactly(acc[g], extra[g], a[y * f.groups + g]);
+  }
+}
+
+template <bool kMean>
+void exact_finish(FoldBlock& f, void* dst) {
+  const double* acc = static_cast<const double*>(f.acc);
+  const double* extra = static_cast<const double*>(f.extra);
+  double* to = static_cast<double*>(dst);
+  for (int64_t g = 0; g < f.groups; ++g) {
+    // What infinities and NaN lose is NaN.
+    const double sum = std::isfinite(acc[g]) ? acc[g] + extra[g] : acc[g];
+    to[g] = kMean ? sum / f.count : sum;
+  }
+}
+
+// max, min of floats -----------------------------------------------------------------------------
+
+template <class Float>
+struct Max {
+  using T = Float;
+  using V = VecOf<T>;
+  static constexpr T kEmpty = -std::numeric_limits<T>::infinity();
+  static HWY_INLINE V run(V acc, V a) {
+    const V m = hn::IfThenElse(hn::IsNaN(a), a, hn::Max(a, acc));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
     return m;  // a NaN in acc is the second operand, which x86 keeps
 #else
     return hn::IfThenElse(hn::IsNaN(acc), acc, m);
 #endif
   }
-  static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MaxOfLanes(d, m); }
-  static HWY_INLINE float of_numbers(float acc, float a) { return a > acc ? a : acc; }
+  static HWY_INLINE V across(Tag<T> d, V m) { return hn::MaxOfLanes(d, m); }
+  static HWY_INLINE T of_numbers(T acc, T a) { return a > acc ? a : acc; }
 };
-struct MinF32 {
-  static constexpr float kEmpty = std::numeric_limits<float>::infinity();
-  static HWY_INLINE VecF32 run(VecF32 acc, VecF32 a) {
-    const VecF32 m = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, acc));
+template <class Float>
+struct Min {
+  using T = Float;
+  using V = VecOf<T>;
+  static constexpr T kEmpty = std::numeric_limits<T>::infinity();
+  static HWY_INLINE V run(V acc, V a) {
+    const V m = hn::IfThenElse(hn::IsNaN(a), a, hn::Min(a, acc));
 #if HWY_ARCH_X86 && HWY_TARGET != HWY_SCALAR
     return m;
 #else
     return hn::IfThenElse(hn::IsNaN(acc), acc, m);
 #endif
   }
-  static HWY_INLINE VecF32 across(F32 d, VecF32 m) { return hn::MinOfLanes(d, m); }
-  static HWY_INLINE float of_numbers(float acc, float a) { return a < acc ? a : acc; }
+  static HWY_INLINE V across(Tag<T> d, V m) { return hn::MinOfLanes(d, m); }
+  static HWY_INLINE T of_numbers(T acc, T a) { return a < acc ? a : acc; }
 };
 
 template <class Best>
-void best_f32_reset(FoldBlock& f) {
-  std::fill_n(static_cast<float*>(f.acc), f.groups, Best::kEmpty);
+void best_reset(FoldBlock& f) {
+  std::fill_n(static_cast<typename Best::T*>(f.acc), f.groups, Best::kEmpty);
 }
 
 template <class Best>
-HWY_INLINE float best_row(const float* a, int64_t n) {
-  const F32 d;
+HWY_INLINE typename Best::T best_row(const typename Best::T* a, int64_t n) {
+  using T = typename Best::T;
+  using V = typename Best::V;
+  const Tag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  VecF32 m0 = hn::Set(d, Best::kEmpty);
-  VecF32 m1 = m0;
-  VecF32 m2 = m0;
-  VecF32 m3 = m0;
+  V m0 = hn::Set(d, Best::kEmpty);
+  V m1 = m0;
+  V m2 = m0;
+  V m3 = m0;
   int64_t i = 0;
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     m0 = Best::run(m0, hn::LoadU(d, a + i));
@@ -190,27 +290,29 @@ HWY_INLINE float best_row(const float* a, int64_t n) {
   for (; i + lanes <= n; i += lanes) m0 = Best::run(m0, hn::LoadU(d, a + i));
   if (i < n) {
     const auto some = hn::FirstN(d, static_cast<std::size_t>(n - i));
-    const VecF32 rest = load_n(d, a + i, n - i);
+    const V rest = load_n(d, a + i, n - i);
     m1 = Best::run(m1, hn::IfThenElse(some, rest, hn::Set(d, Best::kEmpty)));
   }
   m0 = Best::run(Best::run(m0, m1), Best::run(m2, m3));
-  if (!hn::AllFalse(d, hn::IsNaN(m0))) return std::numeric_limits<float>::quiet_NaN();
+  if (!hn::AllFalse(d, hn::IsNaN(m0))) return std::numeric_limits<typename Best::T>::quiet_NaN();
   return hn::GetLane(Best::across(d, m0));
 }
 
 // Short rows, without branches on values: a NaN is noticed apart.
 template <class Best>
-HWY_INLINE float best_short_row(float best, const float* a, int64_t n) {
+HWY_INLINE typename Best::T best_short_row(typename Best::T best, const typename Best::T* a,
+                                           int64_t n) {
   int nan = best != best;
   for (int64_t i = 0; i < n; ++i) {
     nan |= a[i] != a[i];
     best = Best::of_numbers(best, a[i]);
   }
-  return nan != 0 ? std::numeric_limits<float>::quiet_NaN() : best;
+  return nan != 0 ? std::numeric_limits<typename Best::T>::quiet_NaN() : best;
 }
 
-HWY_INLINE bool any_nan(const float* a, int64_t n) {
-  const F32 d;
+template <class T>
+HWY_INLINE bool any_nan(const T* a, int64_t n) {
+  const Tag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
   auto nan = hn::IsNaN(hn::Zero(d));
   int64_t i = 0;
@@ -220,17 +322,17 @@ HWY_INLINE bool any_nan(const float* a, int64_t n) {
 }
 
 template <class Best>
-void best_f32_along(FoldBlock& f) {
-  float* acc = static_cast<float*>(f.acc);
-  const float* a = static_cast<const float*>(f.a);
+void best_along(FoldBlock& f) {
+  using T = typename Best::T;
+  T* acc = static_cast<T*>(f.acc);
+  const T* a = static_cast<const T*>(f.a);
   const int64_t n = f.n;
   if (n <= kShortRow) {
     int64_t g = 0;
     if (!any_nan(a, f.groups * n) && !any_nan(acc, f.groups)) {
-      float best[kShortRows];
+      T best[kShortRows];
       for (; g + kShortRows <= f.groups; g += kShortRows) {
-        combine_short_rows(a + g * n, n, best,
-                           [](float x, float y) { return Best::of_numbers(x, y); });
+        combine_short_rows(a + g * n, n, best, [](T x, T y) { return Best::of_numbers(x, y); });
         for (int64_t k = 0; k < kShortRows; ++k) {
           acc[g + k] = Best::of_numbers(acc[g + k], best[k]);
         }
@@ -242,27 +344,29 @@ void best_f32_along(FoldBlock& f) {
     return;
   }
   for (int64_t g = 0; g < f.groups; ++g) {
-    const float best = best_row<Best>(a + g * n, n);
+    const T best = best_row<Best>(a + g * n, n);
     acc[g] = best_short_row<Best>(acc[g], &best, 1);
   }
 }
 
 template <class Best>
-void best_f32_down(FoldBlock& f) {
-  const F32 d;
+void best_down(FoldBlock& f) {
+  using T = typename Best::T;
+  using V = typename Best::V;
+  const Tag<T> d;
   const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
-  float* acc = static_cast<float*>(f.acc);
-  const float* a = static_cast<const float*>(f.a);
+  T* acc = static_cast<T*>(f.acc);
+  const T* a = static_cast<const T*>(f.a);
   for (int64_t g = 0; g < f.groups; g += lanes) {
     const int64_t left = f.groups - g;
     if (left >= lanes) {
-      VecF32 m = hn::LoadU(d, acc + g);
+      V m = hn::LoadU(d, acc + g);
       for (int64_t y = 0; y < f.n; ++y) {
         m = Best::run(m, hn::LoadU(d, a + y * f.groups + g));
       }
       hn::StoreU(m, d, acc + g);
     } else {
-      VecF32 m = load_n(d, acc + g, left);
+      V m = load_n(d, acc + g, left);
       for (int64_t y = 0; y < f.n; ++y) {
         m = Best::run(m, load_n(d, a + y * f.groups + g, left));
       }
@@ -278,10 +382,11 @@ void finish_as_is(FoldBlock& f, void* dst) {
 
 // Others: run(acc, a) is associative and commutative, lane by lane --------------------------------
 
-struct ProdF32 {
+template <class T>
+struct ProdFloat {
   using Acc = double;
-  using A = float;
-  using D = float;
+  using A = T;
+  using D = T;
   static constexpr Acc kEmpty = 1.0;
   static HWY_INLINE Acc run(Acc acc, Acc a) { return acc * a; }
 };
@@ -461,17 +566,23 @@ struct Fold;
   };
 #define TILEVM_FOLD_OF(name, ...) \
   TILEVM_FOLD(name, reset<__VA_ARGS__>, along<__VA_ARGS__>, down<__VA_ARGS__>, finish<__VA_ARGS__>)
+#define TILEVM_BEST(name, ...)                                                                \
+  TILEVM_FOLD(name, best_reset<__VA_ARGS__>, best_along<__VA_ARGS__>, best_down<__VA_ARGS__>, \
+              finish_as_is<__VA_ARGS__::T>)
 #define TILEVM_ARG(name, ...)                                                              \
   TILEVM_FOLD(name, arg_reset<__VA_ARGS__>, arg_along<__VA_ARGS__>, arg_down<__VA_ARGS__>, \
               arg_finish<__VA_ARGS__>)
 TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish<false>)
 TILEVM_FOLD(mean_f32, sum_reset, sum_along, sum_down, sum_finish<true>)
-TILEVM_FOLD(max_f32, best_f32_reset<MaxF32>, best_f32_along<MaxF32>, best_f32_down<MaxF32>,
-            finish_as_is<float>)
-TILEVM_FOLD(min_f32, best_f32_reset<MinF32>, best_f32_along<MinF32>, best_f32_down<MinF32>,
-            finish_as_is<float>)
+TILEVM_FOLD(sum_f64, exact_reset, exact_along, exact_down, exact_finish<false>)
+TILEVM_FOLD(mean_f64, exact_reset, exact_along, exact_down, exact_finish<true>)
+TILEVM_BEST(max_f32, Max<float>)
+TILEVM_BEST(max_f64, Max<double>)
+TILEVM_BEST(min_f32, Min<float>)
+TILEVM_BEST(min_f64, Min<double>)
 TILEVM_FOLD_OF(sum_i64, SumI64)
-TILEVM_FOLD_OF(prod_f32, ProdF32)
+TILEVM_FOLD_OF(prod_f32, ProdFloat<float>)
+TILEVM_FOLD_OF(prod_f64, ProdFloat<double>)
 TILEVM_FOLD_OF(prod_i64, ProdI64)
 TILEVM_FOLD_OF(max_i32, MaxInt<std::int32_t>)
 TILEVM_FOLD_OF(max_i64, MaxInt<int64_t>)
@@ -480,12 +591,15 @@ TILEVM_FOLD_OF(min_i64, MinInt<int64_t>)
 TILEVM_FOLD_OF(any_b8, AnyB8)
 TILEVM_FOLD_OF(all_b8, AllB8)
 TILEVM_ARG(argmax_f32, float, true)
+TILEVM_ARG(argmax_f64, double, true)
 TILEVM_ARG(argmax_i32, std::int32_t, true)
 TILEVM_ARG(argmax_i64, int64_t, true)
 TILEVM_ARG(argmin_f32, float, false)
+TILEVM_ARG(argmin_f64, double, false)
 TILEVM_ARG(argmin_i32, std::int32_t, false)
 TILEVM_ARG(argmin_i64, int64_t, false)
 #undef TILEVM_ARG
+#undef TILEVM_BEST
 #undef TILEVM_FOLD_OF
 #undef TILEVM_FOLD
 

@@ -29,6 +29,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using F32 = hn::ScalableTag<float>;
 using VecF32 = hn::Vec<F32>;
+using F64 = hn::ScalableTag<double>;
+template <class T>
+using Tag = hn::ScalableTag<T>;
+template <class T>
+using VecOf = hn::Vec<Tag<T>>;
 
 // The first n lanes; the others are 0. Reads nothing behind them. 0 < n < Lanes(d).
 template <class D, class T = hn::TFromD<D>>
@@ -54,21 +59,23 @@ HWY_INLINE void store_n(hn::Vec<D> v, D d, T* to, std::int64_t n) {
 #endif
 }
 
-// float32 instructions: Op::run takes and gives vectors. One copy of Op's code a loop; cheap
-// ones get an unrolled loop besides.
+// Instructions on vectors of Op::T. One copy of Op's code a loop; cheap ones get an unrolled loop
+// besides.
 template <class Op>
-bool unary_f32(void* dst, const void* a_, const void*, const void*, std::int64_t n) {
-  const F32 d;
+bool unary_vector(void* dst, const void* a_, const void*, const void*, std::int64_t n) {
+  using T = typename Op::T;
+  using Vec = VecOf<T>;
+  const Tag<T> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const float* HWY_RESTRICT a = static_cast<const float*>(a_);
-  float* to = static_cast<float*>(dst);
+  const T* HWY_RESTRICT a = static_cast<const T*>(a_);
+  T* to = static_cast<T*>(dst);
   std::int64_t i = 0;
   if constexpr (Op::kCheap) {
     for (; i + 4 * lanes <= n; i += 4 * lanes) {
-      const VecF32 v0 = Op::run(d, hn::LoadU(d, a + i));
-      const VecF32 v1 = Op::run(d, hn::LoadU(d, a + i + lanes));
-      const VecF32 v2 = Op::run(d, hn::LoadU(d, a + i + 2 * lanes));
-      const VecF32 v3 = Op::run(d, hn::LoadU(d, a + i + 3 * lanes));
+      const Vec v0 = Op::run(d, hn::LoadU(d, a + i));
+      const Vec v1 = Op::run(d, hn::LoadU(d, a + i + lanes));
+      const Vec v2 = Op::run(d, hn::LoadU(d, a + i + 2 * lanes));
+      const Vec v3 = Op::run(d, hn::LoadU(d, a + i + 3 * lanes));
       hn::StoreU(v0, d, to + i);
       hn::StoreU(v1, d, to + i + lanes);
       hn::StoreU(v2, d, to + i + 2 * lanes);
@@ -77,7 +84,7 @@ bool unary_f32(void* dst, const void* a_, const void*, const void*, std::int64_t
   }
   for (; i < n; i += lanes) {
     const bool whole = n - i >= lanes;
-    const VecF32 v = Op::run(d, whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i));
+    const Vec v = Op::run(d, whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i));
     if (whole) {
       hn::StoreU(v, d, to + i);
     } else {
@@ -89,13 +96,15 @@ bool unary_f32(void* dst, const void* a_, const void*, const void*, std::int64_t
 
 // kSplat: bit 0, a is one value; bit 1, b is.
 template <class Op, int kSplat>
-bool binary_f32(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
-  const F32 d;
+bool binary_vector(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
+  using T = typename Op::T;
+  using Vec = VecOf<T>;
+  const Tag<T> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const float* a = static_cast<const float*>(a_);
-  const float* b = static_cast<const float*>(b_);
-  float* to = static_cast<float*>(dst);
-  VecF32 splat = hn::Zero(d);
+  const T* a = static_cast<const T*>(a_);
+  const T* b = static_cast<const T*>(b_);
+  T* to = static_cast<T*>(dst);
+  Vec splat = hn::Zero(d);
   if constexpr (kSplat == 1) splat = hn::Set(d, *a);
   if constexpr (kSplat == 2) splat = hn::Set(d, *b);
   std::int64_t i = 0;
@@ -106,10 +115,10 @@ bool binary_f32(void* dst, const void* a_, const void* b_, const void*, std::int
       if constexpr (kSplat == 0) return Op::run(d, hn::LoadU(d, a + j), hn::LoadU(d, b + j));
     };
     for (; i + 4 * lanes <= n; i += 4 * lanes) {
-      const VecF32 v0 = at(i);
-      const VecF32 v1 = at(i + lanes);
-      const VecF32 v2 = at(i + 2 * lanes);
-      const VecF32 v3 = at(i + 3 * lanes);
+      const Vec v0 = at(i);
+      const Vec v1 = at(i + lanes);
+      const Vec v2 = at(i + 2 * lanes);
+      const Vec v3 = at(i + 3 * lanes);
       hn::StoreU(v0, d, to + i);
       hn::StoreU(v1, d, to + i + lanes);
       hn::StoreU(v2, d, to + i + 2 * lanes);
@@ -118,11 +127,11 @@ bool binary_f32(void* dst, const void* a_, const void* b_, const void*, std::int
   }
   for (; i < n; i += lanes) {
     const bool whole = n - i >= lanes;
-    VecF32 va = splat;
-    VecF32 vb = splat;
+    Vec va = splat;
+    Vec vb = splat;
     if constexpr (kSplat != 1) va = whole ? hn::LoadU(d, a + i) : load_n(d, a + i, n - i);
     if constexpr (kSplat != 2) vb = whole ? hn::LoadU(d, b + i) : load_n(d, b + i, n - i);
-    const VecF32 v = Op::run(d, va, vb);
+    const Vec v = Op::run(d, va, vb);
     if (whole) {
       hn::StoreU(v, d, to + i);
     } else {
@@ -132,8 +141,8 @@ bool binary_f32(void* dst, const void* a_, const void* b_, const void*, std::int
   return true;
 }
 
-// Other types: Op::run takes and gives scalars, and the compiler makes vectors of chunks of a
-// fixed length. Tails go through a chunk on the stack, so that there is one loop.
+// Others: Op::run takes and gives scalars, and the compiler makes vectors of chunks of a fixed
+// length. Tails go through a chunk on the stack, so that there is one loop.
 inline constexpr std::int64_t kChunk = 64;
 
 template <class T, bool kSplat>
@@ -249,16 +258,16 @@ bool binary_checked(void* dst, const void* a_, const void* b_, const void*, std:
 
 // The table's entry of an instruction, from the shape of Map<op>, which says how it is looped:
 // a missing Map does not compile.
-enum class Loop { kUnaryF32, kBinaryF32, kUnary, kBinary, kBinaryChecked, kSelect };
+enum class Loop { kUnaryVector, kBinaryVector, kUnary, kBinary, kBinaryChecked, kSelect };
 
 template <bytecode::Op>
 struct Map;
 
 template <class M>
 constexpr MapEntry map_entry() {
-  if constexpr (M::kLoop == Loop::kUnaryF32) return {{unary_f32<M>}};
-  if constexpr (M::kLoop == Loop::kBinaryF32) {
-    return {{binary_f32<M, 0>, binary_f32<M, 1>, binary_f32<M, 2>}};
+  if constexpr (M::kLoop == Loop::kUnaryVector) return {{unary_vector<M>}};
+  if constexpr (M::kLoop == Loop::kBinaryVector) {
+    return {{binary_vector<M, 0>, binary_vector<M, 1>, binary_vector<M, 2>}};
   }
   if constexpr (M::kLoop == Loop::kUnary) return {{unary<M>}};
   if constexpr (M::kLoop == Loop::kBinary) return {{binary<M, 0>, binary<M, 1>, binary<M, 2>}};

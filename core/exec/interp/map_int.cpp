@@ -110,6 +110,9 @@ HWY_INLINE T shift_right(T a, T b) {
   TILEVM_BINARY(shr_##suffix, type, shift_right(a, b))
 TILEVM_INTEGER(i32, std::int32_t)
 TILEVM_INTEGER(i64, std::int64_t)
+TILEVM_UNARY(wrap_i8, std::int32_t, static_cast<std::int8_t>(a))
+TILEVM_UNARY(wrap_u8, std::int32_t, static_cast<std::uint8_t>(a))
+TILEVM_UNARY(wrap_i16, std::int32_t, static_cast<std::int16_t>(a))
 #undef TILEVM_INTEGER
 #undef TILEVM_DIVIDE
 #undef TILEVM_BINARY

@@ -6,7 +6,6 @@
 #include <hwy/foreach_target.h>
 #include "exec/interp/lanes.h"
 
-#include <cmath>
 #include <limits>
 
 HWY_BEFORE_NAMESPACE();
@@ -14,16 +13,20 @@ namespace tilevm::exec::interp::HWY_NAMESPACE {
 namespace {
 
 using f32 = float;
+using f64 = double;
 using i32 = std::int32_t;
 using i64 = std::int64_t;
 using b8 = std::uint8_t;
 
+template <class F>
+constexpr F kInfinity = std::numeric_limits<F>::infinity();
+
 // Towards zero; the lowest T if out of range or NaN.
-template <class T>
-HWY_INLINE T truncated(float a) {
-  constexpr float kLowest = static_cast<float>(std::numeric_limits<T>::min());
+template <class T, class F>
+HWY_INLINE T truncated(F a) {
+  constexpr F kLowest = static_cast<F>(std::numeric_limits<T>::min());
   const bool in_range = (a >= kLowest) & (a < -kLowest);
-  const T low = static_cast<T>(in_range ? a : 0.0f);
+  const T low = static_cast<T>(in_range ? a : F{0});
   return in_range ? low : std::numeric_limits<T>::min();
 }
 }  // namespace
@@ -59,10 +62,25 @@ HWY_INLINE T truncated(float a) {
     using D = type;                              \
   };
 
-TILEVM_COMPARE(f32)
+#define TILEVM_FLOAT(type)                                                               \
+  TILEVM_COMPARE(type)                                                                   \
+  TILEVM_SELECT(type)                                                                    \
+  TILEVM_UNARY(isnan_##type, b8, type, a != a)                                           \
+  TILEVM_UNARY(isinf_##type, b8, type, (a == kInfinity<type>) | (a == -kInfinity<type>)) \
+  TILEVM_UNARY(isfinite_##type, b8, type, (a < kInfinity<type>)&(a > -kInfinity<type>))  \
+  TILEVM_UNARY(cast_##type##_i32, i32, type, truncated<i32>(a))                          \
+  TILEVM_UNARY(cast_##type##_i64, i64, type, truncated<i64>(a))                          \
+  TILEVM_UNARY(cast_##type##_b8, b8, type, a != type{0})                                 \
+  TILEVM_UNARY(cast_i32_##type, type, i32, a)                                            \
+  TILEVM_UNARY(cast_i64_##type, type, i64, a)                                            \
+  TILEVM_UNARY(cast_b8_##type, type, b8, a)
+
+TILEVM_FLOAT(f32)
+TILEVM_FLOAT(f64)
+TILEVM_UNARY(cast_f32_f64, f64, f32, a)
+TILEVM_UNARY(cast_f64_f32, f32, f64, a)
 TILEVM_COMPARE(i32)
 TILEVM_COMPARE(i64)
-TILEVM_SELECT(f32)
 TILEVM_SELECT(i32)
 TILEVM_SELECT(i64)
 TILEVM_SELECT(b8)
@@ -70,21 +88,13 @@ TILEVM_UNARY(not_b8, b8, b8, a ^ 1)
 TILEVM_BINARY(and_b8, b8, b8, a& b)
 TILEVM_BINARY(or_b8, b8, b8, a | b)
 TILEVM_BINARY(xor_b8, b8, b8, a ^ b)
-TILEVM_UNARY(isnan_f32, b8, f32, a != a)
-TILEVM_UNARY(isinf_f32, b8, f32, (a == HUGE_VALF) | (a == -HUGE_VALF))
-TILEVM_UNARY(isfinite_f32, b8, f32, (a < HUGE_VALF) & (a > -HUGE_VALF))
-TILEVM_UNARY(cast_f32_i32, i32, f32, truncated<i32>(a))
-TILEVM_UNARY(cast_f32_i64, i64, f32, truncated<i64>(a))
-TILEVM_UNARY(cast_f32_b8, b8, f32, a != 0.0f)
-TILEVM_UNARY(cast_i32_f32, f32, i32, a)
 TILEVM_UNARY(cast_i32_i64, i64, i32, a)
 TILEVM_UNARY(cast_i32_b8, b8, i32, a != 0)
-TILEVM_UNARY(cast_i64_f32, f32, i64, a)
 TILEVM_UNARY(cast_i64_i32, i32, i64, static_cast<std::uint32_t>(a))
 TILEVM_UNARY(cast_i64_b8, b8, i64, a != 0)
-TILEVM_UNARY(cast_b8_f32, f32, b8, a)
 TILEVM_UNARY(cast_b8_i32, i32, b8, a)
 TILEVM_UNARY(cast_b8_i64, i64, b8, a)
+#undef TILEVM_FLOAT
 #undef TILEVM_SELECT
 #undef TILEVM_COMPARE
 #undef TILEVM_BINARY

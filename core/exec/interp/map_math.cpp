@@ -10,20 +10,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace tilevm::exec::interp::HWY_NAMESPACE {
 
-#define TILEVM_UNARY(name)                          \
-  template <>                                       \
-  struct Map<Op::name##_f32> {                      \
-    static constexpr Loop kLoop = Loop::kUnaryF32;  \
-    static constexpr bool kCheap = false;           \
-    static HWY_INLINE VecF32 run(F32, VecF32 a) {   \
-      math::HWY_NAMESPACE::HwyBackend<F32> backend; \
-      return math::HWY_NAMESPACE::name(backend, a); \
-    }                                               \
+#define TILEVM_UNARY(name)                            \
+  template <>                                         \
+  struct Map<Op::name##_f32> {                        \
+    using T = float;                                  \
+    static constexpr Loop kLoop = Loop::kUnaryVector; \
+    static constexpr bool kCheap = false;             \
+    static HWY_INLINE VecF32 run(F32, VecF32 a) {     \
+      math::HWY_NAMESPACE::HwyBackend<F32> backend;   \
+      return math::HWY_NAMESPACE::name(backend, a);   \
+    }                                                 \
   };
 #define TILEVM_BINARY(name)                                 \
   template <>                                               \
   struct Map<Op::name##_f32> {                              \
-    static constexpr Loop kLoop = Loop::kBinaryF32;         \
+    using T = float;                                        \
+    static constexpr Loop kLoop = Loop::kBinaryVector;      \
     static constexpr bool kCheap = false;                   \
     static HWY_INLINE VecF32 run(F32, VecF32 a, VecF32 b) { \
       math::HWY_NAMESPACE::HwyBackend<F32> backend;         \

@@ -13,39 +13,28 @@ namespace {
 using std::int64_t;
 
 // How an element lies in memory (S) and in a register (R).
-struct AsF32 {
-  using S = float;
-  using R = float;
+template <class T>
+struct AsIs {
+  using S = T;
+  using R = T;
   static constexpr bool kSame = true;
   static HWY_INLINE R load(S x) { return x; }
   static HWY_INLINE S store(R x) { return x; }
 };
-struct AsI32 {
-  using S = std::int32_t;
-  using R = std::int32_t;
-  static constexpr bool kSame = true;
-  static HWY_INLINE R load(S x) { return x; }
-  static HWY_INLINE S store(R x) { return x; }
-};
-struct AsI64 {
-  using S = int64_t;
-  using R = int64_t;
-  static constexpr bool kSame = true;
-  static HWY_INLINE R load(S x) { return x; }
-  static HWY_INLINE S store(R x) { return x; }
+// Converted as C++ does: integers to fewer bits wrap.
+template <class Memory, class Register>
+struct Converted {
+  using S = Memory;
+  using R = Register;
+  static constexpr bool kSame = false;
+  static HWY_INLINE R load(S x) { return static_cast<R>(x); }
+  static HWY_INLINE S store(R x) { return static_cast<S>(x); }
 };
 struct AsB8 {
   using S = std::uint8_t;
   using R = std::uint8_t;
   static constexpr bool kSame = false;
   static HWY_INLINE R load(S x) { return x != 0; }
-  static HWY_INLINE S store(R x) { return x; }
-};
-struct AsF64 {
-  using S = double;
-  using R = float;
-  static constexpr bool kSame = false;
-  static HWY_INLINE R load(S x) { return static_cast<float>(x); }
   static HWY_INLINE S store(R x) { return x; }
 };
 struct AsBF16 {
@@ -59,6 +48,67 @@ struct AsBF16 {
     return static_cast<S>((x & 0x7FFFFFFFu) > 0x7F800000u ? quiet : rounded);
   }
 };
+// 1 sign, 5 exponent, 10 fraction bits. Denormal halves are normal floats: the fraction over the
+// exponent of 2^-14, less 2^-14; and back, the last bits of 0.5 + x, as round_f16 does.
+struct AsF16 {
+  using S = std::uint16_t;
+  using R = std::uint32_t;  // the bits of a float
+  static constexpr bool kSame = false;
+  static HWY_INLINE float of_bits(R x) {
+    float f;
+    std::memcpy(&f, &x, sizeof(f));
+    return f;
+  }
+  static HWY_INLINE R bits_of(float f) {
+    R x;
+    std::memcpy(&x, &f, sizeof(x));
+    return x;
+  }
+  static HWY_INLINE R load(S half) {
+    const R x = half;
+    const R magnitude = (x & 0x7FFFu) << 13;
+    const R more = magnitude >= 0x0F800000u ? (224u << 23) : (112u << 23);  // infinity, NaN
+    const R tiny = bits_of(of_bits(magnitude + (113u << 23)) - 0x1p-14f);
+    const R value = magnitude < 0x00800000u ? tiny : magnitude + more;
+    return value | (x & 0x8000u) << 16;
+  }
+  static HWY_INLINE S store(R x) {
+    const R magnitude = x & 0x7FFFFFFFu;
+    const R rounded = (magnitude + 0xFFFu + ((magnitude >> 13) & 1u) - (112u << 23)) >> 13;
+    const R tiny = bits_of(of_bits(magnitude) + 0.5f) - (126u << 23);
+    const R nan = ((magnitude >> 13) & 0x3FFu) | 0x7E00u;
+    R half = magnitude < (113u << 23) ? tiny : rounded;
+    half = magnitude >= 0x477FF000u ? 0x7C00u : half;  // 65520 and more
+    half = magnitude > 0x7F800000u ? nan : half;
+    return static_cast<S>(half | (x >> 16 & 0x8000u));
+  }
+};
+
+// By the types in memory and in the register; a pair that has none does not compile.
+template <Storage, RegType>
+struct As;
+template <>
+struct As<Storage::kF32, RegType::kF32> : AsIs<float> {};
+template <>
+struct As<Storage::kF64, RegType::kF64> : AsIs<double> {};
+template <>
+struct As<Storage::kI32, RegType::kI32> : AsIs<std::int32_t> {};
+template <>
+struct As<Storage::kI64, RegType::kI64> : AsIs<int64_t> {};
+template <>
+struct As<Storage::kB8, RegType::kB8> : AsB8 {};
+template <>
+struct As<Storage::kBF16, RegType::kF32> : AsBF16 {};
+template <>
+struct As<Storage::kF16, RegType::kF32> : AsF16 {};
+template <>
+struct As<Storage::kF64, RegType::kF32> : Converted<double, float> {};
+template <>
+struct As<Storage::kI8, RegType::kI32> : Converted<std::int8_t, std::int32_t> {};
+template <>
+struct As<Storage::kU8, RegType::kI32> : Converted<std::uint8_t, std::int32_t> {};
+template <>
+struct As<Storage::kI16, RegType::kI32> : Converted<std::int16_t, std::int32_t> {};
 
 template <class T>
 HWY_INLINE T read(const std::byte* at) {
@@ -235,21 +285,24 @@ void expand(void* dst, int64_t ny, int64_t nx, const Steps& value) {
   }
 }
 
-template <class M>
-constexpr MemoryEntry entry() {
-  return {load<M>, store<M>, gather<M>};
-}
-
 }  // namespace
 
 void fill_table(Tables& tables) {
-  static_assert(static_cast<int>(Storage::kB8) == 5);
-  tables.memory = {{entry<AsF32>(), entry<AsBF16>(), entry<AsF64>(), entry<AsI32>(), entry<AsI64>(),
-                    entry<AsB8>()},
-                   iota,
-                   expand<std::uint8_t>,
-                   expand<float>,
-                   expand<int64_t>};
+#define TILEVM_LOAD(name, reg, storage) \
+  tables.access[static_cast<std::size_t>(Op::name)].load = load<As<Storage::storage, RegType::reg>>;
+#define TILEVM_STORE(name, storage, reg)                    \
+  tables.access[static_cast<std::size_t>(Op::name)].store = \
+      store<As<Storage::storage, RegType::reg>>;
+#define TILEVM_GATHER(name, reg, storage)                    \
+  tables.access[static_cast<std::size_t>(Op::name)].gather = \
+      gather<As<Storage::storage, RegType::reg>>;
+  TILEVM_ISA_LOAD(TILEVM_LOAD)
+  TILEVM_ISA_STORE(TILEVM_STORE)
+  TILEVM_ISA_GATHER(TILEVM_GATHER)
+#undef TILEVM_LOAD
+#undef TILEVM_STORE
+#undef TILEVM_GATHER
+  tables.memory = {iota, expand<std::uint8_t>, expand<float>, expand<int64_t>};
   tables.target = hwy::TargetName(HWY_TARGET);
 }
 

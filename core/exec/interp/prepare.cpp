@@ -113,7 +113,7 @@ class Preparer {
     const OperandInfo& info = p_.operands[store.mem];
     Live& value = live_[store.a];
     ++stores_[store.mem];
-    if (info.storage == Storage::kBF16 || value.cls != bits(info.cls)) return;
+    if (!bytecode::lies_as(info.storage, value.type) || value.cls != bits(info.cls)) return;
     if (value.by == InstrClass::kConst || value.by == InstrClass::kFold) return;
     if (info.role == Role::kScratch) {
       if (value.pass == pass && value.resident < 0 && !value.from_scratch) {
@@ -189,7 +189,9 @@ class Preparer {
     s.a_cls = static_cast<std::uint8_t>(bits(instr.cls_a()));
     s.b_cls = static_cast<std::uint8_t>(bits(instr.cls_b()));
     s.c_cls = static_cast<std::uint8_t>(bits(instr.cls_c()));
-    s.storage = static_cast<std::uint8_t>(row(instr).storage);
+    s.access = &tables().access[instr.op];
+    s.converts = row(instr).cls == InstrClass::kLoad &&
+                 !bytecode::lies_as(row(instr).storage, row(instr).fields[0].type);
     s.n_sources = static_cast<std::uint8_t>(row(instr).n_fields - 1);
     return s;
   }
@@ -236,12 +238,9 @@ class Preparer {
 
   void emit_load(const Instr& instr) {
     const bool scratch = p_.operands[instr.mem].role == Role::kScratch;
-    const bool copied = live_[instr.dst].resident >= 0;
-    step(scratch  ? StepKind::kLoadScratch
-         : copied ? StepKind::kLoadCopied
-                  : StepKind::kLoad,
-         instr);
-    if (!scratch || row(instr).storage == Storage::kBF16) take(instr.dst);
+    Step& s = step(scratch ? StepKind::kLoadScratch : StepKind::kLoad, instr);
+    if (!scratch && (s.converts || live_[instr.dst].resident >= 0)) s.kind = StepKind::kLoadCopied;
+    if (!scratch || s.converts) take(instr.dst);
     settle(instr.dst);
   }
 

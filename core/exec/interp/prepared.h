@@ -20,8 +20,8 @@ inline int bits(Cls c) { return static_cast<int>(c); }
 // a source in place: equal pool, equal layout.
 inline constexpr int kPools = 16;
 inline int pool_of(int cls, RegType type) {
-  constexpr int size_index[] = {1, 1, 2, 0};  // 4, 4, 8, 1 bytes
-  return cls * 4 + size_index[static_cast<int>(type)];
+  const int bytes = bytecode::reg_bytes(type);
+  return cls * 4 + (bytes == 1 ? 0 : bytes == 4 ? 1 : 2);
 }
 inline constexpr int pool_bytes(int pool) {
   constexpr int bytes[] = {1, 4, 8, 0};
@@ -49,10 +49,11 @@ struct Step {
   std::uint8_t cls;  // of the destination; of a store, of the value
   std::uint8_t n_sources;
   std::uint8_t a_cls, b_cls, c_cls;
-  std::uint8_t storage;
+  bool converts;  // of a load: elements do not lie in memory as in the register
   std::uint16_t op, dst, a, b, c, mem;
   MapFn fn;  // kMap: over dense elements. kMapMixed: along x
   const MapEntry* entry;
+  const MemoryEntry* access;
 };
 
 struct FoldStep {

@@ -200,14 +200,13 @@ class Runner {
     }
   }
 
-  // Whether registers may lie in the operand's memory: dense in every block, of the register's
-  // type, and no other operand is updated in place there.
+  // Whether registers of the same type may lie in the operand's memory: dense in every block, and
+  // no other operand is updated in place there.
   bool is_direct(std::size_t i) const {
     const OperandInfo& info = p_.operands[i];
     const Binding& b = launch_.bindings[i];
     const bool input = info.role == Role::kInput;
     if (!input && info.role != Role::kOutput) return false;
-    if (info.storage == Storage::kBF16 || info.storage == Storage::kF64) return false;
     if (input && info.storage == Storage::kB8) return false;  // any byte but 0 loads as 1
     const int64_t bytes = bytecode::storage_bytes(info.storage);
     switch (info.cls) {
@@ -374,7 +373,7 @@ class Runner {
           [[fallthrough]];
         case StepKind::kLoadCopied:
           reg_[s->dst] = own_[s->dst];
-          memory_.storage[s->storage].load(own_[s->dst], grid(s->mem, s->cls));
+          s->access->load(own_[s->dst], grid(s->mem, s->cls));
           break;
         case StepKind::kLoadScratch:
           load_scratch(*s);
@@ -383,7 +382,7 @@ class Runner {
           store(*s);
           break;
         case StepKind::kStoreScratch:
-          memory_.storage[s->storage].store(scratch_grid(s->mem), steps(s->a, s->a_cls));
+          s->access->store(scratch_grid(s->mem), steps(s->a, s->a_cls));
           break;
         case StepKind::kGather:
           if (!gather(*s)) return fail(Status::kIndexOutOfRange);
@@ -430,10 +429,10 @@ class Runner {
   }
 
   void load_scratch(const Step& s) {
-    if (static_cast<Storage>(s.storage) != Storage::kBF16) {
+    if (!s.converts) {
       reg_[s.dst] = pointer(address_[s.mem]);
     } else {
-      memory_.storage[s.storage].load(own_[s.dst], scratch_grid(s.mem));
+      s.access->load(own_[s.dst], scratch_grid(s.mem));
     }
   }
 
@@ -441,13 +440,13 @@ class Runner {
     std::byte* to = pointer(here(s.mem));
     if (reg_[s.a] == to && direct_[s.mem]) return;  // was made there
     Grid g = grid(s.mem, bits(p_.operands[s.mem].cls));
-    memory_.storage[s.storage].store(g, steps(s.a, s.a_cls));
+    s.access->store(g, steps(s.a, s.a_cls));
   }
 
   bool gather(const Step& s) {
     const Binding& b = launch_.bindings[s.mem];
-    return memory_.storage[s.storage].gather(own_[s.dst], grid(s.mem, s.cls), steps(s.a, s.a_cls),
-                                             b.gather_stride, b.gather_size);
+    return s.access->gather(own_[s.dst], grid(s.mem, s.cls), steps(s.a, s.a_cls), b.gather_stride,
+                            b.gather_size);
   }
 
   // Row and column sources of a full destination.

@@ -7,8 +7,9 @@ namespace tilevm::exec::interp {
 const Tables& tables() {
   static const Tables chosen = [] {
     Tables t{};
-    fill_map_f32(t);
+    fill_map_float(t);
     fill_map_math(t);
+    fill_map_libm(t);
     fill_map_int(t);
     fill_map_logic(t);
     fill_fold(t);

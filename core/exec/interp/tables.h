@@ -18,8 +18,6 @@ using bytecode::Op;
 using bytecode::RegType;
 using bytecode::Storage;
 
-inline constexpr int kStorages = 6;
-
 // Applies a map instruction to n elements. A source is a vector of n or a splat: one value for
 // all. dst may be one of the vectors. False: division by zero.
 using MapFn = bool (*)(void* dst, const void* a, const void* b, const void* c, std::int64_t n);
@@ -68,6 +66,7 @@ struct Steps {
 // Dense destinations are padded: handlers may write up to kPadBytes behind them.
 inline constexpr std::size_t kPadBytes = 128;
 
+// Of a load, store or gather, that one.
 struct MemoryEntry {
   void (*load)(void* dst, const Grid& from);
   void (*store)(const Grid& to, const Steps& value);
@@ -76,8 +75,8 @@ struct MemoryEntry {
                  std::int64_t size);
 };
 
+// What is not an instruction's alone.
 struct MemoryTable {
-  MemoryEntry storage[kStorages];
   void (*iota)(std::int64_t* dst, std::int64_t start, const Grid& steps);
   // dst (dense ny x nx) = value, by size of the element.
   void (*expand1)(void* dst, std::int64_t ny, std::int64_t nx, const Steps& value);
@@ -88,6 +87,7 @@ struct MemoryTable {
 struct Tables {
   std::array<MapEntry, bytecode::kOpCount> map;
   std::array<FoldEntry, bytecode::kOpCount> fold;
+  std::array<MemoryEntry, bytecode::kOpCount> access;  // loads, stores and gathers
   MemoryTable memory;
   const char* target;
 };
@@ -95,7 +95,7 @@ struct Tables {
 const Tables& tables();
 
 // Which file has a map instruction: each fills its slice, and does not compile if one is missing.
-enum class Family { kNone, kF32, kMath, kInt, kLogic };
+enum class Family { kNone, kFloat, kMath, kLibm, kInt, kLogic };
 
 inline constexpr Family family(Op op) {
   const InstrInfo& row = kIsa[static_cast<int>(op)];
@@ -106,33 +106,14 @@ inline constexpr Family family(Op op) {
   }
   const RegType type = row.fields[0].type;
   if (!uniform || type == RegType::kB8 || row.n_fields == 4) return Family::kLogic;
-  if (type != RegType::kF32) return Family::kInt;
-  switch (op) {
-    case Op::abs_f32:
-    case Op::neg_f32:
-    case Op::sign_f32:
-    case Op::sqrt_f32:
-    case Op::rsqrt_f32:
-    case Op::reciprocal_f32:
-    case Op::floor_f32:
-    case Op::ceil_f32:
-    case Op::round_f32:
-    case Op::trunc_f32:
-    case Op::round_bf16:
-    case Op::add_f32:
-    case Op::sub_f32:
-    case Op::mul_f32:
-    case Op::div_f32:
-    case Op::maximum_f32:
-    case Op::minimum_f32:
-      return Family::kF32;
-    default:
-      return Family::kMath;
-  }
+  if (type != RegType::kF32 && type != RegType::kF64) return Family::kInt;
+  if (row.cost == 1) return Family::kFloat;
+  return type == RegType::kF32 ? Family::kMath : Family::kLibm;
 }
 
-void fill_map_f32(Tables& tables);
+void fill_map_float(Tables& tables);
 void fill_map_math(Tables& tables);
+void fill_map_libm(Tables& tables);
 void fill_map_int(Tables& tables);
 void fill_map_logic(Tables& tables);
 void fill_fold(Tables& tables);

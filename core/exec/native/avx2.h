@@ -182,6 +182,16 @@ class Avx2 : public X86 {
   F xor64(const F& x, const F& y) { return ixor(x, y); }
   F shl64(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpsllvq(d, s, t); }); }
   F addpd(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vaddpd(d, s, t); }); }
+  F subpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vsubpd(d, s, t); }); }
+  F divpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vdivpd(d, s, t); }); }
+  F maxpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vmaxpd(d, s, t); }); }
+  F minpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vminpd(d, s, t); }); }
+  F sqrtpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vsqrtpd(d, s); }); }
+  F roundpd(const F& x, int mode) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, mode); }); }
+  M lt_pd(const Pair& x, const Pair& y) { return compare64(x, y, 17); }
+  M le_pd(const Pair& x, const Pair& y) { return compare64(x, y, 18); }
+  M eq_pd(const Pair& x, const Pair& y) { return compare64(x, y, 0); }
+  M unordered_pd(const Pair& x, const Pair& y) { return compare64(x, y, 3); }
   F mulpd(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vmulpd(d, s, t); }); }
   // clang-format on
 
@@ -235,6 +245,20 @@ class Avx2 : public X86 {
     a.vdivpd(ymm(n.lo), ymm(n.lo), ymm(d.lo));
     a.vdivpd(ymm(n.hi), ymm(n.hi), ymm(d.hi));
     return joined(n, [&](auto to, auto s) { a.vcvttpd2dq(to, s); });
+  }
+  Pair i32_to_double(const I& x) {
+    return halves(x, [&](auto d, auto s) { a.vcvtdq2pd(d, s); });
+  }
+  I double_to_i32(const Pair& x) {
+    return joined(x, [&](auto d, auto s) { a.vcvttpd2dq(d, s); });
+  }
+  F finite_or_zero(const F& x) {  // x - x is 0 for what is finite, else NaN
+    const F s = in_register(x);
+    const F zero = subpd(s, s);
+    F r = fresh();
+    a.vcmppd(ymm(r), ymm(zero), ymm(zero), 7);
+    a.vandpd(ymm(r), ymm(r), ymm(s));
+    return r;
   }
   F over_count(const F& x) {
     F r = fresh();
@@ -319,6 +343,24 @@ class Avx2 : public X86 {
     a.vpslld(ymm(r), ymm(r), 16);
     return r;
   }
+  F load_f16(Address from) {
+    if (masked) from = fetched(from, 2);
+    F r = fresh();
+    a.vcvtph2ps(ymm(r), from);
+    return r;
+  }
+  I load_small(Address from, bytecode::Storage storage) {
+    if (masked) from = fetched(from, bytecode::storage_bytes(storage));
+    F r = fresh();
+    if (storage == bytecode::Storage::kI8) {
+      a.vpmovsxbd(ymm(r), from);
+    } else if (storage == bytecode::Storage::kU8) {
+      a.vpmovzxbd(ymm(r), from);
+    } else {
+      a.vpmovsxwd(ymm(r), from);
+    }
+    return r;
+  }
   Pair load64(const Address& from) {
     const auto second = from.cloneAdjusted(kBytes);
     if (masked) {
@@ -347,6 +389,20 @@ class Avx2 : public X86 {
     from.setSize(2);
     a.movzx(kTemp.r32(), from);
     a.shl(kTemp.r32(), 16);
+    F r = fresh();
+    a.vmovd(xmm(r), kTemp.r32());
+    a.vpbroadcastd(ymm(r), xmm(r));
+    return r;
+  }
+  F splat_f16(Address from) {
+    F r = fresh();
+    from.setSize(2);
+    a.vpbroadcastw(xmm(r), from);
+    a.vcvtph2ps(ymm(r), xmm(r));
+    return r;
+  }
+  I splat_small(const Address& from, bytecode::Storage storage) {
+    general_small(from, storage);
     F r = fresh();
     a.vmovd(xmm(r), kTemp.r32());
     a.vpbroadcastd(ymm(r), xmm(r));
@@ -391,6 +447,21 @@ class Avx2 : public X86 {
     a.vpackusdw(xmm(words), xmm(s), xmm(upper));
     put_vector(to, words, 2);
   }
+  void store8(const Address& to, const I& x) {  // lanes are 0 to 255
+    const F s = in_register(x);
+    const F bytes = fresh();
+    a.vextracti128(xmm(bytes), ymm(s), 1);
+    a.vpackusdw(xmm(bytes), xmm(s), xmm(bytes));
+    a.vpackuswb(xmm(bytes), xmm(bytes), xmm(bytes));
+    put_vector(to, bytes, 1);
+  }
+  I to_f16(const F& x) {
+    return in_place(x, [&](auto d, auto s) { a.vcvtps2ph(d.xmm(), s, 0); });
+  }
+  F from_f16(const I& x) {
+    return in_place(x, [&](auto d, auto s) { a.vcvtph2ps(d, s.xmm()); });
+  }
+  void store_f16(const Address& to, const I& bits) { put_vector(to, bits, 2); }
   void store64(const Address& to, const Pair& x) {
     const F lo = in_register(x.lo);
     const F hi = in_register(x.hi);
@@ -407,6 +478,7 @@ class Avx2 : public X86 {
   void store_b8(const Address& to, const M& m) { put_vector(to, bytes_of(m), 1); }
   void put32(const Address& to, const F& x) { a.vmovss(to, xmm(in_register(x))); }
   void put16(const Address& to, const I& x) { a.vpextrw(to, xmm(in_register(x)), 0); }
+  void put8(const Address& to, const I& x) { a.vpextrb(to, xmm(in_register(x)), 0); }
   void put64(const Address& to, const Pair& x) { a.vmovq(to, xmm(in_register(x.lo))); }
   void put_b8(const Address& to, const M& m) { a.vpextrb(to, xmm(bytes_of(m)), 0); }
 
@@ -529,6 +601,12 @@ class Avx2 : public X86 {
     M r = fresh_mask();
     source(y, [&](const auto& t) { a.vcmpps(ymm(r), ymm(s), t, predicate); });
     return r;
+  }
+  M compare64(const Pair& x, const Pair& y, int predicate) {
+    const auto half = [&](const F& s, const F& t) {
+      return binary(s, t, [&](auto d, auto u, const auto& v) { a.vcmppd(d, u, v, predicate); });
+    };
+    return mask(even_lanes({half(x.lo, y.lo), half(x.hi, y.hi)}));
   }
   F greater64(const F& x, const F& y) {
     return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpcmpgtq(d, s, t); });

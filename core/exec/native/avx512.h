@@ -203,6 +203,16 @@ class Avx512 : public X86 {
   F shl64(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpsllvq(d, s, t); }, true); }
   F sar64(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpsravq(d, s, t); }, true); }
   F addpd(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vaddpd(d, s, t); }, true); }
+  F subpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vsubpd(d, s, t); }, true); }
+  F divpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vdivpd(d, s, t); }, true); }
+  F maxpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vmaxpd(d, s, t); }, true); }
+  F minpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vminpd(d, s, t); }, true); }
+  F sqrtpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vsqrtpd(d, s); }, true); }
+  F roundpd(const F& x, int mode) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, mode); }, true); }
+  M lt_pd(const Pair& x, const Pair& y) { return compare64(x, y, 17); }
+  M le_pd(const Pair& x, const Pair& y) { return compare64(x, y, 18); }
+  M eq_pd(const Pair& x, const Pair& y) { return compare64(x, y, 0); }
+  M unordered_pd(const Pair& x, const Pair& y) { return compare64(x, y, 3); }
   F mulpd(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vmulpd(d, s, t); }, true); }
   // clang-format on
 
@@ -247,6 +257,30 @@ class Avx512 : public X86 {
   }
   F from_double(const Pair& x) {
     return joined(x, [&](auto d, auto s) { a.vcvtpd2ps(d, s); });
+  }
+  Pair i32_to_double(const I& x) {
+    return halves(x, [&](auto d, const auto& s) { a.vcvtdq2pd(d, s); });
+  }
+  I double_to_i32(const Pair& x) {
+    return joined(x, [&](auto d, auto s) { a.vcvttpd2dq(d, s); });
+  }
+  Pair i64_to_double(const Pair& x) {
+    const auto half = [&](auto d, auto s) { a.vcvtqq2pd(d, s); };
+    return {in_place(x.lo, half, true), in_place(x.hi, half, true)};
+  }
+  Pair double_to_i64(const Pair& x) {
+    const auto half = [&](auto d, auto s) { a.vcvttpd2qq(d, s); };
+    return {in_place(x.lo, half, true), in_place(x.hi, half, true)};
+  }
+  // A double that is not NaN or infinite, or 0.
+  F finite_or_zero(const F& x) {
+    const F s = in_register(x, true);
+    const M odd = fresh_mask();
+    F r = fresh();
+    a.vfpclasspd(k(odd), zmm(s), 0x99);  // NaN of both kinds, infinity of both signs
+    a.knotw(k(odd), k(odd));
+    a.k(k(odd)).z().vmovapd(zmm(r), zmm(s));
+    return r;
   }
   F over_count(const F& x) {
     F r = fresh();
@@ -345,6 +379,24 @@ class Avx512 : public X86 {
     a.vpslld(zmm(r), zmm(r), 16);
     return r;
   }
+  F load_f16(const Address& from) {
+    F r = fresh();
+    masked ? a.k(x86::k7).z().vcvtph2ps(zmm(r), from) : a.vcvtph2ps(zmm(r), from);
+    return r;
+  }
+  // int8, uint8, int16.
+  I load_small(const Address& from, bytecode::Storage storage) {
+    F r = fresh();
+    if (masked) a.k(x86::k7).z();
+    if (storage == bytecode::Storage::kI8) {
+      a.vpmovsxbd(zmm(r), from);
+    } else if (storage == bytecode::Storage::kU8) {
+      a.vpmovzxbd(zmm(r), from);
+    } else {
+      a.vpmovsxwd(zmm(r), from);
+    }
+    return r;
+  }
   Pair load64(const Address& from) {
     Pair r{fresh(), fresh()};
     const auto second = from.cloneAdjusted(64);
@@ -377,6 +429,19 @@ class Avx512 : public X86 {
     from.setSize(2);
     a.movzx(kTemp.r32(), from);
     a.shl(kTemp.r32(), 16);
+    a.vpbroadcastd(zmm(r), kTemp.r32());
+    return r;
+  }
+  F splat_f16(Address from) {
+    F r = fresh();
+    from.setSize(2);
+    a.vpbroadcastw(ymm(r), from);
+    a.vcvtph2ps(zmm(r), ymm(r));
+    return r;
+  }
+  I splat_small(const Address& from, bytecode::Storage storage) {
+    F r = fresh();
+    general_small(from, storage);
     a.vpbroadcastd(zmm(r), kTemp.r32());
     return r;
   }
@@ -424,6 +489,21 @@ class Avx512 : public X86 {
     const F s = in_register(x);
     masked ? a.k(x86::k7).vpmovdw(to, zmm(s)) : a.vpmovdw(to, zmm(s));
   }
+  // The low bytes of the lanes.
+  void store8(const Address& to, const I& x) {
+    const F s = in_register(x);
+    masked ? a.k(x86::k7).vpmovdb(to, zmm(s)) : a.vpmovdb(to, zmm(s));
+  }
+  // Bits of float16 in the lower half of a register, and floats of them.
+  I to_f16(const F& x) {
+    return in_place(x, [&](auto d, auto s) { a.vcvtps2ph(d.ymm(), s, 0); });
+  }
+  F from_f16(const I& x) {
+    return in_place(x, [&](auto d, auto s) { a.vcvtph2ps(d, s.ymm()); });
+  }
+  void store_f16(const Address& to, const I& bits) {
+    masked ? a.k(x86::k7).vmovdqu16(to, ymm(bits)) : a.vmovdqu16(to, ymm(bits));
+  }
   void store64(const Address& to, const Pair& x) {
     const F lo = in_register(x.lo, true);
     const F hi = in_register(x.hi, true);
@@ -445,6 +525,7 @@ class Avx512 : public X86 {
   // The first lane.
   void put32(const Address& to, const F& x) { a.vmovss(to, xmm(in_register(x))); }
   void put16(const Address& to, const I& x) { a.vpextrw(to, xmm(in_register(x)), 0); }
+  void put8(const Address& to, const I& x) { a.vpextrb(to, xmm(in_register(x)), 0); }
   void put64(const Address& to, const Pair& x) { a.vmovq(to, xmm(in_register(x.lo, true))); }
   void put_b8(const Address& to, const M& m) {
     a.vpextrb(to, xmm(bytes_of(m)), 0);
@@ -562,8 +643,8 @@ class Avx512 : public X86 {
   }
   // Of instructions that read registers only.
   template <class Emit>
-  F in_place(const F& x, Emit emit) {
-    const F s = in_register(x);
+  F in_place(const F& x, Emit emit, bool wide = false) {
+    const F s = in_register(x, wide);
     F r = fresh();
     emit(zmm(r), zmm(s));
     return r;
@@ -589,6 +670,16 @@ class Avx512 : public X86 {
     const F s = in_register(x);
     M r = fresh_mask();
     source(y, [&](const auto& t) { a.vpcmpd(k(r), zmm(s), t, predicate); });
+    return r;
+  }
+  M compare64(const Pair& x, const Pair& y, int predicate) {
+    const F lo = in_register(x.lo, true);
+    const F hi = in_register(x.hi, true);
+    M r = fresh_mask();
+    M upper = fresh_mask();
+    source(y.lo, [&](const auto& t) { a.vcmppd(k(r), zmm(lo), t, predicate); }, true);
+    source(y.hi, [&](const auto& t) { a.vcmppd(k(upper), zmm(hi), t, predicate); }, true);
+    a.kunpckbw(k(r), k(upper), k(r));
     return r;
   }
   M test64(const Pair& x, const Pair& y, int predicate) {

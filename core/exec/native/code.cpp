@@ -66,7 +66,7 @@ bool available(Target target) {
     case Target::kNone:
       return true;
     case Target::kAvx2:
-      return memory && features.hasAVX2() && features.hasFMA();
+      return memory && features.hasAVX2() && features.hasFMA() && features.hasF16C();
     case Target::kAvx512:
       return memory && features.hasAVX512_F() && features.hasAVX512_DQ() &&
              features.hasAVX512_BW() && features.hasAVX512_VL() && features.hasBMI2();

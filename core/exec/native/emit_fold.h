@@ -12,15 +12,21 @@ inline bool sums_doubles(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::sum_f32 || op == Op::mean_f32 || op == Op::prod_f32;
 }
+// Two registers a lane half: the sum, and what its rounding lost.
+inline bool compensated(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::sum_f64 || op == Op::mean_f64;
+}
 inline bool is_arg(bytecode::Op op) {
   using bytecode::Op;
-  return op == Op::argmax_f32 || op == Op::argmin_f32 || op == Op::argmax_i32 ||
+  return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 || op == Op::argmin_f32 || op == Op::argmax_i32 ||
          op == Op::argmin_i32 || op == Op::argmax_i64 || op == Op::argmin_i64;
 }
 inline bool wants_largest(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::max_f32 || op == Op::max_i32 || op == Op::max_i64 || op == Op::argmax_f32 ||
-         op == Op::argmax_i32 || op == Op::argmax_i64;
+         op == Op::argmax_i32 || op == Op::argmax_i64 || op == Op::max_f64 ||
+         op == Op::argmax_f64;
 }
 
 // The value that changes nothing; of sums and products of floats, a double.
@@ -31,7 +37,10 @@ typename T::F Emitter<T>::neutral(Op op) {
     case Op::sum_f32:
     case Op::mean_f32:
     case Op::sum_i64:
+    case Op::sum_f64:
+    case Op::mean_f64:
       return t_.i64(0);
+    case Op::prod_f64:
     case Op::prod_f32:
       return t_.i64(std::bit_cast<std::int64_t>(1.0));
     case Op::prod_i64:
@@ -41,6 +50,11 @@ typename T::F Emitter<T>::neutral(Op op) {
     case Op::argmax_f32:
     case Op::argmin_f32:
       return t_.f32(largest ? -HUGE_VALF : HUGE_VALF);
+    case Op::max_f64:
+    case Op::min_f64:
+    case Op::argmax_f64:
+    case Op::argmin_f64:
+      return t_.i64(std::bit_cast<std::int64_t>(largest ? -HUGE_VAL : HUGE_VAL));
     case Op::max_i32:
     case Op::min_i32:
     case Op::argmax_i32:
@@ -62,12 +76,14 @@ void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
     acc.mask = t_.all_lanes(op == Op::all_b8);
     return;
   }
-  const bool wide = type == bytecode::RegType::kI64 || sums_doubles(op);
+  const bool wide =
+      type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 || sums_doubles(op);
   acc.lo = t_.own(neutral(op), wide);
   if (wide) acc.hi = t_.own(neutral(op), wide);
-  if (is_arg(op)) {
-    acc.index_lo = t_.own(t_.i64(INT64_MAX), true);
-    acc.index_hi = t_.own(t_.i64(INT64_MAX), true);
+  if (is_arg(op) || compensated(op)) {
+    const F first = t_.i64(compensated(op) ? 0 : INT64_MAX);
+    acc.index_lo = t_.own(first, true);
+    acc.index_hi = t_.own(first, true);
   }
 }
 
@@ -99,6 +115,17 @@ typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator&
       const M tie = t_.mand(t_.ieq(acc.lo, x.lo), earlier);
       return t_.mor(tie, op == Op::argmax_i32 ? t_.ilt(acc.lo, x.lo) : t_.ilt(x.lo, acc.lo));
     }
+    case Op::argmax_f64:
+    case Op::argmin_f64: {
+      const Pair best{acc.lo, acc.hi};
+      const Pair value{x.lo, x.hi};
+      M r = t_.mand(t_.eq_pd(best, value), earlier);
+      r = t_.mor(r, op == Op::argmax_f64 ? t_.lt_pd(best, value) : t_.lt_pd(value, best));
+      M first_nan = t_.mnot(t_.unordered_pd(best, best));
+      first_nan = t_.mor(first_nan, earlier);
+      first_nan = t_.mand(first_nan, t_.unordered_pd(value, value));
+      return t_.mor(first_nan, r);
+    }
     default: {
       const Pair best{acc.lo, acc.hi};
       const Pair value{x.lo, x.hi};
@@ -106,6 +133,18 @@ typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator&
       return t_.mor(tie, op == Op::argmax_i64 ? t_.lt64(best, value) : t_.lt64(value, best));
     }
   }
+}
+
+// sum + lost = sum + lost + x + rest. Source: D. E. Knuth, "The art of computer programming", vol. 2,
+// 4.2.2, theorem B. What is not finite loses nothing, lest infinities become NaN.
+template <class T>
+void Emitter<T>::add_exactly(F& sum, F& lost, const F& x, const F& rest) {
+  const F total = t_.addpd(sum, x);
+  const F added = t_.subpd(total, sum);
+  const F error = t_.addpd(t_.subpd(sum, t_.subpd(total, added)), t_.subpd(x, added));
+  t_.set(lost, t_.addpd(lost, t_.finite_or_zero(error)));
+  if (!rest.empty()) t_.set(lost, t_.addpd(lost, rest));
+  t_.set(sum, total);
 }
 
 // acc = acc op x, lane by lane; sums of floats are of doubles.
@@ -122,7 +161,18 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
       t_.add_double_to(acc.hi, x.hi);
       return;
     case Op::prod_f32:
+    case Op::prod_f64:
       return both([&](const F& s, const F& t) { return t_.mulpd(s, t); });
+    case Op::sum_f64:
+    case Op::mean_f64:
+      add_exactly(acc.lo, acc.index_lo, x.lo, x.index_lo);
+      return add_exactly(acc.hi, acc.index_hi, x.hi, x.index_hi);
+    case Op::max_f64:
+    case Op::min_f64: {
+      const Pair r = extremum64({x.lo, x.hi}, {acc.lo, acc.hi}, op == Op::max_f64);
+      t_.set(acc.lo, r.lo);
+      return t_.set(acc.hi, r.hi);
+    }
     case Op::sum_i64:
       return both([&](const F& s, const F& t) { return t_.add64(s, t); });
     case Op::max_f32:
@@ -218,11 +268,12 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
       Accumulator turned;
       turned.lo = wide ? t_.turned64(acc.lo, n) : t_.turned(acc.lo, n);
       if (wide) turned.hi = turned.lo;
-      if (is_arg(op)) turned.index_lo = turned.index_hi = t_.turned64(acc.index_lo, n);
+      if (!acc.index_lo.empty())
+        turned.index_lo = turned.index_hi = t_.turned64(acc.index_lo, n);
       combine(op, acc, turned);
     }
     if (wide) acc.lo = acc.hi = t_.first64(acc.lo);
-    if (is_arg(op)) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
+    if (!acc.index_lo.empty()) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
     return;
   }
   for (int n = T::kLanes / 2; n >= 1; n /= 2) {
@@ -244,6 +295,13 @@ void Emitter<T>::finish_folds(int begin, int end) {
       const bool mean = op(i) == Op::mean_f32;
       r.lo = t_.from_double(mean ? Pair{t_.over_count(acc.lo), t_.over_count(acc.hi)}
                                  : Pair{acc.lo, acc.hi});
+    } else if (compensated(op(i))) {
+      r.lo = t_.addpd(acc.lo, acc.index_lo);
+      r.hi = t_.addpd(acc.hi, acc.index_hi);
+      if (op(i) == Op::mean_f64) {
+        r.lo = t_.over_count(r.lo);
+        r.hi = t_.over_count(r.hi);
+      }
     } else if (is_arg(op(i))) {
       r.lo = acc.index_lo;
       r.hi = acc.index_hi;

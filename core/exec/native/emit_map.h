@@ -13,7 +13,7 @@ template <class T>
 void Emitter<T>::map(const Instr& instr) {
   Value<T> r;
   if (!map_f32(instr, r) && !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) &&
-      !map_b8(instr, r)) {
+      !map_f64(instr, r) && !map_b8(instr, r)) {
     call_map(instr, r);
   }
   value(instr.dst) = std::move(r);
@@ -74,6 +74,7 @@ bool Emitter<T>::map_f32(const Instr& instr, Value<T>& r) {
     case Op::gelu_f32: r.lo = math::gelu(t_, x()); break;
     case Op::gelu_tanh_f32: r.lo = math::gelu_tanh(t_, x()); break;
     case Op::round_bf16: r.lo = rounded_bf16(x()); break;
+    case Op::round_f16: r.lo = t_.from_f16(t_.to_f16(x())); break;
     case Op::isnan_f32: r.mask = t_.unordered(x(), x()); break;
     case Op::isinf_f32: r.mask = t_.eq(math::abs(t_, x()), t_.f32(HUGE_VALF)); break;
     case Op::isfinite_f32: r.mask = t_.lt(math::abs(t_, x()), t_.f32(HUGE_VALF)); break;
@@ -97,6 +98,9 @@ bool Emitter<T>::map_i32(const Instr& instr, Value<T>& r) {
     case Op::floor_div_i32:
     case Op::remainder_i32:
     case Op::fmod_i32: r.lo = divided(static_cast<Op>(instr.op), x(), y()); break;
+    case Op::wrap_i8: r.lo = t_.template isar<24>(t_.template ishl<24>(x())); break;
+    case Op::wrap_u8: r.lo = t_.iand(x(), t_.i32(0xff)); break;
+    case Op::wrap_i16: r.lo = t_.template isar<16>(t_.template ishl<16>(x())); break;
     case Op::add_i32: r.lo = t_.iadd(x(), y()); break;
     case Op::sub_i32: r.lo = t_.isub(x(), y()); break;
     case Op::mul_i32: r.lo = t_.imul(x(), y()); break;
@@ -195,6 +199,86 @@ bool Emitter<T>::map_i64(const Instr& instr, Value<T>& r) {
   // clang-format on
 }
 
+// NaN if either is NaN.
+template <class T>
+typename T::Pair Emitter<T>::extremum64(const Pair& x, const Pair& y, bool largest) {
+  const Pair r = largest ? Pair{t_.maxpd(x.lo, y.lo), t_.maxpd(x.hi, y.hi)}
+                         : Pair{t_.minpd(x.lo, y.lo), t_.minpd(x.hi, y.hi)};
+  return t_.select64(t_.unordered_pd(x, x), x, r);  // r is y where either is NaN
+}
+
+template <class T>
+bool Emitter<T>::map_f64(const Instr& instr, Value<T>& r) {
+  const auto x = [&] { return pair(instr.a); };
+  const auto y = [&] { return pair(instr.b); };
+  const auto set = [&](const Pair& p) {
+    r.lo = p.lo;
+    r.hi = p.hi;
+    return true;
+  };
+  const auto each = [&](auto half) {
+    const Pair s = x();
+    const Pair t = y();
+    return set({half(s.lo, t.lo), half(s.hi, t.hi)});
+  };
+  const auto one = [&](auto half) {
+    const Pair s = x();
+    return set({half(s.lo), half(s.hi)});
+  };
+  const auto both = [&](double c) {
+    const F f = t_.i64(std::bit_cast<std::int64_t>(c));
+    return Pair{f, f};
+  };
+  const F sign = t_.i64(INT64_MIN);
+  const F rest = t_.i64(INT64_MAX);
+  const auto magnitude = [&] {
+    const Pair s = x();
+    return Pair{t_.and64(s.lo, rest), t_.and64(s.hi, rest)};
+  };
+  // clang-format off
+  switch (static_cast<Op>(instr.op)) {
+    case Op::add_f64: return each([&](const F& s, const F& t) { return t_.addpd(s, t); });
+    case Op::sub_f64: return each([&](const F& s, const F& t) { return t_.subpd(s, t); });
+    case Op::mul_f64: return each([&](const F& s, const F& t) { return t_.mulpd(s, t); });
+    case Op::div_f64: return each([&](const F& s, const F& t) { return t_.divpd(s, t); });
+    case Op::maximum_f64: return set(extremum64(x(), y(), true));
+    case Op::minimum_f64: return set(extremum64(x(), y(), false));
+    case Op::abs_f64: return set(magnitude());
+    case Op::neg_f64: return one([&](const F& s) { return t_.xor64(s, sign); });
+    case Op::sqrt_f64: return one([&](const F& s) { return t_.sqrtpd(s); });
+    case Op::reciprocal_f64: return one([&](const F& s) { return t_.divpd(both(1.0).lo, s); });
+    case Op::rsqrt_f64: return one([&](const F& s) { return t_.divpd(both(1.0).lo, t_.sqrtpd(s)); });
+    case Op::round_f64: return one([&](const F& s) { return t_.roundpd(s, 8); });
+    case Op::floor_f64: return one([&](const F& s) { return t_.roundpd(s, 9); });
+    case Op::ceil_f64: return one([&](const F& s) { return t_.roundpd(s, 10); });
+    case Op::trunc_f64: return one([&](const F& s) { return t_.roundpd(s, 11); });
+    case Op::isnan_f64: r.mask = t_.unordered_pd(x(), x()); return true;
+    case Op::isinf_f64: r.mask = t_.eq_pd(magnitude(), both(HUGE_VAL)); return true;
+    case Op::isfinite_f64: r.mask = t_.lt_pd(magnitude(), both(HUGE_VAL)); return true;
+    case Op::eq_f64: r.mask = t_.eq_pd(x(), y()); return true;
+    case Op::ne_f64: r.mask = t_.mnot(t_.eq_pd(x(), y())); return true;
+    case Op::lt_f64: r.mask = t_.lt_pd(x(), y()); return true;
+    case Op::le_f64: r.mask = t_.le_pd(x(), y()); return true;
+    case Op::gt_f64: r.mask = t_.lt_pd(y(), x()); return true;
+    case Op::ge_f64: r.mask = t_.le_pd(y(), x()); return true;
+    case Op::select_f64: return set(t_.select64(mask(instr.a), pair(instr.b), pair(instr.c)));
+    case Op::cast_f32_f64: return set(t_.to_double(vector(instr.a)));
+    case Op::cast_f64_f32: r.lo = t_.from_double(x()); return true;
+    case Op::cast_i32_f64: return set(t_.i32_to_double(vector(instr.a)));
+    case Op::cast_f64_i32: r.lo = t_.double_to_i32(x()); return true;
+    case Op::cast_f64_b8: r.mask = t_.mnot(t_.eq_pd(x(), both(0.0))); return true;
+    case Op::cast_b8_f64: return set(t_.select64(mask(instr.a), both(1.0), both(0.0)));
+    case Op::cast_i64_f64:
+      if constexpr (T::kConverts64) return set(t_.i64_to_double(x()));
+      return false;
+    case Op::cast_f64_i64:
+      if constexpr (T::kConverts64) return set(t_.double_to_i64(x()));
+      return false;
+    default: return false;
+  }
+  // clang-format on
+}
+
 template <class T>
 bool Emitter<T>::map_b8(const Instr& instr, Value<T>& r) {
   const auto x = [&]() -> const M& { return mask(instr.a); };
@@ -261,6 +345,7 @@ void Emitter<T>::argue(int i, int reg, bytecode::RegType type) {
     case bytecode::RegType::kI32:
       return t_.argue(i, vector(reg));
     case bytecode::RegType::kI64:
+    case bytecode::RegType::kF64:
       return t_.argue(i, pair(reg));
     case bytecode::RegType::kB8:
       return t_.argue(i, mask(reg));
@@ -274,7 +359,8 @@ Value<T> Emitter<T>::result(bytecode::RegType type) {
     case bytecode::RegType::kF32:
     case bytecode::RegType::kI32:
       return {t_.result32(), {}, {}};
-    case bytecode::RegType::kI64: {
+    case bytecode::RegType::kI64:
+    case bytecode::RegType::kF64: {
       const Pair r = t_.result64();
       return {r.lo, r.hi, {}};
     }

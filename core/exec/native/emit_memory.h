@@ -7,16 +7,22 @@ namespace tilevm::exec::native {
 
 // One element for all lanes.
 template <class T>
-Value<T> Emitter<T>::splat(bytecode::Storage storage, typename T::Address from) {
+Value<T> Emitter<T>::splat(const Instr& instr, typename T::Address from) {
   using bytecode::Storage;
-  switch (storage) {
+  if (static_cast<Op>(instr.op) == Op::load_f64_f32) return {t_.splat_f64_as_f32(from), {}, {}};
+  switch (info(instr).storage) {
     case Storage::kF32:
     case Storage::kI32:
       return {t_.splat32(from), {}, {}};
     case Storage::kBF16:
       return {t_.splat_bf16(from), {}, {}};
+    case Storage::kF16:
+      return {t_.splat_f16(from), {}, {}};
+    case Storage::kI8:
+    case Storage::kU8:
+    case Storage::kI16:
+      return {t_.splat_small(from, info(instr).storage), {}, {}};
     case Storage::kF64:
-      return {t_.splat_f64_as_f32(from), {}, {}};
     case Storage::kI64: {
       const Pair r = t_.splat64(from);
       return {r.lo, r.hi, {}};
@@ -24,41 +30,48 @@ Value<T> Emitter<T>::splat(bytecode::Storage storage, typename T::Address from) 
     case Storage::kB8:
       return {{}, {}, t_.splat_b8(from)};
   }
-  throw Unsupported{"loads of this type"};
+  throw Unsupported{std::string(info(instr).name)};
 }
 
 template <class T>
-Value<T> Emitter<T>::vector(bytecode::Storage storage, typename T::Address from) {
+Value<T> Emitter<T>::vector(const Instr& instr, typename T::Address from) {
   using bytecode::Storage;
-  switch (storage) {
+  if (static_cast<Op>(instr.op) == Op::load_f64_f32) {
+    return {t_.from_double(t_.load64(from)), {}, {}};
+  }
+  switch (info(instr).storage) {
     case Storage::kF32:
     case Storage::kI32:
       return {t_.load32(from), {}, {}};
     case Storage::kBF16:
       return {t_.load_bf16(from), {}, {}};
+    case Storage::kF16:
+      return {t_.load_f16(from), {}, {}};
+    case Storage::kI8:
+    case Storage::kU8:
+    case Storage::kI16:
+      return {t_.load_small(from, info(instr).storage), {}, {}};
+    case Storage::kF64:
     case Storage::kI64: {
       const Pair r = t_.load64(from);
       return {r.lo, r.hi, {}};
     }
     case Storage::kB8:
       return {{}, {}, t_.load_b8(from)};
-    case Storage::kF64:
-      break;
   }
-  throw Unsupported{"vectors of float64"};
+  throw Unsupported{std::string(info(instr).name)};
 }
 
 template <class T>
 void Emitter<T>::load(const Instr& instr) {
   const bool over_x = this->over_x(p_.operands[instr.mem].cls);
-  const auto storage = info(instr).storage;
-  const int bytes = bytecode::storage_bytes(storage);
+  const int bytes = bytecode::storage_bytes(info(instr).storage);
   // A column is left for the next one after a few rows: the processor does not foresee that.
   const bool down = p_.header->fold == bytecode::Fold::kRows && over_x &&
                     over_y(p_.operands[instr.mem].cls) && copy_ * T::kLanes * bytes % 64 == 0;
   if (down) t_.fetch_ahead(instr.mem, bytes, copy_);
   const auto from = t_.address(instr.mem, over_x, bytes, copy_);
-  value(instr.dst) = over_x ? vector(storage, from) : splat(storage, from);
+  value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);
 }
 
 template <class T>
@@ -78,14 +91,26 @@ void Emitter<T>::store(const Instr& instr) {
       const F bits = t_.template ishr<16>(rounded_bf16(vector(instr.a)));
       return over_x ? t_.store16(to(), bits) : t_.put16(to(), bits);
     }
+    case Storage::kF16: {
+      const F bits = t_.to_f16(vector(instr.a));
+      return over_x ? t_.store_f16(to(), bits) : t_.put16(to(), bits);
+    }
+    case Storage::kI16: {
+      const F bits = t_.iand(vector(instr.a), t_.i32(0xffff));
+      return over_x ? t_.store16(to(), bits) : t_.put16(to(), bits);
+    }
+    case Storage::kI8:
+    case Storage::kU8: {
+      const F bits = t_.iand(vector(instr.a), t_.i32(0xff));
+      return over_x ? t_.store8(to(), bits) : t_.put8(to(), bits);
+    }
+    case Storage::kF64:
     case Storage::kI64:
       return over_x ? t_.store64(to(), pair(instr.a)) : t_.put64(to(), pair(instr.a));
     case Storage::kB8:
       return over_x ? t_.store_b8(to(), mask(instr.a)) : t_.put_b8(to(), mask(instr.a));
-    case Storage::kF64:
-      break;
   }
-  throw Unsupported{"stores of float64"};
+  throw Unsupported{std::string(info(instr).name)};
 }
 
 // Nearest bfloat16, ties to even, as float32 bits; NaN becomes the quiet NaN.
@@ -100,17 +125,16 @@ typename T::F Emitter<T>::rounded_bf16(const F& given) {
 
 template <class T>
 void Emitter<T>::gather(const Instr& instr) {
-  const auto storage = info(instr).storage;
   const bool over_x = this->over_x(p_.operands[instr.mem].cls);
-  const int bytes = bytecode::storage_bytes(storage);
+  const int bytes = bytecode::storage_bytes(info(instr).storage);
   if (!this->over_x(instr.cls_a()) && (!over_x || p_.operands[instr.mem].contiguous != 0)) {
     t_.to_general(pair(instr.a));
     const auto from = t_.gathered(instr.mem, over_x, bytes, copy_);
-    value(instr.dst) = over_x ? vector(storage, from) : splat(storage, from);
+    value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);
     return;
   }
   t_.argue(0, pair(instr.a));
-  t_.argue_gather(instr.mem, copy_, static_cast<int>(storage));
+  t_.argue_gather(instr.mem, copy_, instr.op);
   t_.call_gather();
   t_.fail_if_false(Status::kIndexOutOfRange);
   value(instr.dst) = result(info(instr).fields[0].type);
@@ -143,6 +167,9 @@ void Emitter<T>::constant(const Instr& instr) {
       r.lo = t_.i32(static_cast<std::int32_t>(instr.imm));
       return;
     case Op::const_i64:
+      r.lo = r.hi = t_.i64(static_cast<std::int64_t>(instr.imm));
+      return;
+    case Op::const_f64:
       r.lo = r.hi = t_.i64(static_cast<std::int64_t>(instr.imm));
       return;
     case Op::const_b8:

@@ -93,7 +93,8 @@ class Emitter final : private Owner {
     int next;  // of the same register, in uses_; -1 if it is the last
   };
   struct Accumulator {
-    F lo, hi, index_lo, index_hi;
+    F lo, hi;
+    F index_lo, index_hi;  // of a sum of float64: what rounding lost
     M mask;
   };
   // A value whose register was given up.
@@ -462,22 +463,25 @@ class Emitter final : private Owner {
   bool map_f32(const Instr& instr, Value<T>& r);
   bool map_i32(const Instr& instr, Value<T>& r);
   bool map_i64(const Instr& instr, Value<T>& r);
+  bool map_f64(const Instr& instr, Value<T>& r);
   bool map_b8(const Instr& instr, Value<T>& r);
   bool map_mixed(const Instr& instr, Value<T>& r);
   F divided(Op op, const F& x, const F& y);
   void call_map(const Instr& instr, Value<T>& r);
   void argue(int i, int reg, bytecode::RegType type);
   Value<T> result(bytecode::RegType type);
-  Value<T> splat(bytecode::Storage storage, typename T::Address from);
-  Value<T> vector(bytecode::Storage storage, typename T::Address from);
+  Value<T> splat(const Instr& instr, typename T::Address from);
+  Value<T> vector(const Instr& instr, typename T::Address from);
   F rounded_bf16(const F& x);
   F extremum(const F& x, const F& y, bool largest);
+  Pair extremum64(const Pair& x, const Pair& y, bool largest);
 
   void start_folds(int begin, int end);
   F neutral(Op op);
   void start(Op op, bytecode::RegType type, Accumulator& acc);
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
+  void add_exactly(F& sum, F& lost, const F& x, const F& rest);
   M wins(Op op, const Accumulator& acc, const Accumulator& x);
   void join_copies(int begin, int end, int copies);
   void finish_folds(int begin, int end);

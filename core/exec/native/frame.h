@@ -23,7 +23,7 @@ struct alignas(64) Argument {
 struct GatherCall {
   const std::byte* base;
   std::int64_t x_stride, stride, size;
-  std::int64_t storage;
+  std::int64_t instruction;
 };
 
 struct alignas(64) Frame {

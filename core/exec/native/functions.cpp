@@ -33,8 +33,8 @@ bool each(void* dst, const void* a, const void* b, const void*, std::int64_t n) 
 bool gather(void* dst, const void* index, const void* call, const void*, std::int64_t n) {
   const auto& at = *static_cast<const GatherCall*>(call);
   const interp::Grid from = {const_cast<std::byte*>(at.base), 1, n, 0, at.x_stride};
-  const auto& memory = interp::tables().memory.storage[at.storage];
-  return memory.gather(dst, from, {index, 0, 1}, at.stride, at.size);
+  const auto& access = interp::tables().access[static_cast<std::size_t>(at.instruction)];
+  return access.gather(dst, from, {index, 0, 1}, at.stride, at.size);
 }
 
 std::array<const void*, kFunctions> fill() {

@@ -115,7 +115,7 @@ class X86 {
     }
   }
   // The second argument of a gather that is called.
-  void argue_gather(int mem, int copy, int storage) {
+  void argue_gather(int mem, int copy, int instruction) {
     const auto to = [](std::size_t offset) {
       auto address = argument(1).cloneAdjusted(static_cast<std::int64_t>(offset));
       address.setSize(8);
@@ -130,7 +130,12 @@ class X86 {
     copied(offsetof(Frame, x_stride), offsetof(GatherCall, x_stride));
     copied(offsetof(Frame, gather_stride), offsetof(GatherCall, stride));
     copied(offsetof(Frame, gather_size), offsetof(GatherCall, size));
-    a.mov(to(offsetof(GatherCall, storage)), storage);
+    a.mov(to(offsetof(GatherCall, instruction)), instruction);
+  }
+  // kTemp = a small integer.
+  void general_small(Address from, bytecode::Storage storage) {
+    from.setSize(storage == bytecode::Storage::kI16 ? 2 : 1);
+    storage == bytecode::Storage::kU8 ? a.movzx(kTemp.r32(), from) : a.movsx(kTemp.r32(), from);
   }
   void fetch_ahead(int mem, int bytes, int copy) {
     a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));

@@ -27,7 +27,7 @@ from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Tra
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
 from tilevm.ir.text import to_text
-from tilevm.ir.types import KERNEL_DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
+from tilevm.ir.types import DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
 from tilevm.stats import stats
@@ -198,8 +198,8 @@ class Kernel(runtime.Dispatch):
     def _array(self, name: str, value: Any, arrays: Arrays) -> Argument:
         arrays.check(value, name, self._line)
         dtype = arrays.dtype(value)
-        if dtype not in KERNEL_DTYPES:
-            remedy = f"Kernels take {', '.join(KERNEL_DTYPES)}: convert {name} before the call."
+        if dtype not in DTYPES:
+            remedy = f"Kernels take {', '.join(DTYPES)}: convert {name} before the call."
             raise DTypeError(
                 describe(
                     f"parameter {name} is {dtype}{list(value.shape)}",

@@ -18,7 +18,7 @@ from tilevm.frontends.torch_memory import Mutations, Refused, functional, view_o
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_views import ROWS
-from tilevm.ir.types import KERNEL_DTYPES
+from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
 
 MAX_RANK = 8
@@ -119,10 +119,7 @@ class Imported:
 def short_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32; `opaque` for what kernels and views do not know."""
     name = str(dtype)[6:]
-    return name if name in _DTYPES else "opaque"
-
-
-_DTYPES = {*KERNEL_DTYPES, "float64", "float16", "int16", "int8", "uint8"}
+    return name if name in DTYPES else "opaque"
 
 
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -366,7 +363,7 @@ class Importer:
                     BY_DESIGN.get(target._schema.name[6:], "not in the table of operators")
                 )
             for tensor in _tensors([arguments, value]):
-                if short_name(tensor.dtype) not in KERNEL_DTYPES:
+                if short_name(tensor.dtype) == "opaque":
                     raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
             out = row(self, value, *arguments)
         except (Unsupported, Untranslatable, ShapeError, DTypeError) as reason:

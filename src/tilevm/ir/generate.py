@@ -84,7 +84,7 @@ CLASSES = {
     "COMPOSITE": "Composite",
     "CALL": "Outside",
 }
-FAMILIES = {"f": "float32, bfloat16", "i": "int32, int64", "b": "bool"}
+FAMILIES = {"f": "floats", "i": "integers", "b": "bool"}
 OPERANDS = "xyz"
 
 
@@ -314,7 +314,8 @@ def ops_docs(table: ModuleType) -> str:
     """The text of docs/ops.md."""
     parts = [
         "# Operators\n\nGenerated from `src/tilevm/ir/ops.py`: do not edit. Operands are `x`, `y`, "
-        "`z`. Kernels compute the dtypes named; a composite operator is computed by its "
+        "`z`. Kernels compute the dtypes named: floats are float32, float64, bfloat16 and float16, "
+        "integers int64, int32, int16, int8 and uint8. A composite operator is computed by its "
         "decomposition.\n"
     ]
     for cls, title in CLASSES.items():

@@ -61,8 +61,8 @@ class Op:
     """One row.
 
     `inputs` is the number of tensor operands (-1: any number, at least 1). `rule` names the typing
-    rule. `families` are the types for which an instruction `<instr>_<type>` exists: f (float32 and
-    bfloat16), i (int32 and int64), b (bool). `decomposition` is graph text over `x` (`y`, ...) and
+    rule. `families` are the types for which an instruction `<instr>_<type>` exists: f (floats), i
+    (integers), b (bool). `decomposition` is graph text over `x` (`y`, ...) and
     the parameters, see `ir/generate.py`; operators with one never reach the fuser.
     """
 

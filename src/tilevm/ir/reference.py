@@ -1,8 +1,9 @@
 """What a graph means: slow, obvious, and what every tier is tested against.
 
-Floats are computed in float64. A value is rounded to its node's dtype where it leaves the graph,
-where an operator is not continuous (it compares, rounds, takes the index of an extremum, or tests
-for zero), and by an explicit cast. Integers wrap. bfloat16 arrays are those of ml_dtypes.
+Floats are computed in float64, float64 in long double (80 bits on x86). A value is rounded to its
+node's dtype where it leaves the graph, where an operator is not continuous (it compares, rounds,
+takes the index of an extremum, or tests for zero), and by an explicit cast. Integers wrap. bfloat16
+arrays are those of ml_dtypes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tilevm.ir.ops import BY_NAME, Array, Kind
 from tilevm.ir.types import FLOATS, AnySize, Size, Type, numpy_dtype, size_value
 from tilevm.runtime import program as runtime
 
-# What happens to the operands, by typing rule. Both start from float64; rules in neither take
+# What happens to the operands, by typing rule. Both start from wide floats; rules in neither take
 # their operands as they are.
 _AS_RESULT = frozenset(  # converted to the result's dtype
     "same same_number same_integer float_unary promote promote_number promote_float "
@@ -76,7 +77,14 @@ def round_to(array: Any, dtype: str) -> Array:
 
 def _working(array: Any, dtype: str) -> Array:
     """`array` in the type that the evaluator computes `dtype` in; integers wrap."""
-    return np.asarray(array).astype(np.float64 if dtype in FLOATS else numpy_dtype(dtype))
+    return np.asarray(array).astype(working_dtype(dtype))
+
+
+def working_dtype(dtype: str) -> np.dtype[Any]:
+    """The type that the evaluator computes `dtype` in."""
+    if dtype == "float64":
+        return np.dtype(np.longdouble)
+    return np.dtype(np.float64) if dtype in FLOATS else numpy_dtype(dtype)
 
 
 def _promoted(x: Array, type_: Type, dtype: str) -> Array:
@@ -143,10 +151,16 @@ def _run(
 
 
 def _cast(x: Array, dtype: str) -> Array:
-    """Rounds to `dtype`; floats that it does not hold become its least, as on x86."""
+    """Rounds to `dtype`, by way of float32 to a low precision, as PyTorch.
+
+    Floats that int32 or int64 do not hold become its least, as on x86; smaller integers are the low
+    bits of int32.
+    """
     if x.dtype.kind not in "iub" and dtype not in FLOATS and dtype != "bool":
-        if dtype == "int32":
-            wide = np.trunc(x.astype(np.float64))
-            x = np.where((wide >= -(2**31)) & (wide < 2**31), wide, -(2**31))
-        x = x.astype(np.int64)
+        width = 63 if dtype == "int64" else 31
+        whole = np.trunc(x.astype(np.float64))
+        inside = (whole >= -(2.0**width)) & (whole < 2.0**width)
+        x = np.where(inside, np.where(inside, whole, 0).astype(np.int64), -(2**width))
+    if dtype in ("float16", "bfloat16"):
+        x = round_to(x, "float32")
     return round_to(x, dtype)

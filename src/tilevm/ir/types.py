@@ -14,7 +14,6 @@ from tilevm.runtime import program as runtime
 FLOATS = ("float32", "bfloat16", "float64", "float16")
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-KERNEL_DTYPES = ("float32", "bfloat16", "int64", "int32", "bool")  # the others are called out
 WEAK = {"float64": "float", "int64": "int", "bool": "bool"}  # Python numbers, by their dtype
 
 

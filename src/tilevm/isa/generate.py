@@ -1,4 +1,6 @@
-"""Writes what follows from the instruction table: `isa.gen.h` for the core, and `docs/isa.md`.
+"""Writes what follows from the instruction table: the core's headers, and `docs/isa.md`.
+
+`types.gen.h` has the types of registers and of memory, `isa.gen.h` the instructions.
 
     python src/tilevm/isa/generate.py --out DIR [--docs DIR]
 
@@ -100,13 +102,79 @@ def info_row(row: Instr) -> str:
     storage = constant(row.storage or "f32")
     return (
         f"    {{{quoted(row.name)}, InstrClass::k{row.cls.value.capitalize()}, {len(fields)}, "
-        f"{{{', '.join(fields)}}}, Storage::{storage},\n     {quoted(row.effect)}}},\n"
+        f"{{{', '.join(fields)}}}, Storage::{storage}, {row.cost},\n     {quoted(row.effect)}}},\n"
     )
 
 
 def constant_kind(kind: str) -> str:
     """`dst` -> `kDst`."""
     return f"k{kind.capitalize()}"
+
+
+def types_header(table: ModuleType) -> str:
+    """The text of types.gen.h."""
+    by_name = {s.name: s for s in table.STORAGE}
+    regs = "".join(
+        f'    {{"{t.value}", {by_name[t.value].bytes}, Storage::{constant(t.value)}}},\n'
+        for t in table.Type
+    )
+    storages = "".join(
+        f'    {{"{s.name}", {s.bytes}, RegType::{constant(s.reg.value)}}},\n' for s in table.STORAGE
+    )
+    return f"""// Generated from src/tilevm/isa/table.py by generate.py. Do not edit.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+namespace tilevm::bytecode {{
+
+enum class RegType : std::uint8_t {{ {", ".join(constant(t.value) for t in table.Type)} }};
+inline constexpr int kRegTypes = {len(table.Type)};
+
+enum class Storage : std::uint8_t {{ {", ".join(constant(s.name) for s in table.STORAGE)} }};
+inline constexpr int kStorages = {len(table.STORAGE)};
+
+struct RegTypeInfo {{
+  std::string_view name;
+  int bytes;
+  Storage storage;  // the same elements in memory
+}};
+inline constexpr RegTypeInfo kRegTypeInfo[] = {{
+{regs}}};
+
+struct StorageInfo {{
+  std::string_view name;
+  int bytes;
+  RegType reg;  // what it is loaded to and stored from
+}};
+inline constexpr StorageInfo kStorageInfo[] = {{
+{storages}}};
+
+}}  // namespace tilevm::bytecode
+"""
+
+
+def opcodes_of(table: ModuleType) -> str:
+    """Opcodes by type: loads, stores, gathers, what narrows, constants and casts."""
+
+    def op(name: str) -> str:
+        return f"Op::{identifier(name)}" if name in table.OPCODE else "Op::halt"
+
+    def array(name: str, size: str, ops: list[str]) -> str:
+        return f"inline constexpr Op {name}[{size}] = {{{', '.join(ops)}}};\n"
+
+    storages, types = [s.name for s in table.STORAGE], [t.value for t in table.Type]
+    loads = [array(f"k{c.capitalize()}Of", "kStorages", [op(f"{c}_{s}") for s in storages])
+             for c in ("load", "store", "gather")]  # fmt: skip
+    narrow = array("kNarrowOf", "kStorages", [op(s.narrow) for s in table.STORAGE])
+    consts = array("kConstOf", "kRegTypes", [op(f"const_{t}") for t in types])
+    casts = ",\n".join("    {" + ", ".join(op(f"cast_{a}_{b}") for b in types) + "}" for a in types)
+    return (
+        f"// By Storage.\n{''.join(loads)}// halt: every register of its type is such a value.\n"
+        f"{narrow}\n// By RegType; casts also by the result's. halt: none.\n{consts}"
+        f"inline constexpr Op kCastOf[kRegTypes][kRegTypes] = {{\n{casts}}};\n"
+    )
 
 
 def isa_header(table: ModuleType) -> str:
@@ -172,7 +240,8 @@ struct InstrInfo {{
   InstrClass cls;
   std::uint8_t n_fields;
   FieldInfo fields[4];
-  Storage storage;  // of a load, store, gather or iota
+  Storage storage;    // of a load, store, gather or iota
+  std::uint8_t cost;  // of a map: about how many additions it is worth
   std::string_view effect;
 }};
 
@@ -182,6 +251,7 @@ static_assert(sizeof(kIsa) / sizeof(kIsa[0]) == kOpCount);
 
 inline constexpr const InstrInfo& info(Op op) {{ return kIsa[static_cast<int>(op)]; }}
 
+{opcodes_of(table)}
 }}  // namespace tilevm::bytecode
 
 // Lists of instructions. Types are enumerators of RegType; a storage is one of Storage.
@@ -220,6 +290,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="folder of the generated pages")
     args = parser.parse_args()
     table = load_by_path("tilevm_isa_table", HERE / "table.py")
+    write_if_changed(args.out / "types.gen.h", types_header(table))
     write_if_changed(args.out / "isa.gen.h", isa_header(table))
     if args.docs is not None:
         write_if_changed(args.docs / "isa.md", isa_docs(table))

@@ -1,6 +1,6 @@
 """THE instruction table: every instruction of a kernel's bytecode, once.
 
-Opcodes, operand layout, verifier rules, assembler and disassembler, interpreter dispatch and
+Types, opcodes, operand layout, verifier rules, assembler and disassembler, interpreter dispatch and
 `docs/isa.md` are generated from these rows by `generate.py`. Opcode = position in `ISA`.
 
 **Model.** A kernel runs over blocks of `ny` rows by `nx` columns. A register holds one value for
@@ -12,8 +12,9 @@ instruction; an operand of a smaller class broadcasts. Registers are static sing
 every block of the reduced axes. A `fold` inside a pass accumulates over them; its result can be
 read after the `end`. In a kernel without reduced axes there are no passes.
 
-**Names.** `<action>_<type>`; conversions `cast_<from>_<to>`. Types: f32, i32, i64, b8 (a bool,
-0 or 1) in registers; in memory also bf16, and f64 for run-time scalars.
+**Names.** `<action>_<type>`; conversions `cast_<from>_<to>`. Types: f32, f64, i32, i64, b8 (a bool,
+0 or 1) in registers; in memory also bf16 and f16, which are f32 in registers, and i8, u8 and i16,
+which are i32. `round_<type>` and `wrap_<type>` make of any register value one of such a type.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ import numpy as np
 
 
 class Type(Enum):
-    """Type of a register's elements."""
+    """Type of a register's elements; numbered in this order."""
 
     F32 = "f32"
     I32 = "i32"
     I64 = "i64"
     B8 = "b8"
+    F64 = "f64"
 
 
 class Kind(Enum):
@@ -74,6 +76,7 @@ class Instr:
     `meaning` maps NumPy arrays (sources in order) to the destination; a fold's takes the
     values of one group. None where memory or control flow is the point.
     `storage` is the element type in memory of a load, store or gather.
+    `cost` is about how many additions a map is worth.
     """
 
     name: str
@@ -82,18 +85,52 @@ class Instr:
     effect: str
     meaning: Callable[..., Any] | None = None
     storage: str = ""
+    cost: int = 1
 
 
-F32, I32, I64, B8 = Type.F32, Type.I32, Type.I64, Type.B8
+@dataclass(frozen=True)
+class Storage:
+    """Type of elements in memory: size in bytes, and the register that loads and stores use.
+
+    `narrow` is the instruction that makes a register's values ones of this type, where a register
+    can hold others.
+    """
+
+    name: str
+    bytes: int
+    reg: Type
+    narrow: str = ""
+
+
+F32, I32, I64, B8, F64 = Type.F32, Type.I32, Type.I64, Type.B8, Type.F64
+FLOATS, INTEGERS = (F32, F64), (I32, I64)
+STORAGE = (  # numbered in this order
+    Storage("f32", 4, F32),
+    Storage("bf16", 2, F32, "round_bf16"),
+    Storage("f64", 8, F64),
+    Storage("i32", 4, I32),
+    Storage("i64", 8, I64),
+    Storage("b8", 1, B8),
+    Storage("f16", 2, F32, "round_f16"),
+    Storage("i8", 1, I32, "wrap_i8"),
+    Storage("u8", 1, I32, "wrap_u8"),
+    Storage("i16", 2, I32, "wrap_i16"),
+)
+_NUMPY = {F32: np.float32, F64: np.float64, I32: np.int32, I64: np.int64, B8: np.bool_}
 _SRC_NAMES = ("a", "b", "c")
 
 
 def _map(
-    name: str, dst: Type, srcs: tuple[Type, ...], effect: str, meaning: Callable[..., Any]
+    name: str,
+    dst: Type,
+    srcs: tuple[Type, ...],
+    effect: str,
+    meaning: Callable[..., Any],
+    cost: int = 1,
 ) -> Instr:
     fields = [Operand("dst", Kind.DST, dst)]
     fields += [Operand(n, Kind.SRC, t) for n, t in zip(_SRC_NAMES, srcs, strict=False)]
-    return Instr(name, Class.MAP, tuple(fields), effect, meaning)
+    return Instr(name, Class.MAP, tuple(fields), effect, meaning, cost=cost)
 
 
 def _fold(
@@ -111,12 +148,15 @@ def _quiet(fn: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _f32(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`fn` evaluated in float64 and rounded once."""
+_WIDE = {F32: np.float64, F64: np.longdouble}
+
+
+def _once(t: Type, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`fn` evaluated in a wider type and rounded once."""
 
     def run(*args: Any) -> Any:
         with np.errstate(all="ignore"):
-            return fn(*(np.asarray(a, np.float64) for a in args)).astype(np.float32)
+            return np.asarray(fn(*(np.asarray(a, _WIDE[t]) for a in args))).astype(_NUMPY[t])
 
     return run
 
@@ -128,6 +168,12 @@ def round_to_bf16(x: np.ndarray) -> np.ndarray:
         0xFFFF0000
     )
     return np.where(np.isnan(x), np.float32("nan"), rounded.view(np.float32))
+
+
+def round_to_f16(x: np.ndarray) -> np.ndarray:
+    """`x` (float32) rounded to the nearest float16, ties to even, as float32."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x, np.float32).astype(np.float16).astype(np.float32)
 
 
 def _erf(x: Any) -> Any:
@@ -174,39 +220,45 @@ def _shift(fn: Callable[..., Any], a: Any, b: Any, *, right: bool) -> Any:
 
 # Memory -----------------------------------------------------------------------------------------
 
-_STORAGE = (("f32", F32), ("bf16", F32), ("f64", F32), ("i32", I32), ("i64", I64), ("b8", B8))
-
-_LOADS = tuple(
+_LOADS = (
+    *(
+        Instr(
+            f"load_{s.name}",
+            Class.LOAD,
+            (Operand("dst", Kind.DST, s.reg), Operand("mem", Kind.MEM)),
+            f"dst = {s.name} elements of mem at this block",
+            storage=s.name,
+        )
+        for s in STORAGE
+    ),
     Instr(
-        f"load_{s}",
+        "load_f64_f32",
         Class.LOAD,
-        (Operand("dst", Kind.DST, t), Operand("mem", Kind.MEM)),
-        f"dst = {s} elements of mem at this block",
-        storage=s,
-    )
-    for s, t in _STORAGE
+        (Operand("dst", Kind.DST, F32), Operand("mem", Kind.MEM)),
+        "dst = f64 elements of mem at this block, rounded to f32; Python numbers among f32",
+        storage="f64",
+    ),
 )
 _STORES = tuple(
     Instr(
-        f"store_{s}",
+        f"store_{s.name}",
         Class.STORE,
-        (Operand("mem", Kind.MEM), Operand("a", Kind.SRC, t)),
-        f"mem at this block = a as {s}",
-        storage=s,
+        (Operand("mem", Kind.MEM), Operand("a", Kind.SRC, s.reg)),
+        f"mem at this block = a as {s.name}",
+        storage=s.name,
     )
-    for s, t in _STORAGE
-    if s != "f64"
+    for s in STORAGE
 )
 _GATHERS = tuple(
     Instr(
-        f"gather_{s}",
+        f"gather_{s.name}",
         Class.GATHER,
-        (Operand("dst", Kind.DST, t), Operand("mem", Kind.MEM), Operand("a", Kind.SRC, I64)),
-        f"dst = {s} elements of mem at index a on its gathered axis; out of range stops the launch",
-        storage=s,
+        (Operand("dst", Kind.DST, s.reg), Operand("mem", Kind.MEM), Operand("a", Kind.SRC, I64)),
+        f"dst = {s.name} elements of mem at index a on its gathered axis; "
+        "out of range stops the launch",
+        storage=s.name,
     )
-    for s, t in _STORAGE
-    if s != "f64"
+    for s in STORAGE
 )
 _IOTA = (
     Instr(
@@ -224,25 +276,32 @@ _CONSTS = tuple(
         (Operand("dst", Kind.DST, t), Operand("imm", Kind.IMM, t)),
         "dst = imm",
     )
-    for t in (F32, I32, I64, B8)
+    for t in Type
 )
 
 # Element by element -----------------------------------------------------------------------------
 
 # fmt: off
-_UNARY_F32: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_FUNCTION = 8  # cost of a function that is a polynomial, or a division by steps
+_UNARY_FLOAT: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("abs", "|a|", np.abs),
     ("neg", "-a", np.negative),
     ("sign", "-1, 0 or 1 by the sign of a; 0 if a is NaN", lambda a: np.where(a > 0, 1.0, np.where(a < 0, -1.0, 0.0))),
+    ("sqrt", "square root of a", np.sqrt),
+    ("rsqrt", "1 / sqrt(a)", lambda a: 1.0 / np.sqrt(a)),
+    ("reciprocal", "1 / a", lambda a: 1.0 / a),
+    ("floor", "floor of a", np.floor),
+    ("ceil", "ceiling of a", np.ceil),
+    ("round", "a to the nearest integer, ties to even", np.rint),
+    ("trunc", "a towards zero", np.trunc),
+)
+_UNARY_FUNCTION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("exp", "e^a", np.exp),
     ("exp2", "2^a", np.exp2),
     ("expm1", "e^a - 1", np.expm1),
     ("log", "natural logarithm of a", np.log),
     ("log2", "binary logarithm of a", np.log2),
     ("log1p", "log(1 + a)", np.log1p),
-    ("sqrt", "square root of a", np.sqrt),
-    ("rsqrt", "1 / sqrt(a)", lambda a: 1.0 / np.sqrt(a)),
-    ("reciprocal", "1 / a", lambda a: 1.0 / a),
     ("sin", "sin(a)", np.sin),
     ("cos", "cos(a)", np.cos),
     ("tan", "tan(a)", np.tan),
@@ -252,20 +311,35 @@ _UNARY_F32: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("silu", "a * sigmoid(a)", lambda a: a * _sigmoid(a)),
     ("gelu", "a * normal distribution's cumulative function at a", _gelu),
     ("gelu_tanh", "gelu by its tanh form", _gelu_tanh),
-    ("floor", "floor of a", np.floor),
-    ("ceil", "ceiling of a", np.ceil),
-    ("round", "a to the nearest integer, ties to even", np.rint),
-    ("trunc", "a towards zero", np.trunc),
 )
+def _wrap(dtype: Any) -> Callable[..., Any]:
+    return lambda a: a.astype(dtype).astype(np.int32)
+
+
 _UNARY = (
-    *(_map(f"{n}_f32", F32, (F32,), f"dst = {e}", _f32(f)) for n, e, f in _UNARY_F32),
+    *(
+        _map(f"{n}_{t.value}", t, (t,), f"dst = {e}", _once(t, f), cost)
+        for t in FLOATS
+        for rows, cost in ((_UNARY_FLOAT, 1), (_UNARY_FUNCTION, _FUNCTION))
+        for n, e, f in rows
+    ),
     _map("round_bf16", F32, (F32,), "dst = a rounded to bfloat16, ties to even", round_to_bf16),
-    _map("isnan_f32", B8, (F32,), "dst = a is NaN", np.isnan),
-    _map("isinf_f32", B8, (F32,), "dst = a is an infinity", np.isinf),
-    _map("isfinite_f32", B8, (F32,), "dst = a is neither infinite nor NaN", np.isfinite),
+    _map("round_f16", F32, (F32,), "dst = a rounded to float16, ties to even", round_to_f16),
+    _map("wrap_i8", I32, (I32,), "dst = low 8 bits of a, with their sign", _wrap(np.int8)),
+    _map("wrap_u8", I32, (I32,), "dst = low 8 bits of a", _wrap(np.uint8)),
+    _map("wrap_i16", I32, (I32,), "dst = low 16 bits of a, with their sign", _wrap(np.int16)),
     *(
         row
-        for t in (I32, I64)
+        for t in FLOATS
+        for row in (
+            _map(f"isnan_{t.value}", B8, (t,), "dst = a is NaN", np.isnan),
+            _map(f"isinf_{t.value}", B8, (t,), "dst = a is an infinity", np.isinf),
+            _map(f"isfinite_{t.value}", B8, (t,), "dst = a is neither infinite nor NaN", np.isfinite),
+        )
+    ),
+    *(
+        row
+        for t in INTEGERS
         for row in (
             _map(f"abs_{t.value}", t, (t,), "dst = |a|, wrapping", _quiet(np.abs)),
             _map(f"neg_{t.value}", t, (t,), "dst = -a, wrapping", _quiet(np.negative)),
@@ -275,27 +349,35 @@ _UNARY = (
     ),
     _map("not_b8", B8, (B8,), "dst = not a", np.logical_not),
 )
-_CASTS = (
-    _map("cast_f32_i32", I32, (F32,), "dst = a towards zero; the lowest i32 if out of range", _quiet(lambda a: _truncated(a, np.int32, np.iinfo(np.int32)))),
-    _map("cast_f32_i64", I64, (F32,), "dst = a towards zero; the lowest i64 if out of range", _quiet(lambda a: _truncated(a, np.int64, np.iinfo(np.int64)))),
-    _map("cast_f32_b8", B8, (F32,), "dst = a is not 0", lambda a: a != 0),
-    _map("cast_i32_f32", F32, (I32,), "dst = a, rounded to even", lambda a: a.astype(np.float32)),
-    _map("cast_i32_i64", I64, (I32,), "dst = a", lambda a: a.astype(np.int64)),
-    _map("cast_i32_b8", B8, (I32,), "dst = a is not 0", lambda a: a != 0),
-    _map("cast_i64_f32", F32, (I64,), "dst = a, rounded to even", lambda a: a.astype(np.float32)),
-    _map("cast_i64_i32", I32, (I64,), "dst = low 32 bits of a", lambda a: a.astype(np.int32)),
-    _map("cast_i64_b8", B8, (I64,), "dst = a is not 0", lambda a: a != 0),
-    _map("cast_b8_f32", F32, (B8,), "dst = 1 if a else 0", lambda a: a.astype(np.float32)),
-    _map("cast_b8_i32", I32, (B8,), "dst = 1 if a else 0", lambda a: a.astype(np.int32)),
-    _map("cast_b8_i64", I64, (B8,), "dst = 1 if a else 0", lambda a: a.astype(np.int64)),
-)
-_BINARY_F32: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+
+
+def _cast(a: Type, b: Type) -> Instr:
+    """Conversions: of numbers to bool, of floats to integers, and the others."""
+    dtype = _NUMPY[b]
+    if b is B8:
+        effect, meaning = "dst = a is not 0", lambda x: x != 0
+    elif a in FLOATS and b in INTEGERS:
+        effect = f"dst = a towards zero; the lowest {b.value} if out of range"
+        meaning = _quiet(lambda x: _truncated(x, dtype, np.iinfo(dtype)))
+    else:
+        exact = {(I32, I64), (I32, F64), (F32, F64)}
+        effect = "dst = a" if (a, b) in exact else "dst = a, rounded to even"
+        if a is B8:
+            effect = "dst = 1 if a else 0"
+        elif (a, b) == (I64, I32):
+            effect = "dst = low 32 bits of a"
+        meaning = _quiet(lambda x: x.astype(dtype))
+    return _map(f"cast_{a.value}_{b.value}", b, (a,), effect, meaning)
+
+
+_CASTS = tuple(_cast(a, b) for a in Type for b in Type if a is not b)
+_BINARY_FLOAT: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("add", "a + b", np.add),
     ("sub", "a - b", np.subtract),
     ("mul", "a * b", np.multiply),
     ("div", "a / b", np.divide),
 )
-_BINARY_F32_ROUNDED: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+_BINARY_FUNCTION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("floor_div", "floor of a / b, as Python's //", np.floor_divide),
     ("remainder", "a modulo b, sign of b, as Python's %", np.remainder),
     ("fmod", "a modulo b, sign of a, as C's fmod", np.fmod),
@@ -330,17 +412,23 @@ _COMPARE: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("ge", "a >= b", np.greater_equal),
 )
 _BINARY = (
-    *(_map(f"{n}_f32", F32, (F32, F32), f"dst = {e}", _quiet(f)) for n, e, f in _BINARY_F32),
-    *(_map(f"{n}_f32", F32, (F32, F32), f"dst = {e}", _f32(f)) for n, e, f in _BINARY_F32_ROUNDED),
-    *(_map(f"{n}_f32", F32, (F32, F32), f"dst = {e}", _quiet(f)) for n, e, f in _MIN_MAX),
+    *(
+        row
+        for t in FLOATS
+        for row in (
+            *(_map(f"{n}_{t.value}", t, (t, t), f"dst = {e}", _quiet(f)) for n, e, f in _BINARY_FLOAT),
+            *(_map(f"{n}_{t.value}", t, (t, t), f"dst = {e}", _once(t, f), _FUNCTION) for n, e, f in _BINARY_FUNCTION),
+            *(_map(f"{n}_{t.value}", t, (t, t), f"dst = {e}", _quiet(f)) for n, e, f in _MIN_MAX),
+        )
+    ),
     *(
         _map(f"{n}_{t.value}", t, (t, t), f"dst = {e}", _quiet(f))
-        for t in (I32, I64)
+        for t in INTEGERS
         for n, e, f in _BINARY_INT
     ),
     *(
         _map(f"{n}_{t.value}", B8, (t, t), f"dst = {e}", f)
-        for t in (F32, I32, I64)
+        for t in (*FLOATS, *INTEGERS)
         for n, e, f in _COMPARE
     ),
     _map("and_b8", B8, (B8, B8), "dst = a and b", np.logical_and),
@@ -349,7 +437,7 @@ _BINARY = (
 )
 _SELECT = tuple(
     _map(f"select_{t.value}", t, (B8, t, t), "dst = b if a else c", np.where)
-    for t in (F32, I32, I64, B8)
+    for t in Type
 )
 # fmt: on
 
@@ -364,18 +452,25 @@ def _first(pick: Callable[[Any], Any], values: Any, index: Any) -> Any:
 
 
 # fmt: off
+_NUMBERS = (*FLOATS, *INTEGERS)
 _FOLDS = (
-    _fold("sum_f32", F32, (F32,), "dst = sum of a, accumulated more precisely than f32; 0 if empty", lambda a: np.sum(a, dtype=np.float64).astype(np.float32)),
-    _fold("mean_f32", F32, (F32,), "dst = sum of a over how many there are, rounded once; NaN if empty", _quiet(lambda a: np.float32(np.sum(a, dtype=np.float64) / np.float64(np.size(a))))),
+    *(
+        row
+        for t in FLOATS
+        for row in (
+            _fold(f"sum_{t.value}", t, (t,), f"dst = sum of a, accumulated more precisely than {t.value}; 0 if empty", _once(t, np.sum)),
+            _fold(f"mean_{t.value}", t, (t,), "dst = sum of a over how many there are, rounded once; NaN if empty", _once(t, lambda a: np.sum(a) / np.float64(np.size(a)))),
+            _fold(f"prod_{t.value}", t, (t,), "dst = product of a; 1 if empty", _once(t, np.prod)),
+        )
+    ),
     _fold("sum_i64", I64, (I64,), "dst = sum of a, wrapping; 0 if empty", np.sum),
-    _fold("prod_f32", F32, (F32,), "dst = product of a; 1 if empty", lambda a: np.prod(a, dtype=np.float64).astype(np.float32)),
     _fold("prod_i64", I64, (I64,), "dst = product of a, wrapping; 1 if empty", np.prod),
-    *(_fold(f"max_{t.value}", t, (t,), "dst = largest a; NaN if any is NaN; the lowest value if empty", np.max) for t in (F32, I32, I64)),
-    *(_fold(f"min_{t.value}", t, (t,), "dst = smallest a; NaN if any is NaN; the highest value if empty", np.min) for t in (F32, I32, I64)),
+    *(_fold(f"max_{t.value}", t, (t,), "dst = largest a; NaN if any is NaN; the lowest value if empty", np.max) for t in _NUMBERS),
+    *(_fold(f"min_{t.value}", t, (t,), "dst = smallest a; NaN if any is NaN; the highest value if empty", np.min) for t in _NUMBERS),
     _fold("any_b8", B8, (B8,), "dst = some a is true", np.any),
     _fold("all_b8", B8, (B8,), "dst = every a is true", np.all),
-    *(_fold(f"argmax_{t.value}", I64, (t, I64), "dst = b where a is largest: first NaN, then lowest b among equals", lambda a, b: _first(np.max, a, b)) for t in (F32, I32, I64)),
-    *(_fold(f"argmin_{t.value}", I64, (t, I64), "dst = b where a is smallest: first NaN, then lowest b among equals", lambda a, b: _first(np.min, a, b)) for t in (F32, I32, I64)),
+    *(_fold(f"argmax_{t.value}", I64, (t, I64), "dst = b where a is largest: first NaN, then lowest b among equals", lambda a, b: _first(np.max, a, b)) for t in _NUMBERS),
+    *(_fold(f"argmin_{t.value}", I64, (t, I64), "dst = b where a is smallest: first NaN, then lowest b among equals", lambda a, b: _first(np.min, a, b)) for t in _NUMBERS),
 )
 _MARKS = (
     Instr("pass", Class.MARK, (), "start a sweep over the reduced axes"),
