@@ -88,13 +88,9 @@ struct Kernel::Impl {
     auto native = target == Target::kNone
                       ? nullptr
                       : exec::native::Code::emit(encoded.bytes, target, &refusal);
-    const auto* variant = new Variant{cls,
-                                      target,
-                                      std::move(encoded),
-                                      std::move(native),
-                                      std::move(refusal),
-                                      n_operands,
-                                      variants.load()};
+    const auto* variant = new Variant{
+        cls,        target,         std::move(encoded), std::move(native), std::move(refusal),
+        n_operands, variants.load()};
     if (variant->native == nullptr) variant->interpreter();
     variants.store(variant, std::memory_order_release);
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -1,12 +1,15 @@
-// Fuzzes a tier: whatever verify() and check_launch() accept runs without touching memory outside
-// its operands. Operands end at a page that faults, in a second run they begin at one.
+// Fuzzes every tier of this processor: whatever verify() and check_launch() accept runs without
+// touching memory outside its operands. Operands end at a page that faults, in a second run they
+// begin at one.
 //
 //   fuzz_launch [iterations] [seed]
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "exec/check.h"
 #include "exec/interp/interp.h"
+#include "exec/native/native.h"
 #include "tests/check.h"
 #include "tests/mutator.h"
 #include "tests/random_launch.h"
@@ -16,6 +19,23 @@ namespace tilevm::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
+using exec::native::Target;
+
+// A program made ready for one tier. Emitted code leaves some launches to the interpreter.
+class Ready {
+ public:
+  Ready(const Bytes& bytes, Target target)
+      : kernel_(bytes), code_(exec::native::Code::emit(bytes, target)) {}
+
+  bool native(const exec::Launch& launch) const { return code_ && code_->can_run(launch); }
+  exec::Status run(const exec::Launch& launch, exec::interp::Scratch& scratch) const {
+    return native(launch) ? code_->run(launch, scratch) : kernel_.run(launch, scratch);
+  }
+
+ private:
+  exec::interp::Kernel kernel_;
+  std::unique_ptr<exec::native::Code> code_;
+};
 
 // What the operands hold after a run.
 std::vector<Bytes> contents(const RandomLaunch& launch) {
@@ -27,6 +47,7 @@ std::vector<Bytes> contents(const RandomLaunch& launch) {
 struct Counts {
   int by_status[4] = {};
   int in_place = 0;
+  int native = 0;
 };
 
 class Fuzzer {
@@ -38,8 +59,20 @@ class Fuzzer {
   // 0 if the program runs as it must, with operands at either side of their guard pages.
   int run(const Bytes& bytes, int gathered) {
     const bytecode::View program = bytecode::view(bytes);
-    const exec::interp::Kernel kernel(bytes);
-    RandomLaunch launch = launches_.next(program, gathered);
+    const RandomLaunch launch = launches_.next(program, gathered);
+    for (const Target target : {Target::kNone, Target::kAvx2, Target::kAvx512}) {
+      if (!exec::native::available(target)) continue;
+      if (run(program, Ready(bytes, target), launch) != 0) {
+        std::fprintf(stderr, "on %s\n", exec::native::name(target));
+        return 1;
+      }
+    }
+    return 0;
+  }
+
+ private:
+  int run(const bytecode::View& program, const Ready& kernel, RandomLaunch launch) {
+    counts_.native += kernel.native(launch.launch());
     exec::Status status[2];
     std::vector<Bytes> after[2];
     for (const Side side : {Side::kRight, Side::kLeft}) {
@@ -62,10 +95,9 @@ class Fuzzer {
     return 0;
   }
 
- private:
   // Where check_launch lets output `out` be input `in`, the results are those of separate memory.
-  int run_in_place(const bytecode::View& program, const exec::interp::Kernel& kernel,
-                   RandomLaunch launch, std::size_t out, std::size_t in) {
+  int run_in_place(const bytecode::View& program, const Ready& kernel, RandomLaunch launch,
+                   std::size_t out, std::size_t in) {
     const bytecode::OperandInfo& from = program.operands[in];
     const bytecode::OperandInfo& to = program.operands[out];
     if (to.role != bytecode::Role::kOutput || from.role != bytecode::Role::kInput ||
@@ -123,9 +155,9 @@ int run(long iterations, std::uint64_t seed) {
   }
   const Counts& counts = fuzzer.counts();
   std::printf(
-      "%ld programs (%ld mutants) ran twice, %d times in place: %d ok, %d index, %d division, "
-      "%d memory\n",
-      iterations, mutants, counts.in_place, counts.by_status[0], counts.by_status[1],
+      "%ld programs (%ld mutants) ran twice on every tier, %d times as machine code, %d in place: "
+      "%d ok, %d index, %d division, %d memory\n",
+      iterations, mutants, counts.native, counts.in_place, counts.by_status[0], counts.by_status[1],
       counts.by_status[2], counts.by_status[3]);
   return 0;
 }

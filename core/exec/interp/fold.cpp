@@ -224,9 +224,14 @@ void exact_finish(FoldBlock& f, void* dst) {
   const double* extra = static_cast<const double*>(f.extra);
   double* to = static_cast<double*>(dst);
   for (int64_t g = 0; g < f.groups; ++g) {
-    // What infinities and NaN lose is NaN.
-    const double sum = std::isfinite(acc[g]) ? acc[g] + extra[g] : acc[g];
-    to[g] = kMean ? sum / f.count : sum;
+    if (!std::isfinite(acc[g])) {  // what infinities and NaN lose is NaN
+      to[g] = acc[g];
+    } else if (kMean) {  // with what the division leaves: the mean of equal numbers is that number
+      const double mean = acc[g] / f.count;
+      to[g] = mean + (std::fma(-mean, f.count, acc[g]) + extra[g]) / f.count;
+    } else {
+      to[g] = acc[g] + extra[g];
+    }
   }
 }
 

@@ -266,6 +266,13 @@ class Avx2 : public X86 {
     a.vdivpd(ymm(r), ymm(in_register(x)), ymm(r));
     return r;
   }
+  F left_by_count(const F& x, const F& mean) {
+    F r = copied(x);
+    const F count = fresh();
+    a.vbroadcastsd(ymm(count), field(offsetof(Frame, count)));
+    a.vfnmadd231pd(ymm(r), ymm(mean), ymm(count));
+    return r;
+  }
 
   F own(const F& x, bool) { return copied(x); }
   template <class Kind>

@@ -1,6 +1,6 @@
-// AVX-512 (F, BW, DQ, VL): vectors of 16 lanes of 32 bits in zmm registers, 64-bit lanes as pairs of
-// them, masks in k registers. It is the emitting backend of exec/math besides: a primitive appends
-// an instruction.
+// AVX-512 (F, BW, DQ, VL): vectors of 16 lanes of 32 bits in zmm registers, 64-bit lanes as pairs
+// of them, masks in k registers. It is the emitting backend of exec/math besides: a primitive
+// appends an instruction.
 #pragma once
 
 #include <bit>
@@ -287,6 +287,12 @@ class Avx512 : public X86 {
     a.vdivpd(zmm(r), zmm(in_register(x)), field(offsetof(Frame, count))._1to8());
     return r;
   }
+  // x - mean times the count, exactly.
+  F left_by_count(const F& x, const F& mean) {
+    F r = copied(x);
+    a.vfnmadd231pd(zmm(r), zmm(mean), field(offsetof(Frame, count))._1to8());
+    return r;
+  }
 
   // Registers that are written again and again: of accumulators.
   F own(const F& x, bool wide) { return x.reg() < 0 ? in_register(x, wide) : copied(x); }
@@ -527,9 +533,7 @@ class Avx512 : public X86 {
   void put16(const Address& to, const I& x) { a.vpextrw(to, xmm(in_register(x)), 0); }
   void put8(const Address& to, const I& x) { a.vpextrb(to, xmm(in_register(x)), 0); }
   void put64(const Address& to, const Pair& x) { a.vmovq(to, xmm(in_register(x.lo, true))); }
-  void put_b8(const Address& to, const M& m) {
-    a.vpextrb(to, xmm(bytes_of(m)), 0);
-  }
+  void put_b8(const Address& to, const M& m) { a.vpextrb(to, xmm(bytes_of(m)), 0); }
 
   // Gathers -------------------------------------------------------------------------------------
 

@@ -22,9 +22,9 @@ using std::int64_t;
 using Entry = int (*)(Frame*);
 
 constexpr std::uint32_t kCodeBlock = 1U << 20;
-constexpr int64_t kPanelBytes = 32 << 10;     // copies of operands that are alive at once: L1
-constexpr int64_t kMostScratch = 8LL << 20;   // where a sweep must be whole
-constexpr int64_t kRowsAhead = 8;             // that a fold over rows fetches before it needs them
+constexpr int64_t kPanelBytes = 32 << 10;    // copies of operands that are alive at once: L1
+constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
+constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 int64_t up_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
@@ -208,12 +208,22 @@ class Run {
   }
 
   Status run(std::byte* memory) noexcept {
+    if (nothing_kept()) return Status::kOk;
     begin(memory);
     if (impl_.packed.empty()) return over_outer([&] { return call(); });
     return over_outer([&] { return panels(); });
   }
 
  private:
+  // No point to write: what is read once may not be there either.
+  bool nothing_kept() const {
+    const auto& space = launch_.space;
+    bool nothing =
+        (space.rows == 0 && !impl_.folds_rows()) || (space.cols == 0 && !impl_.folds_columns());
+    for (int i = 0; i < space.n_outer; ++i) nothing = nothing || space.outer[i] == 0;
+    return nothing;
+  }
+
   void begin(std::byte* memory) {
     const auto& space = launch_.space;
     frame_.rows = space.rows;
@@ -287,13 +297,10 @@ class Run {
   Status panels() {
     const auto& space = launch_.space;
     Status status = Status::kOk;
-    for (int64_t y = 0; y < std::max<int64_t>(space.rows, 1) && status == Status::kOk; y += rows_) {
-      for (int64_t x = 0; x < std::max<int64_t>(space.cols, 1) && status == Status::kOk;
-           x += cols_) {
+    for (int64_t y = 0; y < space.rows && status == Status::kOk; y += rows_) {
+      for (int64_t x = 0; x < space.cols && status == Status::kOk; x += cols_) {
         status = panel(y, x, std::min(rows_, space.rows - y), std::min(cols_, space.cols - x));
-        if (cols_ == 0) break;
       }
-      if (rows_ == 0) break;
     }
     return status;
   }
@@ -337,8 +344,8 @@ class Run {
       if (operand.role != role) continue;
       const bool swept = b.reduced[0] != 0;
       for (int64_t r = 0; r < (swept || role == Role::kInput ? frame_.reduced : 1); ++r) {
-        const Plane memory_plane{
-            base[i] + y * b.y_stride + x * b.x_stride + r * b.reduced[0], b.y_stride, b.x_stride};
+        const Plane memory_plane{base[i] + y * b.y_stride + x * b.x_stride + r * b.reduced[0],
+                                 b.y_stride, b.x_stride};
         const Plane panel_plane{panel + r * sweep, row, bytes};
         if (role == Role::kInput) {
           copy_plane(panel_plane, memory_plane, rows, frame_.cols, bytes);
@@ -359,8 +366,11 @@ class Run {
 }  // namespace
 
 bool Code::can_run(const Launch& launch) const noexcept {
-  if (launch.space.n_reduced > 1) return false;
+  const auto& space = launch.space;
+  if (space.n_reduced > 1) return false;
   if (impl_->packed.empty() && impl_->scratch.empty()) return true;
+  // A sweep over nothing stores nothing, so that there would be nothing to copy out.
+  if (space.rows == 0 || space.cols == 0 || Impl::sweeps(space) == 0) return false;
   Run<Impl> run(*impl_, launch);
   run.plan();
   return run.panel_bytes() + impl_->scratch_bytes(launch.space) <= kMostScratch;

@@ -19,14 +19,14 @@ inline bool compensated(bytecode::Op op) {
 }
 inline bool is_arg(bytecode::Op op) {
   using bytecode::Op;
-  return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 || op == Op::argmin_f32 || op == Op::argmax_i32 ||
-         op == Op::argmin_i32 || op == Op::argmax_i64 || op == Op::argmin_i64;
+  return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 ||
+         op == Op::argmin_f32 || op == Op::argmax_i32 || op == Op::argmin_i32 ||
+         op == Op::argmax_i64 || op == Op::argmin_i64;
 }
 inline bool wants_largest(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::max_f32 || op == Op::max_i32 || op == Op::max_i64 || op == Op::argmax_f32 ||
-         op == Op::argmax_i32 || op == Op::argmax_i64 || op == Op::max_f64 ||
-         op == Op::argmax_f64;
+         op == Op::argmax_i32 || op == Op::argmax_i64 || op == Op::max_f64 || op == Op::argmax_f64;
 }
 
 // The value that changes nothing; of sums and products of floats, a double.
@@ -91,8 +91,7 @@ template <class T>
 void Emitter<T>::start_folds(int begin, int end) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
-    if (info(instr).cls == Class::kFold)
-      start(op(i), info(instr).fields[1].type, fold(instr.dst));
+    if (info(instr).cls == Class::kFold) start(op(i), info(instr).fields[1].type, fold(instr.dst));
   }
 }
 
@@ -135,8 +134,8 @@ typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator&
   }
 }
 
-// sum + lost = sum + lost + x + rest. Source: D. E. Knuth, "The art of computer programming", vol. 2,
-// 4.2.2, theorem B. What is not finite loses nothing, lest infinities become NaN.
+// sum + lost = sum + lost + x + rest. Source: D. E. Knuth, "The art of computer programming", vol.
+// 2, 4.2.2, theorem B. What is not finite loses nothing, lest infinities become NaN.
 template <class T>
 void Emitter<T>::add_exactly(F& sum, F& lost, const F& x, const F& rest) {
   const F total = t_.addpd(sum, x);
@@ -268,8 +267,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
       Accumulator turned;
       turned.lo = wide ? t_.turned64(acc.lo, n) : t_.turned(acc.lo, n);
       if (wide) turned.hi = turned.lo;
-      if (!acc.index_lo.empty())
-        turned.index_lo = turned.index_hi = t_.turned64(acc.index_lo, n);
+      if (!acc.index_lo.empty()) turned.index_lo = turned.index_hi = t_.turned64(acc.index_lo, n);
       combine(op, acc, turned);
     }
     if (wide) acc.lo = acc.hi = t_.first64(acc.lo);
@@ -281,6 +279,14 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     turned.lo = t_.turned(acc.lo, n);
     combine(op, acc, turned);
   }
+}
+
+// With what the division leaves, so that the mean of equal numbers is that number.
+template <class T>
+typename T::F Emitter<T>::mean_of(const F& sum, const F& lost) {
+  const F mean = t_.over_count(sum);
+  const F rest = t_.addpd(t_.left_by_count(sum, mean), lost);
+  return t_.addpd(mean, t_.finite_or_zero(t_.over_count(rest)));
 }
 
 template <class T>
@@ -296,12 +302,9 @@ void Emitter<T>::finish_folds(int begin, int end) {
       r.lo = t_.from_double(mean ? Pair{t_.over_count(acc.lo), t_.over_count(acc.hi)}
                                  : Pair{acc.lo, acc.hi});
     } else if (compensated(op(i))) {
-      r.lo = t_.addpd(acc.lo, acc.index_lo);
-      r.hi = t_.addpd(acc.hi, acc.index_hi);
-      if (op(i) == Op::mean_f64) {
-        r.lo = t_.over_count(r.lo);
-        r.hi = t_.over_count(r.hi);
-      }
+      const bool mean = op(i) == Op::mean_f64;
+      r.lo = mean ? mean_of(acc.lo, acc.index_lo) : t_.addpd(acc.lo, acc.index_lo);
+      r.hi = mean ? mean_of(acc.hi, acc.index_hi) : t_.addpd(acc.hi, acc.index_hi);
     } else if (is_arg(op(i))) {
       r.lo = acc.index_lo;
       r.hi = acc.index_hi;

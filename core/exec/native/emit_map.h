@@ -138,9 +138,8 @@ typename T::F Emitter<T>::divided(Op op, const F& x, const F& given) {
   if (op == Op::fmod_i32) return rest;
   const M other_side =
       t_.mand(t_.mnot(t_.ieq(rest, t_.i32(0))), t_.ilt(t_.ixor(rest, y), t_.i32(0)));
-  return op == Op::remainder_i32
-             ? t_.iselect(other_side, t_.iadd(rest, y), rest)
-             : t_.iselect(other_side, t_.iadd(quotient, t_.i32(-1)), quotient);
+  return op == Op::remainder_i32 ? t_.iselect(other_side, t_.iadd(rest, y), rest)
+                                 : t_.iselect(other_side, t_.iadd(quotient, t_.i32(-1)), quotient);
 }
 
 template <class T>

@@ -1,4 +1,5 @@
-// One pass over bytecode, for a processor T (avx512.h): the loops of a kernel, and where values are.
+// One pass over bytecode, for a processor T (avx512.h): the loops of a kernel, and where values
+// are.
 //
 //   no fold           rows ( what does not vary over x; columns ( the rest ) )
 //   fold of columns   rows ( sections and passes; a pass is sweeps ( columns ( body ) ) )
@@ -47,8 +48,7 @@ class Emitter final : private Owner {
         n_operands_(static_cast<int>(program.operands.size())),
         copies_(copies),
         t_(holder, *this) {
-    const bool side_by_side =
-        p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
+    const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
     if (!side_by_side) copies_ = 1;
     for (int copy = 0; copy < copies_; ++copy) {
       values_[at(copy)].resize(p_.header->n_registers);
@@ -482,6 +482,7 @@ class Emitter final : private Owner {
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
   void add_exactly(F& sum, F& lost, const F& x, const F& rest);
+  F mean_of(const F& sum, const F& lost);
   M wins(Op op, const Accumulator& acc, const Accumulator& x);
   void join_copies(int begin, int end, int copies);
   void finish_folds(int begin, int end);

@@ -31,16 +31,16 @@ struct alignas(64) Frame {
   std::int64_t cols;
   std::int64_t reduced;  // sweeps of a pass: the extent of a reduced axis beside rows and columns
   std::int64_t reduced_left;
-  double count;                  // of points that a fold sees
-  const void* const* functions;  // see functions.h
-  std::int64_t lanes_left;       // of the vector at hand, for functions that are called
+  double count;                      // of points that a fold sees
+  const void* const* functions;      // see functions.h
+  std::int64_t lanes_left;           // of the vector at hand, for functions that are called
   std::byte* base[kMaxOperands];     // iota: the first value
   std::byte* pointer[kMaxOperands];  // as base, moving; only of those without a register
   std::int64_t y_stride[kMaxOperands];
-  std::int64_t x_stride[kMaxOperands];        // of iotas and gathers
-  std::int64_t reduced_step[kMaxOperands];    // from the end of a sweep to the next one's start
-  std::int64_t reduced_back[kMaxOperands];    // from the last sweep's start to the first's
-  std::int64_t ahead[kMaxOperands];           // how far down a fold over rows fetches ahead
+  std::int64_t x_stride[kMaxOperands];      // of iotas and gathers
+  std::int64_t reduced_step[kMaxOperands];  // from the end of a sweep to the next one's start
+  std::int64_t reduced_back[kMaxOperands];  // from the last sweep's start to the first's
+  std::int64_t ahead[kMaxOperands];         // how far down a fold over rows fetches ahead
   std::int64_t gather_stride[kMaxOperands];
   std::int64_t gather_size[kMaxOperands];
   alignas(64) std::int64_t iota_lanes[kMaxIotas][kMaxLanes];  // lane times x stride

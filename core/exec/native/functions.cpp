@@ -24,8 +24,8 @@ bool each(void* dst, const void* a, const void*, const void*, std::int64_t n) {
 template <Binary fn>
 bool each(void* dst, const void* a, const void* b, const void*, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    static_cast<float*>(dst)[i] = static_cast<float>(
-        fn(static_cast<const float*>(a)[i], static_cast<const float*>(b)[i]));
+    static_cast<float*>(dst)[i] =
+        static_cast<float>(fn(static_cast<const float*>(a)[i], static_cast<const float*>(b)[i]));
   }
   return true;
 }

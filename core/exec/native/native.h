@@ -1,5 +1,5 @@
-// Machine code from bytecode: x86-64 with AVX-512 or AVX2. A program that cannot be emitted is refused with
-// the reason, and interpreted.
+// Machine code from bytecode: x86-64 with AVX-512 or AVX2. A program that cannot be emitted is
+// refused with the reason, and interpreted.
 #pragma once
 
 #include <cstddef>

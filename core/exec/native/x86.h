@@ -170,6 +170,8 @@ class X86 {
     const auto done = a.newLabel();
     a.mov(kTemp, field(offsetof(Frame, reduced)));
     a.mov(field(offsetof(Frame, reduced_left)), kTemp);
+    a.test(kTemp, kTemp);
+    a.jle(done);
     a.bind(loop);
     same_state(body);
     a.dec(field(offsetof(Frame, reduced_left)));
@@ -180,7 +182,7 @@ class X86 {
     if (!back) return;
     const auto one = a.newLabel();
     a.cmp(field(offsetof(Frame, reduced)), 1);
-    a.je(one);
+    a.jle(one);
     advance(operands, offsetof(Frame, reduced_back), /*back=*/true);
     a.bind(one);
   }
