@@ -106,6 +106,12 @@ REGRESSIONS = {
   s: float32[A] = softmax t, axis=0
   return s
 """,
+    "a constant row of float64 has that mean": """graph(i: int64[A, B])
+  c: float64[] = full shape=[], value=0.1, dtype=float64
+  x: float64[A, B] = add i, c
+  l: float64[A, B] = layer_norm x, axes=[1], eps=0.001
+  return l
+""",
     "a view of a value whose kernel joins another": """graph(x: bfloat16[A], n: int64[])
   a: bfloat16[A] = abs x
   f: bfloat16[A] = flip a, axes=[0]

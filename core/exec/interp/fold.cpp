@@ -218,20 +218,23 @@ void exact_down(FoldBlock& f) {
   }
 }
 
+// (sum + lost) / count, rounded once but for rare ties: a constant row has that mean.
+double exact_mean(double sum, double lost, double count) {
+  const double high = sum + lost;
+  const double low = (sum - high) + lost;
+  const double mean = high / count;
+  const double rest = std::fma(-mean, count, high) + low;
+  return std::isfinite(rest) ? mean + rest / count : mean;
+}
+
 template <bool kMean>
 void exact_finish(FoldBlock& f, void* dst) {
   const double* acc = static_cast<const double*>(f.acc);
   const double* extra = static_cast<const double*>(f.extra);
   double* to = static_cast<double*>(dst);
   for (int64_t g = 0; g < f.groups; ++g) {
-    if (!std::isfinite(acc[g])) {  // what infinities and NaN lose is NaN
-      to[g] = acc[g];
-    } else if (kMean) {  // with what the division leaves: the mean of equal numbers is that number
-      const double mean = acc[g] / f.count;
-      to[g] = mean + (std::fma(-mean, f.count, acc[g]) + extra[g]) / f.count;
-    } else {
-      to[g] = acc[g] + extra[g];
-    }
+    const double lost = std::isfinite(acc[g]) ? extra[g] : 0.0;  // NaN, of infinities
+    to[g] = kMean ? exact_mean(acc[g], lost, f.count) : acc[g] + lost;
   }
 }
 

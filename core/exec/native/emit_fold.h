@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "exec/native/emitter.h"
 
@@ -272,6 +273,15 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     }
     if (wide) acc.lo = acc.hi = t_.first64(acc.lo);
     if (!acc.index_lo.empty()) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
+    return;
+  }
+  if (op == Op::max_f32 || op == Op::min_f32) {  // whether one is NaN is asked once
+    const M nan = t_.any(t_.unordered(acc.lo, acc.lo));
+    for (int n = T::kLanes / 2; n >= 1; n /= 2) {
+      const F turned = t_.turned(acc.lo, n);
+      acc.lo = op == Op::max_f32 ? t_.max(turned, acc.lo) : t_.min(turned, acc.lo);
+    }
+    acc.lo = t_.select(nan, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
     return;
   }
   for (int n = T::kLanes / 2; n >= 1; n /= 2) {

@@ -347,7 +347,7 @@ OPS: tuple[Op, ...] = (
     Op("gather", Class.GATHER, 2, "gather", _gather, "x[..., y[i], ...] element by element along an axis (torch.gather)", (_AXIS,), "gather", "fib"),
     Op("take", Class.GATHER, 2, "take", lambda x, index, axis: np.take(x, index, axis=axis), "x indexed by the tensor y on an axis (index_select, embedding for axis 0)", (_AXIS,), "gather", "fib"),
     # rows that stay recognisable until the core decomposes them
-    Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; r = div e, s"),
+    Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; t = reciprocal s; r = mul e, t"),
     Op("log_softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_log_softmax), "log(softmax(x)) over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; l = log s; r = sub d, l"),
     Op("layer_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_layer_norm), "(x - mean) / sqrt(var + eps); weight and bias are separate operators", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="m = mean x, axes, true; d = sub x, m; q = mul d, d; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul d, i"),
     Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
