@@ -186,18 +186,21 @@ class Emitter final : private Owner {
       }
       copy_ = 0;
     };
-    if (T::kMasksAreCheap && copies == 1 && weight(begin, end, filter) >= kLongBody) {
+    if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
+    if (T::kMasksAreCheap && (copies > 1 || weight(begin, end, filter) >= kLongBody)) {
       t_.for_masked([&] { t_.mask_some(); }, [&] { body(1); });
       return;
     }
-    if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
     t_.for_whole(1, [&] { body(1); });
     t_.for_rest([&] { t_.mask_rest(); }, [&] { body(1); });
   }
 
   // Vectors side by side in a pass over columns: folds wait for themselves otherwise.
   int copies_of(int begin, int end) const {
-    if (p_.header->fold != Fold::kColumns) return 1;
+    const auto folds = [](const Instr& instr) { return info(instr).cls == Class::kFold; };
+    if (p_.header->fold != Fold::kColumns ||
+        std::none_of(p_.code.begin() + begin, p_.code.begin() + end, folds))
+      return 1;
     const int sum = weight(begin, end, [](const Instr&) { return true; });
     return std::min(copies_, sum <= kShortBody ? 4 : sum <= 2 * kShortBody ? 2 : 1);
   }
