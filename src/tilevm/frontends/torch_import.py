@@ -12,9 +12,16 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends.torch_memory import Mutations, Refused, functional, view_of
+from tilevm.frontends.torch_memory import (
+    Mutations,
+    Refused,
+    functional,
+    storages,
+    view_of,
+)
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_views import ROWS
@@ -58,6 +65,7 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
+_VIEWS = {"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "flip"}
 _ITEM = {"aten.item.default", "aten._local_scalar_dense.default"}
 _STATE = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
@@ -87,6 +95,8 @@ class CallOut:
 class Imported:
     """A program and what calling it takes.
 
+    `memory`: for each input and each output of the program, what identifies the memory that it has
+    in eager code.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or a size expression (a Python int), or ("const", value).
     """
@@ -96,6 +106,7 @@ class Imported:
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
+    memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     int_symbols: dict[int, str] = field(default_factory=dict)
     float_inputs: list[int] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
@@ -106,14 +117,19 @@ class Imported:
         """The executable. The program is used up."""
         program, self.program = self.program, None
         assert program is not None
-        return runtime.compile_program(
-            program,
-            self.targets,
-            framework="torch",
-            input_names=self.input_names,
-            int_symbols=self.int_symbols,
-            output_orders=self.orders,
-        )
+        number: dict[int, int] = {}
+        groups = [[number.setdefault(m, len(number)) for m in side] for side in self.memory]
+        # The core tries PyTorch's functions when it first needs them: on real tensors.
+        with _disable_current_modes():
+            return runtime.compile_program(
+                program,
+                self.targets,
+                framework="torch",
+                input_names=self.input_names,
+                int_symbols=self.int_symbols,
+                output_orders=self.orders,
+                memory_groups=(groups[0], groups[1]),
+            )
 
 
 def short_name(dtype: torch.dtype) -> str:
@@ -174,6 +190,7 @@ class Importer:
         self.values: dict[torch.fx.Node, Any] = {}
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
+        self.repeated: set[int] = set()  # views that may show an element more than once
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
         self._last_trace: tuple[str | None, str | None] = (None, None)
@@ -182,7 +199,10 @@ class Importer:
 
     def add(self, op: str, *inputs: int, **params: Any) -> int:
         """Append an operator of the table."""
-        return self.program.add(op, inputs, params, self.line)
+        value = self.program.add(op, inputs, params, self.line)
+        if op == "expand" or (op in _VIEWS and inputs[0] in self.repeated):
+            self.repeated.add(value)
+        return value
 
     def number(self, value: Any) -> int:
         """A Python number, or a size, as a weak scalar."""
@@ -196,6 +216,18 @@ class Importer:
         if isinstance(value, torch.SymBool | complex):
             raise Unsupported(f"an argument is a {type(value).__name__}")
         return self.add("scalar", value=value)
+
+    def dense(self, value: int, fake: torch.Tensor) -> int:
+        """`value`, or a copy, if it may repeat elements and the tensor that it stands for has all.
+
+        A reshape of an expanded tensor need not copy where a size is 1.
+        """
+        if value not in self.repeated or any(type(s) is int and s == 0 for s in fake.stride()):
+            return value
+        kind, _, shape = self.program.type(value)
+        self.result.callouts.append(CallOut("aten.clone.default", "repeated elements", self.line))
+        self.result.targets.append(_row_major)
+        return self.program.call(len(self.result.targets) - 1, [value], [(kind, False, shape)])
 
     def operand(self, value: Any) -> int:
         """A tensor or a number as a value of the program."""
@@ -280,6 +312,7 @@ class Importer:
                     result.int_symbols[index] = text
             else:
                 continue
+            result.memory[0].append(memory_of(value, node))
             result.input_names.append(node.name)
             result.passed.append(place)
 
@@ -500,6 +533,10 @@ class Importer:
         return self.sizes.python(given.node.expr, names)
 
 
+def _row_major(x: torch.Tensor) -> torch.Tensor:
+    return x.clone(memory_format=torch.contiguous_format)
+
+
 def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
     def as_tuple(*values: Any) -> tuple[Any, ...]:
         return tuple(function(*values))
@@ -525,11 +562,17 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def memory_of(value: Any, node: torch.fx.Node) -> int:
+    """What identifies the memory of a value; `node` where it has none to share."""
+    return next(iter(storages(value)), id(node))
+
+
 def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> None:
     """Append the graph's outputs. With `views`, those that alias an input stay views of it."""
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
-    seen: dict[int, int] = {}
+    given = {m for node in places for m in storages(node.meta.get("val"))}
+    seen: dict[tuple[int, int], int] = {}
     for item in results:
         if not isinstance(item, torch.fx.Node):
             result.outputs.append(("const", item))
@@ -541,11 +584,18 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             continue
         value = importer.values.get(node)
         if isinstance(value, Tensor):
-            if value.id not in seen:
-                seen[value.id] = len(seen)
-                importer.program.output(value.id)
-                result.orders.append(order_of(value.fake))
-            result.outputs.append(seen[value.id])
+            # Not the value's own metadata: a copy is the same value with memory of its own.
+            fake = node.meta["val"]
+            memory = memory_of(fake, node)
+            if views and memory in given:
+                raise Refused(f"a result is a view of an input that {node.target} makes")
+            place = (value.id, memory)
+            if place not in seen:
+                seen[place] = len(seen)
+                importer.program.output(importer.dense(value.id, fake))
+                result.memory[1].append(memory)
+                result.orders.append(order_of(fake))
+            result.outputs.append(seen[place])
             continue
         known = node.meta.get("val")
         if isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):

@@ -34,6 +34,16 @@ class View:
     sizes: tuple[Any, ...] = ()
 
 
+def storages(value: Any) -> list[int]:
+    """What identifies the memory of each tensor in the metadata of a node."""
+    found = value if isinstance(value, tuple | list) else (value,)
+    return [t.untyped_storage()._cdata for t in found if _is_strided(t)]
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
 def functional(target: OpOverload) -> tuple[OpOverload, str]:
     """The operator that returns what an in-place one leaves in its argument."""
     name = target._schema.name[6:]
@@ -64,6 +74,11 @@ class Mutations:
             root = self._root(node)
             self.base[node] = root
             self.members.setdefault(root, []).append(node)
+        # By the metadata: views that operators make without saying so, or of tensors in lists.
+        self.sharing: dict[int, list[torch.fx.Node]] = {}
+        for node in graph.nodes:
+            for storage in storages(node.meta.get("val")):
+                self.sharing.setdefault(storage, []).append(node)
 
     def _root(self, node: torch.fx.Node) -> torch.fx.Node:
         if node.op != "call_function" or not node.args:
@@ -96,10 +111,11 @@ class Mutations:
             raise Mutates(f"{node.target} changes several tensors in place")
         target = self.mutated(node)
         root = self.base[target]
-        if root.op != "call_function":
+        sharing = [m for s in storages(target.meta.get("val")) for m in self.sharing[s]]
+        if root.op != "call_function" or any(m.op != "call_function" for m in sharing):
             raise Mutates(f"{node.target} changes an input in place")
         now = self.order[node]
-        for member in self.members[root]:
+        for member in dict.fromkeys([*self.members[root], *sharing]):
             if member is target or member is node or self.order[member] > now:
                 continue
             same = self._identity(member, target)
@@ -150,10 +166,8 @@ def view_of(
 
 
 def _same_storage(a: Any, b: Any) -> bool:
-    first = a[0] if isinstance(a, list | tuple) and a else a
-    if not isinstance(first, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return bool(first.untyped_storage()._cdata == b.untyped_storage()._cdata)
+    one, other = storages(a), storages(b)
+    return bool(one and other and one[0] == other[0])
 
 
 def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -106,8 +106,12 @@ def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
     return b.add("squeeze", x.id, axes=gone) if gone else x
 
 
+def _is_no_end(end: Any) -> bool:
+    return end is None or (is_number(end) and end == NO_END)
+
+
 def _end(b: Importer, x: Tensor, axis: int, end: Any) -> int | str:
-    if end is None or (isinstance(end, int) and end == NO_END):
+    if _is_no_end(end):
         return b.size(x.shape[axis])
     return b.size(end)
 
@@ -117,16 +121,17 @@ def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, ste
     axis = axis_of(dim, x.rank)
     if not isinstance(step, int):
         raise Unsupported("the step is not known")
-    if start in (None, 0) and step == 1 and (end is None or (is_number(end) and end == NO_END)):
+    start = 0 if start is None else start
+    if is_number(start) and start == 0 and step == 1 and _is_no_end(end):
         return x
-    if step == 1 and is_number(end) and (start or 0) == end - 1 >= 0:
+    if step == 1 and is_number(end) and is_number(start) and start == end - 1 >= 0:
         b.at_least(x.shape[axis], end)
         return b.add("unsqueeze", b.add("select", x.id, axis=axis, index=end - 1), axis=axis)
     return b.add(
         "slice",
         x.id,
         axis=axis,
-        start=b.size(0 if start is None else start),
+        start=b.size(start),
         stop=_end(b, x, axis, end),
         step=step,
     )
@@ -134,7 +139,10 @@ def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, ste
 
 @row("narrow")
 def _narrow(b: Importer, out: Any, x: Tensor, dim: int, start: Any, length: Any) -> int:
-    return _part(b, x, axis_of(dim, x.rank), start, start + length)
+    axis = axis_of(dim, x.rank)
+    if is_number(start) and start < 0:
+        start = x.shape[axis] + start
+    return _part(b, x, axis, start, start + length)
 
 
 def _part(b: Importer, x: Tensor, axis: int, start: Any, stop: Any) -> int:
