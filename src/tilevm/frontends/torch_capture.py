@@ -23,7 +23,7 @@ from torch.fx.experimental import symbolic_shapes
 
 from tilevm.errors import ShapeError
 from tilevm.frontends import torch_program, torch_tree
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Leaf, Tree
@@ -278,6 +278,7 @@ def _attempt(
         try:
             return _finish(call, program, result, writes, leaves, plan, facts, knobs)
         except Mutates:
+            check_functional(program.graph)
             program = program.run_decompositions({})
             return _finish(call, program, result, writes, leaves, plan, facts, knobs)
 

@@ -136,6 +136,30 @@ class Mutations:
         return node
 
 
+def check_functional(graph: torch.fx.Graph) -> None:
+    """Raise Refused where making `graph` functional would lose that tensors share memory.
+
+    PyTorch goes by the schema of operators that it keeps whole, and some views do not say so there.
+    """
+    changed: set[int] = set()
+    hidden: dict[int, OpOverload] = {}
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
+        schema = node.target._schema
+        if schema.is_mutable:
+            for argument, value in zip(schema.arguments, node.args, strict=False):
+                if argument.alias_info and argument.alias_info.is_write:
+                    torch.fx.node.map_arg(
+                        value, lambda n: changed.update(storages(n.meta.get("val")))
+                    )
+        elif not any(r.alias_info for r in schema.returns):
+            hidden |= dict.fromkeys(given.intersection(storages(node.meta.get("val"))), node.target)
+    for memory in changed & hidden.keys():
+        raise Refused(f"a tensor that {hidden[memory]} has made a view of is changed in place")
+
+
 def view_of(
     importer: Importer, node: torch.fx.Node, places: dict[torch.fx.Node, int]
 ) -> View | None:
