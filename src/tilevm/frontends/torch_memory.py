@@ -44,6 +44,69 @@ def _is_strided(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.layout is torch.strided
 
 
+def first_of(leaves: Sequence[Any]) -> list[int]:
+    """For each leaf the first that is the same tensor, or itself."""
+    known: dict[int, int] = {}
+    return [
+        known.setdefault(id(leaf), index) if isinstance(leaf, torch.Tensor) else index
+        for index, leaf in enumerate(leaves)
+    ]
+
+
+def share_memory(leaves: Sequence[Any]) -> bool:
+    """Whether two different tensors of `leaves` have one storage."""
+    distinct = {id(v): v for v in leaves if _is_strided(v)}
+    starts = [at for v in distinct.values() if (at := v.untyped_storage().data_ptr())]
+    return len(set(starts)) < len(starts)
+
+
+def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
+    """Results that are an input itself, which the graph changes in place: index, input's name.
+
+    Raises: Refused, if a result is a view of such an input.
+    """
+    changed = changed_memory(graph)
+    owners = {
+        m: node
+        for node in graph.find_nodes(op="placeholder")
+        for m in storages(node.meta.get("val"))
+        if m in changed
+    }
+    (output,) = graph.find_nodes(op="output")
+    found: dict[int, str] = {}
+    for index, node in enumerate(output.args[0]):
+        if not isinstance(node, torch.fx.Node):
+            continue
+        for memory in owners.keys() & set(storages(node.meta.get("val"))):
+            if same_tensor(node) is not owners[memory]:
+                raise Refused("a result is a view of an input that is changed in place")
+            found[index] = owners[memory].name
+    return found
+
+
+def changed_memory(graph: torch.fx.Graph) -> set[int]:
+    """The memory that operators of the graph change in place."""
+    changed: set[int] = set()
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info and argument.alias_info.is_write:
+                torch.fx.node.map_arg(value, lambda n: changed.update(storages(n.meta.get("val"))))
+    return changed
+
+
+def same_tensor(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose tensor itself this is: in-place operators return their argument."""
+    while (
+        isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable
+        and isinstance(node.args[0], torch.fx.Node)
+    ):
+        node = node.args[0]
+    return node
+
+
 def functional(target: OpOverload) -> tuple[OpOverload, str]:
     """The operator that returns what an in-place one leaves in its argument."""
     name = target._schema.name[6:]
@@ -124,16 +187,7 @@ class Mutations:
 
     def _identity(self, a: torch.fx.Node, b: torch.fx.Node) -> bool:
         """Whether a and b are results of in-place operators on each other: the same tensor."""
-        return self._same_tensor(a) is self._same_tensor(b)
-
-    def _same_tensor(self, node: torch.fx.Node) -> torch.fx.Node:
-        while (
-            isinstance(node.target, OpOverload)
-            and node.target._schema.is_mutable
-            and isinstance(node.args[0], torch.fx.Node)
-        ):
-            node = node.args[0]
-        return node
+        return same_tensor(a) is same_tensor(b)
 
 
 def check_functional(graph: torch.fx.Graph) -> None:
@@ -141,20 +195,13 @@ def check_functional(graph: torch.fx.Graph) -> None:
 
     PyTorch goes by the schema of operators that it keeps whole, and some views do not say so there.
     """
-    changed: set[int] = set()
+    changed = changed_memory(graph)
     hidden: dict[int, OpOverload] = {}
     for node in graph.nodes:
-        if not isinstance(node.target, OpOverload):
+        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
-        given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
-        schema = node.target._schema
-        if schema.is_mutable:
-            for argument, value in zip(schema.arguments, node.args, strict=False):
-                if argument.alias_info and argument.alias_info.is_write:
-                    torch.fx.node.map_arg(
-                        value, lambda n: changed.update(storages(n.meta.get("val")))
-                    )
-        elif not any(r.alias_info for r in schema.returns):
+        if not any(r.alias_info for r in node.target._schema.returns):
+            given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
             hidden |= dict.fromkeys(given.intersection(storages(node.meta.get("val"))), node.target)
     for memory in changed & hidden.keys():
         raise Refused(f"a tensor that {hidden[memory]} has made a view of is changed in place")
