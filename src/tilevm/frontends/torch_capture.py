@@ -22,7 +22,13 @@ from torch.fx import proxy
 from torch.fx.experimental import symbolic_shapes
 
 from tilevm.errors import ShapeError
-from tilevm.frontends import torch_effects, torch_memory, torch_program, torch_tree
+from tilevm.frontends import (
+    torch_effects,
+    torch_memory,
+    torch_program,
+    torch_strides,
+    torch_tree,
+)
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused, View, check_functional
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
@@ -112,6 +118,7 @@ class _Seen:
     writes: list[tuple[Any, Branch]]
     changed: str = ""  # what the function changed besides its arguments
     made: torch_effects.Made
+    strides: bool = False  # whether it read strides of tensors
 
 
 class _Call(nn.Module):
@@ -150,7 +157,8 @@ class _Call(nn.Module):
         state = {path: _shallow(value) for path, value in before.items()}
         outside = torch_effects.Before(self.function, list(self.modules())[1:])
         try:
-            result = self.function(*args, **kwargs)
+            with torch_strides.reads() as reads:
+                result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = outside.undo()
         out: list[Any] = []
@@ -165,6 +173,7 @@ class _Call(nn.Module):
             kind = (torch_tree.parts(value) or ("",))[0]
             writes.append((path, Branch(kind, type(value), keys, built)))
         self.seen.result, self.seen.writes = tree, writes
+        self.seen.strides = reads.any
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
         return tuple(out)
@@ -297,6 +306,8 @@ def _attempt(
         if call.seen.changed:
             raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
         call.seen.made.check()
+        torch_memory.check_in_place(program.graph)
+        call.seen.strides |= torch_strides.has_strides(program.graph)
         try:
             return _finish(call, program, result, writes, leaves, plan, facts, knobs)
         except Mutates:
@@ -598,6 +609,14 @@ def _conditions(
         for symbol, (_, axis) in where.items():
             if axis >= 0:
                 add(symbol, test=" >= 1")
+    if call.seen.strides:
+        for index in traced:
+            if isinstance(leaves[index], torch.Tensor):
+                source, text = (
+                    torch_strides.row_major(name, leaves[index].dim())
+                    for name in (f"l[{index}]", _leaf_name(call.tree, index))
+                )
+                found.setdefault(source, Condition(source, text))
     for expr in sizes.guards():
         add(expr)
     for expr, factor in sizes.divides:

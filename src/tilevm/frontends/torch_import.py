@@ -19,6 +19,7 @@ from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
     functional,
+    may_alias,
     storages,
     view_of,
 )
@@ -562,6 +563,11 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def _source(node: torch.fx.Node) -> Any:
+    """Metadata of a node's first argument."""
+    return node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+
+
 def memory_of(value: Any, node: torch.fx.Node) -> int:
     """What identifies the memory of a value; `node` where it has none to share."""
     return next(iter(storages(value)), id(node))
@@ -589,6 +595,9 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             memory = memory_of(fake, node)
             if views and memory in given:
                 raise Refused(f"a result is a view of an input that {node.target} makes")
+            if views and may_alias(node) and given.intersection(storages(_source(node))):
+                for size in _source(node).shape:  # with a size of 1 it may be no copy
+                    importer.not_one(size)
             place = (value.id, memory)
             if place not in seen:
                 seen[place] = len(seen)

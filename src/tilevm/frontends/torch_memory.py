@@ -125,6 +125,14 @@ _MAYBE_ALIAS = {
 }  # fmt: skip
 
 
+def may_alias(node: torch.fx.Node) -> bool:
+    """Whether the operator returns a view, or a copy where a view is not possible."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or not node.args:
+        return False
+    schema = node.target._schema
+    return schema.name[6:] in _MAYBE_ALIAS or any(r.alias_info for r in schema.returns)
+
+
 class Mutations:
     """Which in-place operators only change an intermediate that nobody else sees."""
 
@@ -153,8 +161,7 @@ class Mutations:
             return node
         schema = node.target._schema
         self.any = self.any or schema.is_mutable
-        aliases = any(r.alias_info is not None for r in schema.returns)
-        if aliases or schema.name[6:] in _MAYBE_ALIAS:
+        if may_alias(node) or any(r.alias_info for r in schema.returns):
             return self.base.get(source, node)
         return node
 
@@ -190,6 +197,24 @@ class Mutations:
         return same_tensor(a) is same_tensor(b)
 
 
+def check_in_place(graph: torch.fx.Graph) -> None:
+    """Raise Refused where PyTorch would, when integers are to hold a result that is none."""
+    for node in graph.nodes:
+        out = node.meta.get("val")
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
+            continue
+        try:
+            target, _ = functional(node.target)
+        except Mutates:
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        made = target(*args, **kwargs)
+        if not torch.can_cast(made.dtype, out.dtype):
+            raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+
+
 def check_functional(graph: torch.fx.Graph) -> None:
     """Raise Refused where making `graph` functional would lose that tensors share memory.
 
@@ -222,10 +247,8 @@ def view_of(
         if target is operator.getitem:
             steps.append((operator.getitem, (node.args[1],), {}))
         elif isinstance(target, OpOverload) and not target._schema.is_mutable:
-            aliases = any(r.alias_info is not None for r in target._schema.returns)
-            if not aliases and target._schema.name[6:] not in _MAYBE_ALIAS:
-                return None
-            if not _same_storage(node.meta.get("val"), source.meta.get("val")):
+            same = _same_storage(node.meta.get("val"), source.meta.get("val"))
+            if not (same and may_alias(node)):
                 return None
             steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
         else:

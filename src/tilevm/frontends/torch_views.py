@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import (
     ROWS,
     Tensor,
@@ -38,6 +39,13 @@ def _reshape(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
 @row("expand", "expand_as", "broadcast_to", "expand_copy")
 def _expand(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
     return b.add("expand", x.id, shape=b.shape(out.shape))
+
+
+@row("as_strided", "as_strided_copy")
+def _as_strided(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    if not x.fake.is_contiguous():
+        raise Refused("as_strided of a tensor that is not contiguous")
+    raise Unsupported("not in the table of operators")
 
 
 def _swapped(b: Importer, x: Tensor, i: int, j: int) -> int:
@@ -275,8 +283,17 @@ def _triu(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
 # Gathers -----------------------------------------------------------------------------------------
 
 
+def _check_slices(b: Importer, x: Tensor, axis: int) -> None:
+    """What `axis` selects has elements: no kernel looks at the index of one that has none."""
+    for size in (*x.shape[:axis], *x.shape[axis + 1 :]):
+        if is_number(size) and size == 0:
+            raise Unsupported("slices without elements")
+        b.at_least(size, 1)
+
+
 @row("embedding")
 def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) -> int:
+    _check_slices(b, weight, 0)
     return b.add("take", weight.id, index.id, axis=0)
 
 
@@ -284,6 +301,7 @@ def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) ->
 def _index_select(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor) -> int:
     if not x.rank or index.rank != 1:
         raise Unsupported("a scalar")
+    _check_slices(b, x, axis_of(dim, x.rank))
     return b.add("take", x.id, index.id, axis=axis_of(dim, x.rank))
 
 
