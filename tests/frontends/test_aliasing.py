@@ -53,9 +53,26 @@ def grid() -> Any:
     return torch.arange(6.0).view(2, 3)
 
 
+def cloned(x: Any) -> Any:
+    y = x + 1
+    return y, y.clone()
+
+
+def turned(x: Any) -> Any:
+    y = x + 1
+    return y, y.t()
+
+
+def filled(x: Any) -> Any:
+    y = x * 1
+    seen = torch.meshgrid(y, y, indexing="ij")[0]
+    y.fill_(3)
+    return seen + 1
+
+
 RESULTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "clone": (lambda x: x.clone(), grid),
-    "clone of a clone": (lambda x: (lambda y: (y, y.clone()))(x + 1), grid),
+    "clone of a clone": (cloned, grid),
     "clone of an expanded": (lambda x: x.clone(), lambda: torch.ones(2, 1).expand(2, 3)),
     "contiguous": (lambda x: x.contiguous(), grid),
     "contiguous, transposed": (lambda x: x.t().contiguous(), grid),
@@ -65,17 +82,14 @@ RESULTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "cat of one": (lambda x: torch.cat([x]), grid),
     "repeated, size 1": (lambda x: x.repeat_interleave(2, -1), lambda: torch.ones(2, 1)),
     "sum repeated, size 1": (lambda x: (x + 1).repeat(1, 2), lambda: torch.ones(2, 1)),
-    "view and value": (lambda x: (lambda y: (y, y.t()))(x + 1), grid),
+    "view and value": (turned, grid),
     "equal values": (lambda x: (x + 1, x + 1), grid),
     "view of a view": (lambda x: x.t()[1:], grid),
     "old value": (lambda x: (x.clone(), x.add_(1))[0], grid),
     "add_": (lambda x: x.add_(1), grid),
     "view of a changed": (lambda x: (x.mul_(2), x[1:])[1], grid),
     "view before a change": (lambda x: (x[1:], x.mul_(2))[0], grid),
-    "meshgrid of a changed": (
-        lambda x: (lambda v: (torch.meshgrid(v, v, indexing="ij")[0], v.fill_(3))[0])(x * 1),
-        lambda: torch.arange(3.0),
-    ),
+    "meshgrid of a changed": (filled, lambda: torch.arange(3.0)),
 }
 
 
@@ -140,7 +154,7 @@ class Grows(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("kept", torch.zeros(0, 4))
-        self.kept: torch.Tensor
+        self.kept: Any
         self.last: Any = None
         self.calls = 0
 

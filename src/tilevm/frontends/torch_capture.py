@@ -466,9 +466,7 @@ def _finish(
     sources = tuple(_spelled(c.source, binds) for c in conditions)
     holds = _predicate(conditions, binds)
     direct = None if writes else _direct(captured, names, result, signature)
-    made = Capture(
-        holds, run, said, captured, tuple(bound), binds, sources, direct, writes_memory
-    )
+    made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct, writes_memory)
     return made, conditions
 
 

@@ -66,7 +66,6 @@ ASSERTIONS = {
     "aten.sym_constrain_range.default",
     "aten.sym_constrain_range_for_size.default",
 }
-_VIEWS = {"reshape", "permute", "squeeze", "unsqueeze", "slice", "select", "expand", "flip"}
 _ITEM = {"aten.item.default", "aten._local_scalar_dense.default"}
 _STATE = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
@@ -107,6 +106,7 @@ class Imported:
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
     memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     int_symbols: dict[int, str] = field(default_factory=dict)
     float_inputs: list[int] = field(default_factory=list)
@@ -129,6 +129,7 @@ class Imported:
                 input_names=self.input_names,
                 int_symbols=self.int_symbols,
                 output_orders=self.orders,
+                whole_outputs=self.whole,
                 memory_groups=(groups[0], groups[1]),
             )
 
@@ -191,7 +192,6 @@ class Importer:
         self.values: dict[torch.fx.Node, Any] = {}
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
-        self.repeated: set[int] = set()  # views that may show an element more than once
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
         self._last_trace: tuple[str | None, str | None] = (None, None)
@@ -200,10 +200,7 @@ class Importer:
 
     def add(self, op: str, *inputs: int, **params: Any) -> int:
         """Append an operator of the table."""
-        value = self.program.add(op, inputs, params, self.line)
-        if op == "expand" or (op in _VIEWS and inputs[0] in self.repeated):
-            self.repeated.add(value)
-        return value
+        return self.program.add(op, inputs, params, self.line)
 
     def number(self, value: Any) -> int:
         """A Python number, or a size, as a weak scalar."""
@@ -217,18 +214,6 @@ class Importer:
         if isinstance(value, torch.SymBool | complex):
             raise Unsupported(f"an argument is a {type(value).__name__}")
         return self.add("scalar", value=value)
-
-    def dense(self, value: int, fake: torch.Tensor) -> int:
-        """`value`, or a copy, if it may repeat elements and the tensor that it stands for has all.
-
-        A reshape of an expanded tensor need not copy where a size is 1.
-        """
-        if value not in self.repeated or any(type(s) is int and s == 0 for s in fake.stride()):
-            return value
-        kind, _, shape = self.program.type(value)
-        self.result.callouts.append(CallOut("aten.clone.default", "repeated elements", self.line))
-        self.result.targets.append(_row_major)
-        return self.program.call(len(self.result.targets) - 1, [value], [(kind, False, shape)])
 
     def operand(self, value: Any) -> int:
         """A tensor or a number as a value of the program."""
@@ -534,10 +519,6 @@ class Importer:
         return self.sizes.python(given.node.expr, names)
 
 
-def _row_major(x: torch.Tensor) -> torch.Tensor:
-    return x.clone(memory_format=torch.contiguous_format)
-
-
 def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
     def as_tuple(*values: Any) -> tuple[Any, ...]:
         return tuple(function(*values))
@@ -601,9 +582,10 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             place = (value.id, memory)
             if place not in seen:
                 seen[place] = len(seen)
-                importer.program.output(importer.dense(value.id, fake))
+                importer.program.output(value.id)
                 result.memory[1].append(memory)
                 result.orders.append(order_of(fake))
+                result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
             result.outputs.append(seen[place])
             continue
         known = node.meta.get("val")

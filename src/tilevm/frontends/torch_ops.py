@@ -172,7 +172,9 @@ def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
 
 
 def _check_sub(x: Any, y: Any) -> None:
-    if any(isinstance(v, bool) or (isinstance(v, Tensor) and v.dtype is torch.bool) for v in (x, y)):
+    if any(
+        isinstance(v, bool) or (isinstance(v, Tensor) and v.dtype is torch.bool) for v in (x, y)
+    ):
         raise Unsupported("bools have no difference")  # PyTorch says so
 
 

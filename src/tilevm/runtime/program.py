@@ -89,8 +89,8 @@ if TYPE_CHECKING:
     class Watch:
         """Objects in dictionaries of modules, to be compared with what they were.
 
-        whole: nothing in them may change. flags: pairs of a dictionary and a key whose value may not.
-        parameters: tensors.
+        whole: nothing in them may change. flags: pairs of a dictionary and a key whose
+        value may not. parameters: tensors.
         """
 
         def __init__(
@@ -176,7 +176,8 @@ def compile_program(
 
     It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
     call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
-    framework, input_names, int_symbols, output_orders, memory_groups, allow_grad, single (no tuple).
+    framework, input_names, int_symbols, output_orders, whole_outputs, memory_groups, allow_grad,
+    single (no tuple).
     """
     run: Callable[..., Any] = _core.compile(program, list(targets), **options)
     return run
