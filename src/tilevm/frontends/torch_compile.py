@@ -257,7 +257,8 @@ class Compiled(Dispatch):
 _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
-    "identity of parameters, buffers and submodules, hooks and `training` of each module."
+    "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
+    "`training` and `forward` of each module; that tensors a function changes share no memory."
 )
 
 
