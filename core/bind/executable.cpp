@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <new>
+#include <tuple>
 
 #include "bind/executable.h"
 #include "exec/native/native.h"
@@ -153,12 +154,16 @@ std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool a
 }
 
 using Order = std::optional<std::vector<std::int32_t>>;
+using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>;
 
 PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
-                  std::optional<std::vector<Order>> output_orders, bool allow_grad, bool single) {
+                  std::optional<std::vector<Order>> output_orders,
+                  std::vector<bool> whole_outputs, Groups memory_groups, bool allow_grad,
+                  bool single) {
   host::Options options;
   if (input_names) options.input_names = std::move(*input_names);
+  options.whole_outputs = std::move(whole_outputs);
   if (output_orders) options.output_orders = std::move(*output_orders);
   for (const auto& [input, symbol] : int_symbols) {
     options.int_symbols.emplace_back(nb::cast<int>(input), nb::cast<std::string>(symbol));
@@ -171,6 +176,13 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
 
   const auto begin = std::chrono::steady_clock::now();
   host::set_groups(program, options);
+  if (memory_groups) {
+    if (memory_groups->first.size() != options.input_groups.size() ||
+        memory_groups->second.size() != options.output_groups.size()) {
+      throw nb::value_error("memory_groups: not one for each input and output");
+    }
+    std::tie(options.input_groups, options.output_groups) = std::move(*memory_groups);
+  }
   fuse::Plan plan = fuse::fuse(lower(program));
   auto made = std::make_unique<host::Executable>(std::move(plan), options, *python);
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
@@ -232,10 +244,12 @@ void bind_executable(nb::module_& m) {
       "compile",
       [](const Program& program, nb::list targets, const std::string& framework,
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
-         std::optional<std::vector<Order>> output_orders, bool allow_grad, bool single) {
+         std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
+         Groups memory_groups, bool allow_grad, bool single) {
         try {
           return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
-                                   std::move(output_orders), allow_grad, single));
+                                   std::move(output_orders), std::move(whole_outputs),
+                                  std::move(memory_groups), allow_grad, single));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -248,10 +262,13 @@ void bind_executable(nb::module_& m) {
       nb::arg("program"), nb::arg("targets") = nb::list(), nb::kw_only(),
       nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
-      nb::arg("allow_grad") = false, nb::arg("single") = false,
+      nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(), nb::arg("allow_grad") = false, nb::arg("single") = false,
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
-      "its dims from outermost to innermost in memory, or None. allow_grad: take tensors that\n"
+      "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
+      "each whether its elements must not share memory with each other. memory_groups: a number for each\n"
+      "input and each output; those with other numbers must not share memory, by default those\n"
+      "that the program does not make views of each other. allow_grad: take tensors that\n"
       "require gradients. single: return the only output, not a tuple of one.");
   m.def(
       "on_internal_error",

@@ -105,6 +105,13 @@ bool apply(Op op, std::int64_t a, std::int64_t b, std::int64_t& out) {
   }
 }
 
+// The first argument that is the same object as argument `i`.
+std::int8_t first_like(const Arguments& args, std::size_t i) {
+  std::size_t first = 0;
+  while (args[first] != args[i]) ++first;
+  return static_cast<std::int8_t>(first);
+}
+
 bool fits(const Argument& want, const TorchDirect& torch, Arguments& args, std::size_t i) {
   PyObject* object = args[i];
   switch (want.kind) {
@@ -126,7 +133,7 @@ bool fits(const Argument& want, const TorchDirect& torch, Arguments& args, std::
       t->dtype.bits != want.dtype.bits || torch.requires_grad(object) != want.requires_grad) {
     return false;
   }
-  if (is_contiguous(*t) != want.contiguous) return false;
+  if (first_like(args, i) != want.first || is_contiguous(*t) != want.contiguous) return false;
   if (!want.contiguous && layout_of(*t) != want.layout) return false;
   return !want.floating || !torch.is_neg(object);
 }
@@ -171,6 +178,7 @@ bool Variant::learn(PyObject* const* args, std::size_t n) {
       if (t == nullptr || !is_known(t->dtype) || torch.is_neg(object)) return false;
       want.kind = Kind::kTensor;
       want.rank = static_cast<std::int8_t>(t->ndim);
+      want.first = first_like(all, i);
       want.dtype = t->dtype;
       want.floating = is_floating(t->dtype);
       want.requires_grad = torch.requires_grad(object);

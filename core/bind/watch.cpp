@@ -80,8 +80,7 @@ PyMethodDef methods[] = {
 
 }  // namespace
 
-Watch::Watch(PyObject* whole, PyObject* flags, PyObject* parameters)
-    : training_(checked(PyUnicode_InternFromString("training"))) {
+Watch::Watch(PyObject* whole, PyObject* flags, PyObject* parameters) {
   const auto each = [](PyObject* list, auto&& use) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) use(PyList_GET_ITEM(list, i));
   };
@@ -95,11 +94,12 @@ Watch::Watch(PyObject* whole, PyObject* flags, PyObject* parameters)
     }
     whole_.push_back(std::move(entry));
   });
-  each(flags, [&](PyObject* dict) {
-    if (!PyDict_Check(dict)) throw host::TypeError("a watched dictionary is none");
-    PyObject* value = PyDict_GetItemWithError(dict, training_.get());
+  each(flags, [&](PyObject* pair) {
+    PyObject *dict, *key;
+    if (PyArg_ParseTuple(pair, "O!O", &PyDict_Type, &dict, &key) == 0) throw host::ForeignError();
+    PyObject* value = PyDict_GetItemWithError(dict, key);
     if (value == nullptr && PyErr_Occurred()) throw host::ForeignError();
-    flags_.push_back({owned(dict), owned(value), version_of(dict)});
+    flags_.push_back({owned(dict), owned(key), owned(value), version_of(dict)});
   });
   each(parameters, [&](PyObject* parameter) { parameters_.push_back(owned(parameter)); });
 }
@@ -118,10 +118,10 @@ bool Watch::Whole::same() {
   return true;
 }
 
-bool Watch::Flag::same(PyObject* key) {
+bool Watch::Flag::same() {
   const std::uint64_t now = version_of(dict.get());
   if (now != 0 && now == version) return true;
-  if (PyDict_GetItemWithError(dict.get(), key) != value.get()) return false;
+  if (PyDict_GetItemWithError(dict.get(), key.get()) != value.get()) return false;
   version = now;
   return true;
 }
@@ -131,7 +131,7 @@ bool Watch::same() {
     if (!entry.same()) return false;
   }
   for (Flag& flag : flags_) {
-    if (!flag.same(training_.get())) return false;
+    if (!flag.same()) return false;
   }
   return true;
 }
@@ -155,6 +155,7 @@ int Watch::traverse(visitproc visit, void* arg) const {
   }
   for (const Flag& flag : flags_) {
     Py_VISIT(flag.dict.get());
+    Py_VISIT(flag.key.get());
     Py_VISIT(flag.value.get());
   }
   for (const Ref& parameter : parameters_) Py_VISIT(parameter.get());

@@ -9,8 +9,8 @@ namespace tilevm::bind {
 
 class Watch {
  public:
-  // whole: dictionaries whose keys and values must stay the same objects. flags: those of which
-  // only the value of `training` must. parameters: tensors that may want gradients.
+  // whole: dictionaries whose keys and values must stay the same objects. flags: pairs
+  // of a dictionary and a key whose value must. parameters: tensors that may want gradients.
   Watch(PyObject* whole, PyObject* flags, PyObject* parameters);
 
   bool same();
@@ -25,15 +25,13 @@ class Watch {
     bool same();
   };
   struct Flag {
-    Ref dict;
-    Ref value;
+    Ref dict, key, value;
     std::uint64_t version = 0;
-    bool same(PyObject* key);
+    bool same();
   };
   std::vector<Whole> whole_;
   std::vector<Flag> flags_;
   std::vector<Ref> parameters_;
-  Ref training_;
 };
 
 struct WatchObject {

@@ -194,6 +194,8 @@ void Executable::compile_orders(const Options& options) {
 
 void Executable::separate_outputs(const Options& options) {
   separate_.assign(outputs_.size(), false);
+  whole_ = options.whole_outputs;
+  whole_.resize(outputs_.size(), false);
   if (options.output_groups.empty()) return;
   constexpr std::int32_t kFree = -1;
   std::vector<std::int32_t> group_of(plan_.program.values.size(), kFree);

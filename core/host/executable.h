@@ -24,6 +24,7 @@ struct Options {
   std::vector<std::pair<int, std::string>> int_symbols;  // input index, symbol it binds
   // Per output the dims from outermost to innermost in memory; nullopt (or too few): row-major.
   std::vector<std::optional<std::vector<std::int32_t>>> output_orders;
+  std::vector<bool> whole_outputs;  // whose elements must not share memory; too few: may
   // What owned the memory before lowering: outputs of different groups must not share memory with
   // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
   std::vector<std::int32_t> input_groups, output_groups;
@@ -147,6 +148,7 @@ class Executable {
   std::vector<std::vector<std::int32_t>> orders_;
   std::vector<Source> outputs_;
   std::vector<bool> separate_;                     // by output: hand out a copy
+  std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
   std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in
   std::vector<bytecode::Storage> number_storage_;  // by value: how kernels store weak values

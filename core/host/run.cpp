@@ -41,6 +41,14 @@ std::int64_t checked_elements(const Geometry& g, int item_bytes) {
   return item_bytes > 0 ? bytes / item_bytes : 0;
 }
 
+// Whether an element stands for several.
+bool repeats(const Geometry& g) {
+  for (int d = 0; d < g.rank; ++d) {
+    if (g.stride(d) == 0 && g.size(d) > 1) return true;
+  }
+  return false;
+}
+
 void take(const Seen& seen, int rank, Record& record) {
   record.rank = rank;
   record.data = seen.data;
@@ -151,8 +159,10 @@ void Executable::run(Call& call) {
     for (; done < outputs_.size(); ++done) {
       const Source& output = outputs_[done];
       if (output.kind == Source::Kind::kTensor) {
-        outputs[done] = separate_[done] ? fresh_copy(frame, done)
-                                        : framework_.retain(tensor(frame, output.value));
+        const bool copy = separate_[done] ||
+                          (whole_[done] && repeats(frame.records[index(output.value)]));
+        outputs[done] = copy ? fresh_copy(frame, done)
+                             : framework_.retain(tensor(frame, output.value));
       } else {
         const Object object = number(frame, output);
         outputs[done] = makes_object(output) ? object : framework_.retain(object);

@@ -22,8 +22,15 @@ from torch.fx import proxy
 from torch.fx.experimental import symbolic_shapes
 
 from tilevm.errors import ShapeError
-from tilevm.frontends import torch_program, torch_tree
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends import (
+    torch_effects,
+    torch_memory,
+    torch_program,
+    torch_strides,
+    torch_tree,
+)
+from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_memory import Refused, View, check_functional
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Leaf, Tree
@@ -53,6 +60,7 @@ class Capture:
     binds: tuple[str, ...]  # Python statements that bind the symbols of the guards
     sources: tuple[str, ...]  # Python source of each condition
     direct: Direct | None  # None: Python runs around the executable
+    writes_memory: bool = False  # so arguments must not share any
     settled: bool = False  # the core has a variant for it, or cannot have one
     _bound_types: tuple[Any, ...] = ()
 
@@ -62,6 +70,10 @@ class Capture:
     def fits(self) -> bool:
         """Whether parameters and buffers still have the types of the capture."""
         return self._bound_types == tuple((t.dtype, tuple(t.shape)) for t in self.bound)
+
+    def may_run(self, leaves: Sequence[Any]) -> bool:
+        """Whether nothing that the call changes is seen under another name."""
+        return not (self.writes_memory and torch_memory.share_memory([*leaves, *self.bound]))
 
     def holds_safely(self, leaves: Sequence[Any]) -> bool:
         """`holds`, for leaves that may be of another key."""
@@ -104,6 +116,9 @@ class _Seen:
 
     result: Any = None
     writes: list[tuple[Any, Branch]]
+    changed: str = ""  # what the function changed besides its arguments
+    made: torch_effects.Made
+    strides: bool = False  # whether it read strides of tensors
 
 
 class _Call(nn.Module):
@@ -135,11 +150,17 @@ class _Call(nn.Module):
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
             leaves[index] = value.item() if is_float else value
+        leaves = [leaves[first] for first in torch_memory.first_of(self.constants)]
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
         state = {path: _shallow(value) for path, value in before.items()}
-        result = self.function(*args, **kwargs)
+        outside = torch_effects.Before(self.function, list(self.modules())[1:])
+        try:
+            with torch_strides.reads() as reads:
+                result = self.function(*args, **kwargs)
+        finally:
+            self.seen.changed = outside.undo()
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
         writes = []
@@ -152,6 +173,9 @@ class _Call(nn.Module):
             kind = (torch_tree.parts(value) or ("",))[0]
             writes.append((path, Branch(kind, type(value), keys, built)))
         self.seen.result, self.seen.writes = tree, writes
+        self.seen.strides = reads.any
+        given = (*traced, *self.parameters(), *self.buffers())
+        self.seen.made = torch_effects.Made(given)
         return tuple(out)
 
 
@@ -205,7 +229,7 @@ def capture(
         tried.add(plan)
         try:
             made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
-        except ShapeError:
+        except (ShapeError, Effects):
             raise
         except Exception as error:
             first = first or error
@@ -252,10 +276,14 @@ def _attempt(
     stand_ins = {n: next(h for h in _STAND_INS[n] if h not in taken) for n in (0, 1)}
     examples: list[Any] = []
     shapes: list[Any] = []
+    first = torch_memory.first_of(leaves)
+    sharing = torch_memory.share_memory(leaves)
     for index, leaf in enumerate(leaves):
+        if first[index] != index:
+            continue
         if isinstance(leaf, torch.Tensor):
             fixed = {axis for at, axis in plan.fixed if at == index}
-            example, dynamic = _example(leaf, stand_ins, fixed)
+            example, dynamic = _example(leaf, stand_ins, fixed, sharing)
         elif not plan.numbers or (type(leaf) is int and leaf < 0):
             continue
         elif type(leaf) is float:
@@ -275,11 +303,18 @@ def _attempt(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
         )
         result, writes = call.seen.result, call.seen.writes
+        if call.seen.changed:
+            raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
+        call.seen.made.check()
+        torch_memory.check_in_place(program.graph)
+        call.seen.strides |= torch_strides.has_strides(program.graph)
         try:
             return _finish(call, program, result, writes, leaves, plan, facts, knobs)
         except Mutates:
+            check_functional(program.graph)
+            kept = torch_memory.changed_inputs(program.graph)
             program = program.run_decompositions({})
-            return _finish(call, program, result, writes, leaves, plan, facts, knobs)
+            return _finish(call, program, result, writes, leaves, plan, facts, knobs, kept)
 
 
 # What stands for a size of 0 or 1 while capturing: unusual sizes, so that no branch expects them.
@@ -287,18 +322,21 @@ _STAND_INS = {1: (7, 11, 13, 17, 19, 23, 29, 31, 37, 41), 0: (43, 47, 53, 59, 61
 
 
 def _example(
-    leaf: torch.Tensor, stand_ins: Mapping[int, int], fixed: set[int]
+    leaf: torch.Tensor, stand_ins: Mapping[int, int], fixed: set[int], sharing: bool
 ) -> tuple[torch.Tensor, Any]:
     """A tensor laid out as `leaf` with other sizes for 0 and 1, and what export may vary."""
     sizes = [n if d in fixed else stand_ins.get(n, n) for d, n in enumerate(leaf.shape)]
     dynamic = {d: ExportDim.STATIC if d in fixed else ExportDim.AUTO for d in range(leaf.dim())}
-    if sizes == list(leaf.shape):
+    if sizes == list(leaf.shape) and not sharing:
         return leaf.detach(), dynamic
-    order = [d if d >= 0 else ~d for d in torch_tree.layout(leaf)]
     if leaf.is_contiguous():
-        order = list(range(leaf.dim()))
-    example = torch.empty([sizes[d] for d in order], dtype=leaf.dtype)
-    return example.permute([order.index(d) for d in range(leaf.dim())]), dynamic
+        return torch.empty(sizes, dtype=leaf.dtype), dynamic
+    strides = list(leaf.stride())
+    least = 1
+    for d in reversed([d for d in torch_tree.layout(leaf) if d >= 0]):
+        strides[d] = max(strides[d], least)
+        least = strides[d] * max(sizes[d], 1)
+    return torch.empty_strided(sizes, strides, dtype=leaf.dtype), dynamic
 
 
 @contextmanager
@@ -351,8 +389,12 @@ def _finish(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
+    kept: Mapping[int, str] | None = None,
 ) -> tuple[Capture, list[Condition]]:
-    """Compile the exported program, and write what runs around it."""
+    """Compile the exported program, and write what runs around it.
+
+    kept: results that are an input itself, which the function changes: their index, its name.
+    """
     signature = program.graph_signature
     placeholders = program.graph.find_nodes(op="placeholder")
     bound: list[torch.Tensor] = []
@@ -362,6 +404,7 @@ def _finish(
     users = iter(call.given)
     places: dict[int, int] = {}  # input of the program -> leaf
     by_name: dict[str, str] = {}
+    known_as: dict[str, str] = {}  # placeholder -> its name in the wrapper
     for node, spec in zip(placeholders, signature.input_specs, strict=True):
         value = node.meta.get("val")
         if spec.kind is InputKind.USER_INPUT:
@@ -369,9 +412,9 @@ def _finish(
             places[len(inputs)] = index
             inputs.append(FloatInput() if is_float else value)
             names.append(f"l[{index}]")
-            by_name[spec.arg.name] = f"l[{index}]"
+            by_name[spec.arg.name] = known_as[node.name] = f"l[{index}]"
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
-            tensors[spec.target] = f"b{len(bound)}"
+            tensors[spec.target] = known_as[node.name] = f"b{len(bound)}"
             names.append(f"b{len(bound)}")
             bound.append(_tensor(call, program, spec))
             inputs.append(value)
@@ -388,17 +431,23 @@ def _finish(
     constants: dict[str, Any] = {"inner": captured.run, "math": math}
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
     outputs: list[str] = []
+    writes_memory = False
     lines = [f"o = inner({', '.join(names)})"]
     for position, spec in enumerate(signature.output_specs):
         text = f"o[{position}]"
         if spec.kind is OutputKind.USER_OUTPUT:
-            outputs.append(text)
-        elif spec.kind is OutputKind.BUFFER_MUTATION:
+            source = (kept or {}).get(len(outputs))
+            outputs.append(text if source is None else known_as[source])
+            continue
+        if isinstance(captured.imported.outputs[position], View):
+            raise Refused("an input becomes a view of another")
+        if spec.kind is OutputKind.BUFFER_MUTATION:
             lines.append(f"{tensors[spec.target]}.copy_({text})")
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             lines.append(f"{by_name[spec.target]}.copy_({text})")
         else:
             raise Refused(f"the graph has an output of kind {spec.kind.name}")
+        writes_memory = True
     built = torch_tree.source(result, lambda i: outputs[i], constants, "(args, kwargs)")
     lines.append(f"r = {built}")
     for path, tree in writes:
@@ -417,7 +466,7 @@ def _finish(
     sources = tuple(_spelled(c.source, binds) for c in conditions)
     holds = _predicate(conditions, binds)
     direct = None if writes else _direct(captured, names, result, signature)
-    made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct)
+    made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct, writes_memory)
     return made, conditions
 
 
@@ -552,12 +601,20 @@ def _conditions(
                 equal((index, d), size)
     traced = {index for index, _ in call.given}
     for index, value in enumerate(leaves):
-        if index not in traced:
+        if index not in traced and not isinstance(value, torch.Tensor):
             equal((index, -1), value)
     if plan.positive:
         for symbol, (_, axis) in where.items():
             if axis >= 0:
                 add(symbol, test=" >= 1")
+    if call.seen.strides:
+        for index in traced:
+            if isinstance(leaves[index], torch.Tensor):
+                source, text = (
+                    torch_strides.row_major(name, leaves[index].dim())
+                    for name in (f"l[{index}]", _leaf_name(call.tree, index))
+                )
+                found.setdefault(source, Condition(source, text))
     for expr in sizes.guards():
         add(expr)
     for expr, factor in sizes.divides:
@@ -610,7 +667,7 @@ def facts_of(
         return {}
     forward = fn.forward if isinstance(fn, nn.Module) else fn
     given = inspect.signature(forward).bind(*args, **kwargs).arguments
-    by_id = {id(leaf): index for index, leaf in enumerate(leaves)}
+    by_id = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
     found: dict[tuple[int, int], Dim] = {}
     seen: dict[int, tuple[str, int]] = {}
     for name, axes in dims.items():

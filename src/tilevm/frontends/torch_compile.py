@@ -19,8 +19,9 @@ from torch import nn
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, DTypeError, ShapeError
-from tilevm.frontends import torch_capture, torch_guards, torch_tree
+from tilevm.frontends import torch_capture, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
+from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.ir.types import Dim
@@ -29,6 +30,7 @@ from tilevm.stats import stats
 
 Dims = Mapping[str, Mapping[int, Dim]]
 
+MOST_EFFECTS = 4  # captures of a function that changes something else: the first may set it up
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
 _is_inference = torch.is_inference_mode_enabled
@@ -70,11 +72,15 @@ class Compiled(Dispatch):
         self._state: State | None = None
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
+        self._effects = 0
+        self._reason = ""  # why all calls run eagerly
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`."""
+        if self._reason:
+            return self._eager(self._reason, args, kwargs)
         leaves: list[Any] = []
         grad = _has_grad()
         key: list[Any] = [
@@ -88,6 +94,9 @@ class Compiled(Dispatch):
                 torch_tree.signature(value, leaves, key)
         except torch_tree.Unsupported as error:
             return self._eager(str(error), args, kwargs)
+        same = torch_memory.first_of(leaves)
+        if same != list(range(len(same))):
+            key.append(tuple(same))
         if self._dims:
             torch_capture.facts_of(self._fn, args, kwargs, self._dims, leaves)
         state = self._state
@@ -110,6 +119,8 @@ class Compiled(Dispatch):
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        if not capture.may_run(leaves):
+            return self._eager("what the function changes shares memory", args, kwargs)
         try:
             return capture.run(leaves, args, kwargs)
         except (ShapeError, DTypeError):
@@ -175,13 +186,19 @@ class Compiled(Dispatch):
         except ShapeError:
             raise
         except Exception as error:
+            reason = reason_of(error)
+            self._effects += isinstance(error, Effects)
+            if isinstance(error, Effects):
+                if self._effects >= MOST_EFFECTS:
+                    self._reason = reason
+                return self._eager(reason, args, kwargs)
             if config.debug:
                 raise
-            family.reason = reason_of(error)
+            family.reason = reason
             return self._eager(family.reason, args, kwargs)
         family.captures.insert(0, capture)
         stats.add("captures")
-        return capture.run(leaves, args, kwargs)
+        return self._run(capture, leaves, args, kwargs)
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
         stats.add("flushes", f"eager: {reason}")
@@ -240,7 +257,8 @@ class Compiled(Dispatch):
 _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
-    "identity of parameters, buffers and submodules, hooks and `training` of each module."
+    "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
+    "`training` and `forward` of each module; that tensors a function changes share no memory."
 )
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilevm.config import config
 from tilevm.errors import TilevmError
-from tilevm.frontends import torch_program
+from tilevm.frontends import torch_memory, torch_program
 from tilevm.frontends.torch_compile import compile
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
@@ -57,6 +57,7 @@ def backend(
 def capture(gm: torch.fx.GraphModule, fakes: Sequence[Any], knobs: dict[str, Any]) -> Captured:
     """Dynamo's graph as a program, without AOTAutograd. Raises: Refused."""
     traced = to_aten(gm, fakes)
+    torch_memory.check_in_place(traced.graph)
     stats.add("captures")
     return torch_program.build(traced.graph, fakes, knobs)
 

@@ -12,9 +12,17 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends.torch_memory import Mutations, Refused, functional, view_of
+from tilevm.frontends.torch_memory import (
+    Mutations,
+    Refused,
+    functional,
+    may_alias,
+    storages,
+    view_of,
+)
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_views import ROWS
@@ -87,6 +95,8 @@ class CallOut:
 class Imported:
     """A program and what calling it takes.
 
+    `memory`: for each input and each output of the program, what identifies the memory that it has
+    in eager code.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or a size expression (a Python int), or ("const", value).
     """
@@ -96,6 +106,8 @@ class Imported:
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     int_symbols: dict[int, str] = field(default_factory=dict)
     float_inputs: list[int] = field(default_factory=list)
     input_names: list[str] = field(default_factory=list)
@@ -106,14 +118,20 @@ class Imported:
         """The executable. The program is used up."""
         program, self.program = self.program, None
         assert program is not None
-        return runtime.compile_program(
-            program,
-            self.targets,
-            framework="torch",
-            input_names=self.input_names,
-            int_symbols=self.int_symbols,
-            output_orders=self.orders,
-        )
+        number: dict[int, int] = {}
+        groups = [[number.setdefault(m, len(number)) for m in side] for side in self.memory]
+        # The core tries PyTorch's functions when it first needs them: on real tensors.
+        with _disable_current_modes():
+            return runtime.compile_program(
+                program,
+                self.targets,
+                framework="torch",
+                input_names=self.input_names,
+                int_symbols=self.int_symbols,
+                output_orders=self.orders,
+                whole_outputs=self.whole,
+                memory_groups=(groups[0], groups[1]),
+            )
 
 
 def short_name(dtype: torch.dtype) -> str:
@@ -280,6 +298,7 @@ class Importer:
                     result.int_symbols[index] = text
             else:
                 continue
+            result.memory[0].append(memory_of(value, node))
             result.input_names.append(node.name)
             result.passed.append(place)
 
@@ -525,11 +544,22 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
+def _source(node: torch.fx.Node) -> Any:
+    """Metadata of a node's first argument."""
+    return node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+
+
+def memory_of(value: Any, node: torch.fx.Node) -> int:
+    """What identifies the memory of a value; `node` where it has none to share."""
+    return next(iter(storages(value)), id(node))
+
+
 def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> None:
     """Append the graph's outputs. With `views`, those that alias an input stay views of it."""
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
-    seen: dict[int, int] = {}
+    given = {m for node in places for m in storages(node.meta.get("val"))}
+    seen: dict[tuple[int, int], int] = {}
     for item in results:
         if not isinstance(item, torch.fx.Node):
             result.outputs.append(("const", item))
@@ -541,11 +571,22 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             continue
         value = importer.values.get(node)
         if isinstance(value, Tensor):
-            if value.id not in seen:
-                seen[value.id] = len(seen)
+            # Not the value's own metadata: a copy is the same value with memory of its own.
+            fake = node.meta["val"]
+            memory = memory_of(fake, node)
+            if views and memory in given:
+                raise Refused(f"a result is a view of an input that {node.target} makes")
+            if views and may_alias(node) and given.intersection(storages(_source(node))):
+                for size in _source(node).shape:  # with a size of 1 it may be no copy
+                    importer.not_one(size)
+            place = (value.id, memory)
+            if place not in seen:
+                seen[place] = len(seen)
                 importer.program.output(value.id)
-                result.orders.append(order_of(value.fake))
-            result.outputs.append(seen[value.id])
+                result.memory[1].append(memory)
+                result.orders.append(order_of(fake))
+                result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
+            result.outputs.append(seen[place])
             continue
         known = node.meta.get("val")
         if isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):

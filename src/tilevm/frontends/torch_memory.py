@@ -34,6 +34,79 @@ class View:
     sizes: tuple[Any, ...] = ()
 
 
+def storages(value: Any) -> list[int]:
+    """What identifies the memory of each tensor in the metadata of a node."""
+    found = value if isinstance(value, tuple | list) else (value,)
+    return [t.untyped_storage()._cdata for t in found if _is_strided(t)]
+
+
+def _is_strided(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided
+
+
+def first_of(leaves: Sequence[Any]) -> list[int]:
+    """For each leaf the first that is the same tensor, or itself."""
+    known: dict[int, int] = {}
+    return [
+        known.setdefault(id(leaf), index) if isinstance(leaf, torch.Tensor) else index
+        for index, leaf in enumerate(leaves)
+    ]
+
+
+def share_memory(leaves: Sequence[Any]) -> bool:
+    """Whether two different tensors of `leaves` have one storage."""
+    distinct = {id(v): v for v in leaves if _is_strided(v)}
+    starts = [at for v in distinct.values() if (at := v.untyped_storage().data_ptr())]
+    return len(set(starts)) < len(starts)
+
+
+def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
+    """Results that are an input itself, which the graph changes in place: index, input's name.
+
+    Raises: Refused, if a result is a view of such an input.
+    """
+    changed = changed_memory(graph)
+    owners = {
+        m: node
+        for node in graph.find_nodes(op="placeholder")
+        for m in storages(node.meta.get("val"))
+        if m in changed
+    }
+    (output,) = graph.find_nodes(op="output")
+    found: dict[int, str] = {}
+    for index, node in enumerate(output.args[0]):
+        if not isinstance(node, torch.fx.Node):
+            continue
+        for memory in owners.keys() & set(storages(node.meta.get("val"))):
+            if same_tensor(node) is not owners[memory]:
+                raise Refused("a result is a view of an input that is changed in place")
+            found[index] = owners[memory].name
+    return found
+
+
+def changed_memory(graph: torch.fx.Graph) -> set[int]:
+    """The memory that operators of the graph change in place."""
+    changed: set[int] = set()
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+            if argument.alias_info and argument.alias_info.is_write:
+                torch.fx.node.map_arg(value, lambda n: changed.update(storages(n.meta.get("val"))))
+    return changed
+
+
+def same_tensor(node: torch.fx.Node) -> torch.fx.Node:
+    """The node whose tensor itself this is: in-place operators return their argument."""
+    while (
+        isinstance(node.target, OpOverload)
+        and node.target._schema.is_mutable
+        and isinstance(node.args[0], torch.fx.Node)
+    ):
+        node = node.args[0]
+    return node
+
+
 def functional(target: OpOverload) -> tuple[OpOverload, str]:
     """The operator that returns what an in-place one leaves in its argument."""
     name = target._schema.name[6:]
@@ -52,6 +125,14 @@ _MAYBE_ALIAS = {
 }  # fmt: skip
 
 
+def may_alias(node: torch.fx.Node) -> bool:
+    """Whether the operator returns a view, or a copy where a view is not possible."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable or not node.args:
+        return False
+    schema = node.target._schema
+    return schema.name[6:] in _MAYBE_ALIAS or any(r.alias_info for r in schema.returns)
+
+
 class Mutations:
     """Which in-place operators only change an intermediate that nobody else sees."""
 
@@ -64,6 +145,11 @@ class Mutations:
             root = self._root(node)
             self.base[node] = root
             self.members.setdefault(root, []).append(node)
+        # By the metadata: views that operators make without saying so, or of tensors in lists.
+        self.sharing: dict[int, list[torch.fx.Node]] = {}
+        for node in graph.nodes:
+            for storage in storages(node.meta.get("val")):
+                self.sharing.setdefault(storage, []).append(node)
 
     def _root(self, node: torch.fx.Node) -> torch.fx.Node:
         if node.op != "call_function" or not node.args:
@@ -75,8 +161,7 @@ class Mutations:
             return node
         schema = node.target._schema
         self.any = self.any or schema.is_mutable
-        aliases = any(r.alias_info is not None for r in schema.returns)
-        if aliases or schema.name[6:] in _MAYBE_ALIAS:
+        if may_alias(node) or any(r.alias_info for r in schema.returns):
             return self.base.get(source, node)
         return node
 
@@ -96,10 +181,11 @@ class Mutations:
             raise Mutates(f"{node.target} changes several tensors in place")
         target = self.mutated(node)
         root = self.base[target]
-        if root.op != "call_function":
+        sharing = [m for s in storages(target.meta.get("val")) for m in self.sharing[s]]
+        if root.op != "call_function" or any(m.op != "call_function" for m in sharing):
             raise Mutates(f"{node.target} changes an input in place")
         now = self.order[node]
-        for member in self.members[root]:
+        for member in dict.fromkeys([*self.members[root], *sharing]):
             if member is target or member is node or self.order[member] > now:
                 continue
             same = self._identity(member, target)
@@ -108,16 +194,42 @@ class Mutations:
 
     def _identity(self, a: torch.fx.Node, b: torch.fx.Node) -> bool:
         """Whether a and b are results of in-place operators on each other: the same tensor."""
-        return self._same_tensor(a) is self._same_tensor(b)
+        return same_tensor(a) is same_tensor(b)
 
-    def _same_tensor(self, node: torch.fx.Node) -> torch.fx.Node:
-        while (
-            isinstance(node.target, OpOverload)
-            and node.target._schema.is_mutable
-            and isinstance(node.args[0], torch.fx.Node)
-        ):
-            node = node.args[0]
-        return node
+
+def check_in_place(graph: torch.fx.Graph) -> None:
+    """Raise Refused where PyTorch would, when integers are to hold a result that is none."""
+    for node in graph.nodes:
+        out = node.meta.get("val")
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
+            continue
+        try:
+            target, _ = functional(node.target)
+        except Mutates:
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        made = target(*args, **kwargs)
+        if not torch.can_cast(made.dtype, out.dtype):
+            raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+
+
+def check_functional(graph: torch.fx.Graph) -> None:
+    """Raise Refused where making `graph` functional would lose that tensors share memory.
+
+    PyTorch goes by the schema of operators that it keeps whole, and some views do not say so there.
+    """
+    changed = changed_memory(graph)
+    hidden: dict[int, OpOverload] = {}
+    for node in graph.nodes:
+        if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
+            continue
+        if not any(r.alias_info for r in node.target._schema.returns):
+            given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
+            hidden |= dict.fromkeys(given.intersection(storages(node.meta.get("val"))), node.target)
+    for memory in changed & hidden.keys():
+        raise Refused(f"a tensor that {hidden[memory]} has made a view of is changed in place")
 
 
 def view_of(
@@ -135,10 +247,8 @@ def view_of(
         if target is operator.getitem:
             steps.append((operator.getitem, (node.args[1],), {}))
         elif isinstance(target, OpOverload) and not target._schema.is_mutable:
-            aliases = any(r.alias_info is not None for r in target._schema.returns)
-            if not aliases and target._schema.name[6:] not in _MAYBE_ALIAS:
-                return None
-            if not _same_storage(node.meta.get("val"), source.meta.get("val")):
+            same = _same_storage(node.meta.get("val"), source.meta.get("val"))
+            if not (same and may_alias(node)):
                 return None
             steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
         else:
@@ -150,10 +260,8 @@ def view_of(
 
 
 def _same_storage(a: Any, b: Any) -> bool:
-    first = a[0] if isinstance(a, list | tuple) and a else a
-    if not isinstance(first, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return False
-    return bool(first.untyped_storage()._cdata == b.untyped_storage()._cdata)
+    one, other = storages(a), storages(b)
+    return bool(one and other and one[0] == other[0])
 
 
 def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:

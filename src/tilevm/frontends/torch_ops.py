@@ -155,7 +155,7 @@ def _gelu(b: Importer, out: Any, x: Tensor, approximate: str) -> int:
 
 @row("round.decimals")
 def _round(b: Importer, out: Any, x: Tensor, decimals: int) -> int:
-    if decimals:
+    if not is_number(decimals) or decimals:
         raise Unsupported("decimals is not 0")
     return b.add("round", x.id)
 
@@ -171,13 +171,22 @@ def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     return b.add("add", b.operand(x), _scaled(b, b.operand(y), alpha))
 
 
+def _check_sub(x: Any, y: Any) -> None:
+    if any(
+        isinstance(v, bool) or (isinstance(v, Tensor) and v.dtype is torch.bool) for v in (x, y)
+    ):
+        raise Unsupported("bools have no difference")  # PyTorch says so
+
+
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
+    _check_sub(x, y)
     return b.add("sub", b.operand(x), _scaled(b, b.operand(y), alpha))
 
 
 @row("rsub.Tensor", "rsub.Scalar")
 def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
+    _check_sub(x, y)
     return b.add("sub", b.operand(y), _scaled(b, b.operand(x), alpha))
 
 
@@ -304,7 +313,7 @@ def _elu(b: Importer, out: Any, x: Tensor, alpha: Any, scale: Any, input_scale: 
 def _softplus(b: Importer, out: Any, x: Tensor, beta: Any, threshold: Any) -> int:
     scaled = _scaled(b, x.id, beta)
     soft = b.add("log1p", b.add("exp", scaled))
-    if beta != 1:
+    if not is_number(beta) or beta != 1:
         soft = b.add("div", soft, b.number(beta))
     return b.add("where", b.add("gt", scaled, b.number(threshold)), x.id, soft)
 
@@ -363,7 +372,7 @@ def _identity(b: Importer, out: Any, x: Tensor, *_: Any) -> Tensor:
 
 @row("dropout", "feature_dropout", "alpha_dropout")
 def _dropout(b: Importer, out: Any, x: Tensor, p: float, train: bool) -> Tensor:
-    if train and p:
+    if train and not (is_number(p) and p == 0):
         raise Unsupported("random numbers")
     return x
 
@@ -514,7 +523,7 @@ def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
 
 @row("norm.ScalarOpt_dim", "linalg_vector_norm")
 def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
-    if p not in (None, 2) or any(d is not None for d in dtype):
+    if not (p is None or (is_number(p) and p == 2)) or any(d is not None for d in dtype):
         raise Unsupported("a norm other than the Euclidean one")
     squares = b.add("mul", x.id, x.id)
     return b.add("sqrt", _reduce(b, "sum", squares, x.rank, dims, keep))

@@ -66,7 +66,8 @@ def build(
             results = output.args[0]
             results = results if isinstance(results, list | tuple) else (results,)
             torch_import.outputs(importer, results, views)
-            break
+            if environment is None or len(environment.guards) == sizes.n_guards:
+                break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:
             unified = {old: pair.kept if new == pair.gone else new for old, new in unified.items()}
             unified[pair.gone] = pair.kept

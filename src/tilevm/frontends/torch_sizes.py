@@ -90,6 +90,7 @@ class Sizes:
         self._maybe_one: set[sympy.Symbol] = set()  # of guards that were dropped
         self._most: dict[sympy.Symbol, int] = {}
         self._guards = list(self._read_guards())
+        self.n_guards = len(shape_env.guards) if shape_env is not None else 0
         self.sources: list[tuple[sympy.Symbol, int, int]] = []  # symbol, input, dim (-1: an int)
         self.divides: list[tuple[sympy.Expr, int]] = []  # expression that must be a multiple
         derived: list[tuple[sympy.Expr, int, int]] = []

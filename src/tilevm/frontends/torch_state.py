@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch.nn.modules.module as nn_module
 from torch import nn
 
 from tilevm.runtime.program import Watch
@@ -49,6 +50,7 @@ def _references(fn: Any) -> Iterator[tuple[str, Any]]:
                 yield name, fn.__globals__[name]
 
 
+_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
 _SLOTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
@@ -62,7 +64,13 @@ class State:
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         self.watch = Watch(
-            whole=[d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None],
-            flags=[vars(m) for m in modules if type(m) not in _FLAGLESS],
+            whole=[
+                *(getattr(nn_module, name) for name in _GLOBAL_HOOKS),
+                *(d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None),
+            ],
+            flags=[
+                *((vars(m), "training") for m in modules if type(m) not in _FLAGLESS),
+                *((vars(m), "forward") for m in modules),  # somebody may put another one there
+            ],
             parameters=parameters,
         )

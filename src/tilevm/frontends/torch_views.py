@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import (
     ROWS,
     Tensor,
@@ -38,6 +39,13 @@ def _reshape(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
 @row("expand", "expand_as", "broadcast_to", "expand_copy")
 def _expand(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
     return b.add("expand", x.id, shape=b.shape(out.shape))
+
+
+@row("as_strided", "as_strided_copy")
+def _as_strided(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    if not x.fake.is_contiguous():
+        raise Refused("as_strided of a tensor that is not contiguous")
+    raise Unsupported("not in the table of operators")
 
 
 def _swapped(b: Importer, x: Tensor, i: int, j: int) -> int:
@@ -106,8 +114,12 @@ def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
     return b.add("squeeze", x.id, axes=gone) if gone else x
 
 
+def _is_no_end(end: Any) -> bool:
+    return end is None or (is_number(end) and end == NO_END)
+
+
 def _end(b: Importer, x: Tensor, axis: int, end: Any) -> int | str:
-    if end is None or (isinstance(end, int) and end == NO_END):
+    if _is_no_end(end):
         return b.size(x.shape[axis])
     return b.size(end)
 
@@ -117,16 +129,17 @@ def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, ste
     axis = axis_of(dim, x.rank)
     if not isinstance(step, int):
         raise Unsupported("the step is not known")
-    if start in (None, 0) and step == 1 and (end is None or (is_number(end) and end == NO_END)):
+    start = 0 if start is None else start
+    if is_number(start) and start == 0 and step == 1 and _is_no_end(end):
         return x
-    if step == 1 and is_number(end) and (start or 0) == end - 1 >= 0:
+    if step == 1 and is_number(end) and is_number(start) and start == end - 1 >= 0:
         b.at_least(x.shape[axis], end)
         return b.add("unsqueeze", b.add("select", x.id, axis=axis, index=end - 1), axis=axis)
     return b.add(
         "slice",
         x.id,
         axis=axis,
-        start=b.size(0 if start is None else start),
+        start=b.size(start),
         stop=_end(b, x, axis, end),
         step=step,
     )
@@ -134,7 +147,10 @@ def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, ste
 
 @row("narrow")
 def _narrow(b: Importer, out: Any, x: Tensor, dim: int, start: Any, length: Any) -> int:
-    return _part(b, x, axis_of(dim, x.rank), start, start + length)
+    axis = axis_of(dim, x.rank)
+    if is_number(start) and start < 0:
+        start = x.shape[axis] + start
+    return _part(b, x, axis, start, start + length)
 
 
 def _part(b: Importer, x: Tensor, axis: int, start: Any, stop: Any) -> int:
@@ -267,8 +283,17 @@ def _triu(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
 # Gathers -----------------------------------------------------------------------------------------
 
 
+def _check_slices(b: Importer, x: Tensor, axis: int) -> None:
+    """What `axis` selects has elements: no kernel looks at the index of one that has none."""
+    for size in (*x.shape[:axis], *x.shape[axis + 1 :]):
+        if is_number(size) and size == 0:
+            raise Unsupported("slices without elements")
+        b.at_least(size, 1)
+
+
 @row("embedding")
 def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) -> int:
+    _check_slices(b, weight, 0)
     return b.add("take", weight.id, index.id, axis=0)
 
 
@@ -276,6 +301,7 @@ def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) ->
 def _index_select(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor) -> int:
     if not x.rank or index.rank != 1:
         raise Unsupported("a scalar")
+    _check_slices(b, x, axis_of(dim, x.rank))
     return b.add("take", x.id, index.id, axis=axis_of(dim, x.rank))
 
 

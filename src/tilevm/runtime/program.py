@@ -89,13 +89,14 @@ if TYPE_CHECKING:
     class Watch:
         """Objects in dictionaries of modules, to be compared with what they were.
 
-        whole: nothing in them may change. flags: `training` may not. parameters: tensors.
+        whole: nothing in them may change. flags: pairs of a dictionary and a key whose
+        value may not. parameters: tensors.
         """
 
         def __init__(
             self,
             whole: list[dict[str, Any]],
-            flags: list[dict[str, Any]],
+            flags: list[tuple[dict[str, Any], str]],
             parameters: list[Any],
         ) -> None: ...
 
@@ -175,7 +176,8 @@ def compile_program(
 
     It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
     call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
-    framework, input_names, int_symbols, output_orders, allow_grad, single (no tuple).
+    framework, input_names, int_symbols, output_orders, whole_outputs, memory_groups, allow_grad,
+    single (no tuple).
     """
     run: Callable[..., Any] = _core.compile(program, list(targets), **options)
     return run

@@ -1,0 +1,302 @@
+"""Which tensors share memory with which, and what a call changes, are as in eager code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilevm  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh_stats() -> None:
+    tilevm.stats.reset()
+    torch._dynamo.reset()
+
+
+def by_dynamo(fn: Callable[..., Any]) -> Callable[..., Any]:
+    door: Callable[..., Any] = torch.compile(fn, backend="tilevm", dynamic=True)
+    return door
+
+
+DOORS = pytest.mark.parametrize("door", [tilevm.compile, by_dynamo], ids=["compile", "dynamo"])
+
+
+def reasons() -> list[str]:
+    return [key for key in tilevm.stats()["flushes"] if key.startswith("eager")]
+
+
+def start(x: Any) -> int:
+    return int(x.untyped_storage().data_ptr())
+
+
+def relations(args: list[Any], result: Any) -> list[Any]:
+    """Values, strides, and which of the arguments and results are one, or share memory."""
+    out = result if isinstance(result, tuple | list) else (result,)
+    every = [*args, *out]
+    return [
+        [(x.tolist(), x.shape, x.stride()) for x in every],
+        [[x is y for x in every] for y in args],
+        [[start(x) == start(y) for x in every] for y in every],
+    ]
+
+
+def grid() -> Any:
+    return torch.arange(6.0).view(2, 3)
+
+
+def cloned(x: Any) -> Any:
+    y = x + 1
+    return y, y.clone()
+
+
+def turned(x: Any) -> Any:
+    y = x + 1
+    return y, y.t()
+
+
+def filled(x: Any) -> Any:
+    y = x * 1
+    seen = torch.meshgrid(y, y, indexing="ij")[0]
+    y.fill_(3)
+    return seen + 1
+
+
+RESULTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
+    "clone": (lambda x: x.clone(), grid),
+    "clone of a clone": (cloned, grid),
+    "clone of an expanded": (lambda x: x.clone(), lambda: torch.ones(2, 1).expand(2, 3)),
+    "contiguous": (lambda x: x.contiguous(), grid),
+    "contiguous, transposed": (lambda x: x.t().contiguous(), grid),
+    "contiguous, one row": (lambda x: x.t().contiguous(), lambda: torch.ones(1, 3)),
+    "to, copied": (lambda x: x.to(torch.float32, copy=True), grid),
+    "to": (lambda x: x.to(torch.float32), grid),
+    "cat of one": (lambda x: torch.cat([x]), grid),
+    "repeated, size 1": (lambda x: x.repeat_interleave(2, -1), lambda: torch.ones(2, 1)),
+    "sum repeated, size 1": (lambda x: (x + 1).repeat(1, 2), lambda: torch.ones(2, 1)),
+    "view and value": (turned, grid),
+    "equal values": (lambda x: (x + 1, x + 1), grid),
+    "view of a view": (lambda x: x.t()[1:], grid),
+    "old value": (lambda x: (x.clone(), x.add_(1))[0], grid),
+    "add_": (lambda x: x.add_(1), grid),
+    "view of a changed": (lambda x: (x.mul_(2), x[1:])[1], grid),
+    "view before a change": (lambda x: (x[1:], x.mul_(2))[0], grid),
+    "meshgrid of a changed": (filled, lambda: torch.arange(3.0)),
+}
+
+
+@DOORS
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_share_what_eager_results_share(name: str, door: Callable[..., Any]) -> None:
+    fn, make = RESULTS[name]
+    compiled = door(fn)
+    for _ in range(2):
+        x, y = make(), make()
+        with torch.no_grad():
+            assert relations([x], compiled(x)) == relations([y], fn(y))
+
+
+def test_arguments_swap() -> None:
+    def swap(a: Any, b: Any) -> None:
+        old = a.clone()
+        a.copy_(b)
+        b.copy_(old)
+
+    a, b = torch.zeros(2), torch.ones(2)
+    tilevm.compile(swap)(a, b)
+    assert (a.tolist(), b.tolist()) == ([1, 1], [0, 0])
+    assert not reasons()
+
+
+def test_one_tensor_as_two_arguments() -> None:
+    def bump(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2
+
+    def which(x: Any, y: Any) -> Any:
+        return x * 2 if x is y else x * 3
+
+    bumped, found = tilevm.compile(bump), tilevm.compile(which)
+    for _ in range(3):
+        a, b = torch.ones(3), torch.ones(3)
+        assert bumped(a, b).tolist() == [2] * 3
+        assert bumped(b, b).tolist() == [4] * 3
+        assert (found(a, b).tolist(), found(b, b).tolist()) == ([6] * 3, [4] * 3)
+    assert not reasons()
+
+
+def test_arguments_that_overlap_are_changed_eagerly() -> None:
+    def bump(x: Any, y: Any) -> Any:
+        x.add_(1)
+        return y * 2
+
+    compiled = tilevm.compile(bump)
+    for _ in range(2):
+        base = torch.zeros(4)
+        assert compiled(base[:2], base[1:3]).tolist() == [2, 0]
+        assert len(reasons()) == 1
+        tilevm.stats.reset()
+        assert compiled(torch.zeros(2), torch.zeros(2)).tolist() == [0, 0]
+        assert not reasons()
+
+
+class Grows(nn.Module):
+    """Keeps its inputs, and its last result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(0, 4))
+        self.kept: Any
+        self.last: Any = None
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.kept = torch.cat([self.kept, x])
+        self.last = x * 2
+        self.calls += 1
+        return self.kept.sum()
+
+
+@DOORS
+def test_modules_that_set_attributes(door: Callable[..., Any]) -> None:
+    model = Grows()
+    compiled = door(model)
+    with torch.no_grad():
+        sums = [compiled(torch.ones(3, 4)).item() for _ in range(6)]
+    assert sums == [12 * n for n in range(1, 7)]
+    assert (model.kept.shape, model.calls) == ((18, 4), 6)
+    assert type(model.last) is torch.Tensor
+
+
+def test_a_module_that_sets_up_a_table_once_is_compiled_later() -> None:
+    class Lazy(nn.Module):
+        table: Any = None
+
+        def forward(self, x: Any) -> Any:
+            if self.table is None:
+                self.table = torch.ones(4)
+            return x + self.table
+
+    compiled = tilevm.compile(Lazy())
+    for _ in range(3):
+        assert compiled(torch.ones(2, 4)).sum().item() == 16
+    assert (tilevm.stats()["captures"], list(tilevm.stats()["flushes"].values())) == (1, [1])
+
+
+FOUND: list[Any] = []
+
+
+def remember(x: Any) -> None:
+    FOUND.append(x)
+
+
+def test_tensors_that_are_kept_are_real() -> None:
+    held: list[Any] = []
+    total = 0
+
+    def direct(x: Any) -> Any:
+        nonlocal total
+        held.append(x * 2)
+        total += 1
+        return x + 1
+
+    def hidden(x: Any) -> Any:
+        remember(x * 2)
+        return x + 1
+
+    for fn in (direct, hidden):
+        compiled = tilevm.compile(fn)
+        for _ in range(6):
+            assert compiled(torch.ones(2)).tolist() == [2, 2]
+    assert total == 6
+    for kept in (held, FOUND):
+        assert [type(x) for x in kept] == [torch.Tensor] * 6
+
+
+def test_a_generator_gives_real_tensors() -> None:
+    compiled = tilevm.compile(lambda x: (y * 2 for y in x))
+    for _ in range(2):
+        assert [y.tolist() for y in compiled(torch.ones(2))] == [2, 2]
+
+
+def test_sizes_that_are_zero_by_chance() -> None:
+    def window(k: Any) -> Any:
+        return (k[:, max(k.shape[1] - 4, 0) :] * 2).sum(1)
+
+    def half(x: Any) -> Any:
+        return x[(x.shape[0] - 1) // 2 :] + 1
+
+    for fn in (window, half):
+        compiled = tilevm.compile(fn)
+        for n in (2, 3, 6):
+            x = torch.ones(n, n, 1)
+            assert compiled(x).tolist() == fn(x).tolist()
+
+
+def test_strides_that_are_read() -> None:
+    def copied(x: Any) -> Any:
+        return x.as_strided(x.shape, x.stride()) + 1
+
+    def asks(x: Any) -> Any:
+        return x + (1 if x.stride(-1) == 1 else 2)
+
+    for fn in (copied, asks):
+        compiled = tilevm.compile(fn)
+        for x in (
+            torch.arange(6.0).view(1, 6),
+            torch.arange(7.0)[None][:, 1::2],
+            torch.arange(9.0)[None][:, 1::3],
+            torch.arange(12.0).view(2, 6),
+            torch.arange(12.0).view(2, 6)[:, ::2],
+        ):
+            assert compiled(x).tolist() == fn(x).tolist()
+
+
+def test_forward_may_be_replaced() -> None:
+    model = nn.Sequential(nn.Linear(3, 3))
+    compiled = tilevm.compile(model)
+    x = torch.ones(1, 3)
+    with torch.no_grad():
+        compiled(x)
+        compiled(x)
+        model[0].forward = lambda x: x * 3
+        assert compiled(x).tolist() == [[3, 3, 3]]
+        hook = nn.modules.module.register_module_forward_hook(lambda m, i, o: o * 0)
+        try:
+            assert compiled(x).tolist() == [[0, 0, 0]]
+        finally:
+            hook.remove()
+        assert compiled(x).tolist() == [[3, 3, 3]]
+
+
+@DOORS
+def test_what_eager_refuses_is_refused(door: Callable[..., Any]) -> None:
+    ints, bools, floats = torch.ones(3, dtype=torch.int64), torch.ones(3).bool(), torch.ones(3)
+    calls: list[tuple[Callable[..., Any], list[Any]]] = [
+        (lambda x: x.mul_(1.5), [ints]),
+        (lambda x: (x + 1).mul_(1.5), [ints]),
+        (lambda x, y: x - y, [floats, bools]),
+        (lambda x: 1 - x, [bools]),
+        (lambda x, i: torch.index_select(x, 0, i), [torch.zeros(3, 0), torch.tensor([7])]),
+    ]
+    for fn, args in calls:
+        with pytest.raises(RuntimeError):
+            door(fn)(*args)
+
+
+def test_the_first_use_may_be_a_training_step() -> None:
+    text = (
+        "import torch, tilevm\n"
+        "c = tilevm.compile(lambda x: x.softmax(-1))\n"
+        "c(torch.randn(4, 5, requires_grad=True)).sum().backward()\n"
+        "assert not tilevm.stats()['flushes'], tilevm.stats()\n"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True, timeout=300)
