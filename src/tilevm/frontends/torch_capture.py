@@ -205,8 +205,6 @@ def capture(
         tried.add(plan)
         try:
             made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
-        except ShapeError:
-            raise
         except Exception as error:
             first = first or error
             plans.append(replace(plan, positive=True))
@@ -396,6 +394,7 @@ def _finish(
         elif spec.kind is OutputKind.BUFFER_MUTATION:
             lines.append(f"{tensors[spec.target]}.copy_({text})")
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            _refuse_overlap(leaves[int(by_name[spec.target][2:-1])])
             lines.append(f"{by_name[spec.target]}.copy_({text})")
         else:
             raise Refused(f"the graph has an output of kind {spec.kind.name}")
@@ -421,6 +420,18 @@ def _finish(
     return made, conditions
 
 
+def _refuse_overlap(changed: torch.Tensor) -> None:
+    """Raise Refused if elements share memory: fill_ takes that, the copy_ that stands for it not.
+
+    The order of dims in the key marks such tensors, so this need not be asked at each call.
+    """
+    if any(
+        not stride and size > 1
+        for stride, size in zip(changed.stride(), changed.shape, strict=True)
+    ):
+        raise Refused("an expanded tensor is changed in place")
+
+
 def _spelled(source: str, binds: Sequence[str]) -> str:
     """`source` with what its symbols are bound to in place of their names."""
     for line in binds:
@@ -436,6 +447,8 @@ def _direct(
     imported = captured.imported
     kinds = {spec.kind for spec in signature.output_specs}
     if imported.float_inputs or kinds - {OutputKind.USER_OUTPUT}:
+        return None
+    if any(place >= len(names) for place in imported.passed):  # a constant of the graph
         return None
     given = [names[i] for i in imported.passed]  # "l[0]", a leaf; "b0", a bound tensor
     inputs = tuple(~int(n[1:]) if n[0] == "b" else int(n[2:-1]) for n in given)

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, DTypeError, ShapeError
+from tilevm.errors import CaptureError
 from tilevm.frontends import torch_capture, torch_guards, torch_tree
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_memory import Refused
@@ -34,6 +35,7 @@ MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 _is_inference = torch.is_inference_mode_enabled
 _is_autocast = torch.is_autocast_enabled
 _has_grad = torch.is_grad_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
 _default_dtype = torch.get_default_dtype
 
 UNSEEN = (
@@ -75,6 +77,8 @@ class Compiled(Dispatch):
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`."""
+        if _in_transform():
+            return self._eager("the call is inside a transform of torch.func", args, kwargs)
         leaves: list[Any] = []
         grad = _has_grad()
         key: list[Any] = [
@@ -110,11 +114,14 @@ class Compiled(Dispatch):
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
         try:
             return capture.run(leaves, args, kwargs)
-        except (ShapeError, DTypeError):
+        except Exception as error:
             if capture.fits():
-                raise
+                if config.debug:
+                    raise
+                return self._eager(reason_of(error), args, kwargs)
         self._forget(capture)  # a parameter's shape or dtype changed
         return self._call(*args, **kwargs)
 
@@ -172,8 +179,6 @@ class Compiled(Dispatch):
             capture = torch_capture.capture(
                 self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
             )
-        except ShapeError:
-            raise
         except Exception as error:
             if config.debug:
                 raise
@@ -181,7 +186,7 @@ class Compiled(Dispatch):
             return self._eager(family.reason, args, kwargs)
         family.captures.insert(0, capture)
         stats.add("captures")
-        return capture.run(leaves, args, kwargs)
+        return self._run(capture, leaves, args, kwargs)
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
         stats.add("flushes", f"eager: {reason}")
@@ -242,6 +247,11 @@ _STATE_TEXT = (
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
     "identity of parameters, buffers and submodules, hooks and `training` of each module."
 )
+
+
+def _in_transform() -> bool:
+    """Whether tensors may stand for others: within vmap, jvp, grad, or a level of forward mode."""
+    return _transform() is not None or forward_ad._current_level >= 0
 
 
 def _wants_gradient(value: Any) -> bool:

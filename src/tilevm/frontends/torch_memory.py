@@ -140,7 +140,12 @@ def view_of(
                 return None
             if not _same_storage(node.meta.get("val"), source.meta.get("val")):
                 return None
-            steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
+            if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
+                viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
+                shape = list(node.meta["val"].shape)
+                steps.append((getattr(torch.ops.aten, viewed).default, (shape,), {}))
+            else:
+                steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
         else:
             return None
         node = importer.resolve(source)
@@ -154,6 +159,11 @@ def _same_storage(a: Any, b: Any) -> bool:
     if not isinstance(first, torch.Tensor) or not isinstance(b, torch.Tensor):
         return False
     return bool(first.untyped_storage()._cdata == b.untyped_storage()._cdata)
+
+
+def _like(args: Sequence[Any]) -> bool:
+    nodes = (a for a in args if isinstance(a, torch.fx.Node))
+    return any(isinstance(a.meta.get("val"), torch.Tensor) for a in nodes)
 
 
 def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:
