@@ -7,20 +7,24 @@ import linecache
 import logging
 import math
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim as ExportDim
+from torch.export import _trace
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import proxy
 from torch.fx.experimental import symbolic_shapes
 
+from tilevm.config import config
 from tilevm.errors import ShapeError
 from tilevm.frontends import torch_program, torch_tree
 from tilevm.frontends.torch_memory import Refused
@@ -134,7 +138,7 @@ class _Call(nn.Module):
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
-            leaves[index] = value.item() if is_float else value
+            leaves[index] = _real(value.item()) if is_float else _integer(value)
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
@@ -153,6 +157,37 @@ class _Call(nn.Module):
             writes.append((path, Branch(kind, type(value), keys, built)))
         self.seen.result, self.seen.writes = tree, writes
         return tuple(out)
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _asks(symbolic: type, plain: type) -> type:
+    """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
+
+    isinstance(n, int) is true of the numbers of a call, so it must be while that is traced.
+    """
+    return symbolic if sys._getframe(2).f_code.co_filename.startswith(_TORCH) else plain
+
+
+class _Int(torch.SymInt):
+    @property  # type: ignore[misc]  # a class is not often a property
+    def __class__(self) -> type:
+        return _asks(torch.SymInt, int)
+
+
+class _Float(torch.SymFloat):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return _asks(torch.SymFloat, float)
+
+
+def _integer(value: Any) -> Any:
+    return _Int(value.node) if type(value) is torch.SymInt else value
+
+
+def _real(value: Any) -> Any:
+    return _Float(value.node) if type(value) is torch.SymFloat else value
 
 
 def _shallow(value: Any) -> tuple[Any, ...]:
@@ -333,9 +368,13 @@ def _quiet() -> Iterator[None]:
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
+    if not config.debug:
+        # It prints the graph that it has where a branch depends on values.
+        vars(_trace)["print"] = lambda *_, **__: None
     try:
         yield
     finally:
+        vars(_trace).pop("print", None)
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
 
