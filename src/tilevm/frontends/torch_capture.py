@@ -9,11 +9,12 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import FunctionType
+from typing import Any, NoReturn
 
 import torch
 import torch.fx.experimental._config as symbolic_config
@@ -25,12 +26,12 @@ from torch.fx import proxy
 from torch.fx.experimental import symbolic_shapes
 
 from tilevm.config import config
-from tilevm.errors import ShapeError
+from tilevm.errors import CaptureError, ShapeError, describe
 from tilevm.frontends import torch_program, torch_tree
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
-from tilevm.frontends.torch_tree import Branch, Leaf, Tree
+from tilevm.frontends.torch_tree import Branch, Constant, Leaf, Tree
 from tilevm.ir.types import Dim
 
 Dims = Mapping[str, Mapping[int, Dim]]
@@ -138,7 +139,7 @@ class _Call(nn.Module):
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
-            leaves[index] = _real(value.item()) if is_float else _integer(value)
+            leaves[index] = _number(value.item() if is_float else value)
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
@@ -146,6 +147,7 @@ class _Call(nn.Module):
         result = self.function(*args, **kwargs)
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
+        _refuse_hidden(tree)
         writes = []
         for path, value in before.items():
             if not path or _shallow_equal(_shallow(value), state[path]):
@@ -182,12 +184,23 @@ class _Float(torch.SymFloat):
         return _asks(torch.SymFloat, float)
 
 
-def _integer(value: Any) -> Any:
-    return _Int(value.node) if type(value) is torch.SymInt else value
+def _number(value: Any) -> Any:
+    """A leaf as the function gets it."""
+    kinds: dict[type, Any] = {torch.SymInt: _Int, torch.SymFloat: _Float}
+    kind = kinds.get(type(value))
+    return value if kind is None else kind(value.node)
 
 
-def _real(value: Any) -> Any:
-    return _Float(value.node) if type(value) is torch.SymFloat else value
+def _refuse_hidden(tree: Tree) -> None:
+    """Raise Refused where a result may hold tensors that were not found: a generator, a set."""
+    if isinstance(tree, Branch):
+        for child in tree.children:
+            _refuse_hidden(child)
+    elif isinstance(tree, Constant):
+        value = tree.value
+        plain = isinstance(value, torch_tree.ATOMS) or not isinstance(value, Iterable)
+        if not plain or isinstance(value, FunctionType):
+            raise Refused(f"a result is a {type(value).__name__}")
 
 
 def _shallow(value: Any) -> tuple[Any, ...]:
@@ -218,6 +231,8 @@ def capture(
     """
     leaves: list[Any] = []
     tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves)
+    if not leaves:
+        raise Refused("the call has no tensors or numbers")
     facts = facts_of(fn, args, kwargs, dims, leaves)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
@@ -650,6 +665,38 @@ def _leaf_name(tree: Tree, index: int) -> str:
     return find(args, "args") or f"leaf {index}"
 
 
+def dims_of(dims: Mapping[str, Any]) -> Dims:
+    """Dims by argument and axis, of what `tilevm.compile` takes. Raises: CaptureError.
+
+    ("B", "N") of an argument names its sizes, {"B": Dim(max=64)} says what is known of a name.
+    """
+    named = {name: dim for name, dim in dims.items() if isinstance(dim, Dim)}
+    found: dict[str, dict[int, Dim]] = {}
+    for name, given in dims.items():
+        if name in named:
+            continue
+        axes = dict(enumerate(given)) if isinstance(given, tuple | list) else given
+        if not isinstance(axes, Mapping):
+            _refuse_dims(name, given)
+        known = found[name] = {}
+        for axis, dim in axes.items():
+            if dim is None:
+                continue
+            if isinstance(dim, str):
+                known[axis] = named.setdefault(dim, Dim())
+            elif type(axis) is int and isinstance(dim, Dim | int) and not isinstance(dim, bool):
+                known[axis] = dim if isinstance(dim, Dim) else Dim(min=dim, max=dim)
+            else:
+                _refuse_dims(name, given)
+    return found
+
+
+def _refuse_dims(name: str, given: Any) -> NoReturn:
+    remedy = 'Write {"x": ("B", "N")} or {"x": {0: Dim(max=64)}}, {"B": Dim(max=64)} for a name.'
+    what = f"dims[{name!r}] is {given!r}"
+    raise CaptureError(describe(what, operator="tilevm.compile", remedy=remedy))
+
+
 def facts_of(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -670,6 +717,11 @@ def facts_of(
         if not isinstance(value, torch.Tensor):
             raise ShapeError(f"dims: there is no tensor argument {name!r} in this call")
         for axis, dim in axes.items():
+            if not -value.dim() <= axis < value.dim():
+                raise ShapeError(
+                    f"dims: {name} has no axis {axis}: pass a tensor of rank {axis + 1} or more, "
+                    f"not {value.dim()}"
+                )
             size = value.shape[axis]
             where = f"{name}.shape[{axis}]"
             if not dim.holds(size):

@@ -360,12 +360,9 @@ def compile(fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, *
     """
     if fn is None:
         return functools.partial(compile, dims=dims, **knobs)
-    unknown = set(knobs) - set(config.values())
-    if unknown:
-        raise TypeError(
-            f"tilevm.compile has no option {', '.join(sorted(unknown))}; "
-            f"there are: dims, {', '.join(config.values())}"
-        )
+    config.check(knobs, "tilevm.compile")
+    if dims is not None:
+        dims = torch_capture.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):
         return fn
     if isinstance(fn, nn.Module):
