@@ -166,7 +166,7 @@ def test_autocast_inside() -> None:
 def test_mode_and_options() -> None:
     x = torch.ones(3)
     assert torch.compile(lambda x: x + 1, backend="tilevm", mode="reduce-overhead")(x).sum() == 6
-    options = {"verify": True}
+    options: Any = {"verify": True}
     assert torch.compile(lambda x: x + 2, backend="tilevm", options=options)(x).sum() == 9
     for mode, options, said in [
         (None, {"max_autotune": True}, "no option max_autotune"),

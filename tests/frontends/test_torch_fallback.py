@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import tilevm
 import torch
+
+import tilevm
 from tilevm import errors
 
 

@@ -347,7 +347,9 @@ class CompiledModule(Dispatch, nn.Module):
         return self._tilevm.explain(*args, **kwargs)
 
 
-def compile(fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, **knobs: Any) -> Any:
+def compile(
+    fn: Callable[..., Any] | None = None, *, dims: Mapping[str, Any] | None = None, **knobs: Any
+) -> Any:
     """Compile a function or module; also a decorator.
 
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and

@@ -135,7 +135,7 @@ def _constants(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.Tensor]:
     for node in graph.find_nodes(op="get_attr"):
         value = operator.attrgetter(node.target)(graph.owning_module)
         if isinstance(value, torch.Tensor):
-            found[node] = value.detach()
+            found[node] = value
     return found
 
 
