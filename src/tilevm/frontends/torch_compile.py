@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -19,7 +20,7 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from tilevm.config import config
-from tilevm.errors import CaptureError
+from tilevm.errors import CaptureError, InternalError
 from tilevm.frontends import torch_capture, torch_guards, torch_tree
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_memory import Refused
@@ -121,6 +122,8 @@ class Compiled(Dispatch):
             if capture.fits():
                 if config.debug:
                     raise
+                if isinstance(error, InternalError):  # a defect: it says where the call is saved
+                    warnings.warn(f"runs eagerly: {error}", stacklevel=3)
                 return self._eager(reason_of(error), args, kwargs)
         self._forget(capture)  # a parameter's shape or dtype changed
         return self._call(*args, **kwargs)
@@ -355,8 +358,13 @@ def compile(
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
         again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
         `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
-    dims: facts about sizes, `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}` by argument and axis.
-    knobs: of `tilevm.config`, for this function.
+        Not seen, so never a reason to capture again: that a global or closure other than a module
+        is bound to another value, a tensor say (its elements are read at each call), attributes of
+        modules other than parameters, buffers, submodules and `training`, files, Python's random
+        state. What is printed or appended elsewhere happens at captures only.
+    dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
+        or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
+    knobs: names and values of `tilevm.config`, checked here. Raises: TypeError, ValueError.
 
     Returns a module for a module, with the same parameters; a callable for anything else.
     """
