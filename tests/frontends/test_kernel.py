@@ -558,11 +558,11 @@ def test_captures_are_counted() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda x: lang.sum(x, axis=1.5), r"axes is \(1.5,\)"),
-        (lambda x: lang.softmax(x, axis="0"), "axis is '0'"),
+        (lambda x: x.sum(axis=1.5), r"axes is \(1.5,\)"),
+        (lambda x: x.softmax(axis="0"), "axis is '0'"),
         (lambda x: x.permute(0.5, 1), "axes is"),
         (lambda x: x.reshape(2.5, 3), "shape is"),
-        (lambda x: x if 1 in x else x, "`in`"),
+        (lambda x: 1 in x, "`in`"),
         (lambda x: x.astype("float99"), "float99"),
     ],
 )
@@ -578,5 +578,5 @@ def test_arrays_that_are_not_aligned() -> None:
 
 
 def test_names_that_only_graphs_have() -> None:
-    with pytest.raises(AttributeError, match="lang.arange"):
+    with pytest.raises(AttributeError, match=r"lang\.arange"):
         _ = lang.iota

@@ -96,5 +96,5 @@ def test_explain_arguments_that_are_none(
 
 
 def test_explain_of_no_function() -> None:
-    with pytest.raises(CaptureError, match="tilevm.explain of 3"):
+    with pytest.raises(CaptureError, match=r"tilevm\.explain of 3"):
         explain(3)

@@ -16,10 +16,10 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from tilevm.errors import CaptureError, describe
+from tilevm.errors import CaptureError, DTypeError, describe
 from tilevm.ir.graph import GraphBuilder
 from tilevm.ir.ops import BY_NAME, Kind, Param
-from tilevm.ir.types import AnySize, Size, Type, size_value
+from tilevm.ir.types import DTYPES, AnySize, Size, Type, dtype_name, size_value
 
 _OWN_FILES = {__file__}  # frames to skip in the search for the user's line
 _PLACES: dict[str, str] = {}
@@ -185,6 +185,12 @@ _KINDS: dict[Kind, tuple[Any, bool, str]] = {
 
 def _check_param(op: str, param: Param, value: Any) -> None:
     """Refuse what the parameter cannot be."""
+    if param.kind is Kind.DTYPE:
+        try:
+            dtype_name(value)
+        except DTypeError:
+            what, remedy = f"{value!r} is not a dtype of kernels", f"Use {', '.join(DTYPES)}."
+            raise DTypeError(describe(what, line=here(), operator=op, remedy=remedy)) from None
     if param.kind not in _KINDS:
         return
     types, several, words = _KINDS[param.kind]
