@@ -89,6 +89,21 @@ def test_broadcast_with_a_size_that_depends_on_data() -> None:
     same(lambda x, y: x[x > 0] + y, *calls)
 
 
+def test_generate_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, vocab_size=50,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 50, (2, 5))
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    model.forward = tilevm.compile(model.forward)
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert not reasons()
+
+
 # Gradients ----------------------------------------------------------------------------------------
 
 
