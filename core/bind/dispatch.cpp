@@ -77,7 +77,9 @@ PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::siz
     if (i > 0) std::swap(variants.list[i], variants.list[i - 1]);
     bool began = false;
     PyObject* result = variant->call(all, began);
-    if (result == nullptr && !began) PyErr_Clear();  // `_call` says what is wrong, or finds another
+    // What watches modules can run eagerly what fails, so its `_call` is asked there too.
+    const bool again = !began || (variants.watch != nullptr && variant->executable != nullptr);
+    if (result == nullptr && again) PyErr_Clear();  // `_call` says what is wrong, or finds another
     return result;
   }
   return nullptr;

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +130,7 @@ class Config(ModuleType):
             watcher(self.values())
 
     def __dir__(self) -> list[str]:
-        return [*_ROWS, "patch", "values"]
+        return [*_ROWS, "check", "patch", "values"]
 
     def values(self) -> dict[str, Any]:
         """All knobs, as they are now."""
@@ -149,6 +149,17 @@ class Config(ModuleType):
         finally:
             for name, value in before.items():
                 setattr(self, name, value)
+
+    def check(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """`knobs`, if there are such and they take these values; `source`: who was given them.
+
+        Raises: TypeError, ValueError.
+        """
+        if unknown := [name for name in knobs if name not in _ROWS]:
+            raise TypeError(
+                f"{source} has no option {', '.join(unknown)}; there are: {', '.join(_ROWS)}"
+            )
+        return {name: _ROWS[name].check(v, f"{source}: {name}") for name, v in knobs.items()}
 
     def watch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
         """Call `watcher` with all knobs now and after each change."""

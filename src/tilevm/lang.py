@@ -49,6 +49,14 @@ _ALIASES = {
     "bitwise_right_shift": "shift_right",
 }
 
+# Operators of docs/ops.md that only graphs have.
+_INSTEAD = {
+    "iota": "use lang.arange(start, stop, step)",
+    "scalar": "use Python numbers as they are",
+    "size_value": "use sizes, x.shape[0], as they are",
+    "call": "it stands for an operator of PyTorch in a graph of tilevm.compile",
+}
+
 own_file(__file__)
 
 
@@ -57,7 +65,8 @@ def __getattr__(name: str) -> Any:
         return bool_
     row = BY_NAME.get(_ALIASES.get(name, name))
     if row is None or row.params or row.inputs < 1 or name.startswith("_"):
-        raise AttributeError(f"tilevm.lang has no {name!r}: docs/ops.md lists the operators")
+        told = _INSTEAD.get(name, "docs/ops.md lists the operators")
+        raise AttributeError(f"tilevm.lang has no {name!r}: {told}")
     op, count = row.name, row.inputs
 
     def apply(*operands: Any) -> Array:
@@ -95,7 +104,7 @@ def _axes(axis: Axis) -> tuple[int, ...]:
     """Axes as the table has them: empty means all."""
     if axis is None:
         return ()
-    return (axis,) if isinstance(axis, int) else tuple(axis)
+    return tuple(axis) if isinstance(axis, Sequence) else (axis,)
 
 
 def _listed(shape: tuple[Any, ...]) -> tuple[AnyDim, ...]:

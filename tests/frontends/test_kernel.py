@@ -550,3 +550,33 @@ def test_captures_are_counted() -> None:
     kernel(randn(2), 1.0)
     kernel(randn(3), 2.0)
     assert tilevm.stats()["captures"] == before + 1
+
+
+# Parameters of operators --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: x.sum(axis=1.5), r"axes is \(1.5,\)"),
+        (lambda x: x.softmax(axis="0"), "axis is '0'"),
+        (lambda x: x.permute(0.5, 1), "axes is"),
+        (lambda x: x.reshape(2.5, 3), "shape is"),
+        (lambda x: 1 in x, "`in`"),
+        (lambda x: x.astype("float99"), "float99"),
+    ],
+)
+def test_parameters_of_a_wrong_kind(function: Any, said: str) -> None:
+    with pytest.raises(TilevmError, match=rf"test_kernel\.py:\d+: .*{said}[^\n]*\n  \w"):
+        tilevm.kernel(function)(np.ones((3, 4), np.float32))
+
+
+def test_arrays_that_are_not_aligned() -> None:
+    x = np.zeros(17, np.uint8)[1:].view(np.float32)
+    with pytest.raises(DeviceError, match=r"test_kernel\.py:\d+: x is not aligned"):
+        tilevm.kernel(lambda x: x + 1)(x)
+
+
+def test_names_that_only_graphs_have() -> None:
+    with pytest.raises(AttributeError, match=r"lang\.arange"):
+        _ = lang.iota

@@ -166,10 +166,16 @@ def test_autocast_inside() -> None:
 def test_mode_and_options() -> None:
     x = torch.ones(3)
     assert torch.compile(lambda x: x + 1, backend="tilevm", mode="reduce-overhead")(x).sum() == 6
-    options = {"verify": True}
+    options: Any = {"verify": True}
     assert torch.compile(lambda x: x + 2, backend="tilevm", options=options)(x).sum() == 9
-    with pytest.warns(UserWarning, match="ignores options"):
-        torch.compile(lambda x: x + 3, backend="tilevm", options={"max_autotune": True})(x)
+    for mode, options, said in [
+        (None, {"max_autotune": True}, "no option max_autotune"),
+        (None, {"tier": "gpu"}, "tier is 'gpu'"),
+        (None, {"threads": -3}, "threads is -3"),
+        ("bogus", None, "mode is 'bogus'"),
+    ]:
+        with pytest.raises(Exception, match=said):
+            torch.compile(lambda x: x + 3, backend="tilevm", mode=mode, options=options)(x)
 
 
 def test_what_cannot_be_imported_runs_eagerly() -> None:

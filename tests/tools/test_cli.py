@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tilevm.errors import CaptureError
 from tilevm.tools import cli
+from tilevm.tools.explain import explain
 
 KERNEL = """
 import tilevm
@@ -82,3 +84,17 @@ def test_explain_says_what_is_wrong(
 ) -> None:
     assert cli.main(["explain", target.format(source)]) == 1
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["float99[7]", "abc", "nn[7]"])
+def test_explain_arguments_that_are_none(
+    source: Path, argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for function in ("shifted", "plain"):
+        assert cli.main(["explain", f"{source}:{function}", argument]) == 1
+        assert argument in capsys.readouterr().err
+
+
+def test_explain_of_no_function() -> None:
+    with pytest.raises(CaptureError, match=r"tilevm\.explain of 3"):
+        explain(3)

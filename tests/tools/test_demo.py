@@ -122,7 +122,9 @@ def test_report_tells_failures_and_broken_promises() -> None:
     ]
     text = table(rows, exact)
     assert "failed: CppCompileError: no compiler" in text
-    assert "2.49 s" in text  # 2.01 + 0.5 - 0.02
+    assert "2.01 s" in text
+    assert "+0.49 s" in text  # 0.5 - 0.01
+    assert rows[2].compile_s == pytest.approx(2.49)
     told = judge(rows, exact)
     assert told[0].startswith("NO ")
     assert "error 1.00e-03" in told[0]

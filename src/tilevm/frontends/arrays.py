@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from tilevm.errors import DTypeError, describe
+from tilevm.errors import DeviceError, DTypeError, describe
 
 
 class Arrays(Protocol):
@@ -38,11 +38,14 @@ class NumpyArrays:
         return str(x.dtype.name)
 
     def check(self, x: Any, label: str, line: str) -> None:
-        """Raise DTypeError, if the bytes are not in this machine's order."""
+        """Raise DTypeError or DeviceError: bytes in another order, or at odd addresses."""
         if not x.dtype.isnative:
             remedy = f"Use {label}.astype({label}.dtype.newbyteorder('='))."
             what = f"{label} has bytes in the other order ({x.dtype.str})"
             raise DTypeError(describe(what, line=line, remedy=remedy))
+        if not x.flags.aligned:
+            remedy = f"Pass a copy: {label}.copy()."
+            raise DeviceError(describe(f"{label} is not aligned", line=line, remedy=remedy))
 
     def to_numpy(self, x: Any) -> Any:
         """The same array."""

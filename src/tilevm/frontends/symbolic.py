@@ -16,9 +16,10 @@ from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from tilevm.errors import CaptureError, describe
+from tilevm.errors import CaptureError, DTypeError, describe
 from tilevm.ir.graph import GraphBuilder
-from tilevm.ir.types import AnySize, Size, Type, size_value
+from tilevm.ir.ops import BY_NAME, Kind, Param
+from tilevm.ir.types import DTYPES, AnySize, Size, Type, dtype_name, size_value
 
 _OWN_FILES = {__file__}  # frames to skip in the search for the user's line
 _PLACES: dict[str, str] = {}
@@ -112,6 +113,9 @@ class Trace:
         """Append an operator of the table to arrays, numbers or sizes."""
         inputs = [self.lift(x) for x in operands]
         plain = {name: _plain(value) for name, value in params.items()}
+        for param in BY_NAME[op].params:
+            if param.name in plain:
+                _check_param(op, param, plain[param.name])
         return Array(self, self.builder.add(op, inputs, line=here(), **plain))
 
     def lift(self, x: Any) -> str:
@@ -166,6 +170,35 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(_plain(item) for item in value)
     return value.item() if isinstance(value, np.generic) else value
+
+
+# What a parameter of each kind may be: a type or types, whether it is a list, and that in words.
+_KINDS: dict[Kind, tuple[Any, bool, str]] = {
+    Kind.AXIS: (int, False, "an int"),
+    Kind.AXES: (int, True, "ints"),
+    Kind.INT: (int, False, "an int"),
+    Kind.SIZE: (int | Size, False, "an int or a size"),
+    Kind.SIZES: (int | Size, True, "ints or sizes"),
+    Kind.NUMBER: (int | float, False, "a number"),
+}
+
+
+def _check_param(op: str, param: Param, value: Any) -> None:
+    """Refuse what the parameter cannot be."""
+    if param.kind is Kind.DTYPE:
+        try:
+            dtype_name(value)
+        except DTypeError:
+            what, remedy = f"{value!r} is not a dtype of kernels", f"Use {', '.join(DTYPES)}."
+            raise DTypeError(describe(what, line=here(), operator=op, remedy=remedy)) from None
+    if param.kind not in _KINDS:
+        return
+    types, several, words = _KINDS[param.kind]
+    items = value if several and isinstance(value, tuple) else (value,)
+    for item in items:
+        wrong_bool = isinstance(item, bool) and param.kind is not Kind.NUMBER
+        if wrong_bool or not isinstance(item, types):
+            refuse(f"{op}: {param.name} is {value!r}", f"It takes {words}.")
 
 
 def _size_operator(symbol: str, array_op: str, *, swap: bool = False) -> Callable[..., Any]:
@@ -424,6 +457,12 @@ class Array:
                 "Its length varies from call to call: use array operators, or fix the size.",
             )
         return iter([self[i] for i in range(size)])
+
+    def __contains__(self, item: object) -> NoReturn:
+        refuse(
+            "`in` looks for a value in an array: it has none while the kernel is traced",
+            "Use lang.any(x == value), which is an array.",
+        )
 
     def __len__(self) -> int:
         size = self.type.shape[0] if self.type.shape else None

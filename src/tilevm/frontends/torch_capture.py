@@ -7,21 +7,26 @@ import linecache
 import logging
 import math
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from types import FunctionType
+from typing import Any, NoReturn
 
 import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim as ExportDim
+from torch.export import _trace
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import proxy
 from torch.fx.experimental import symbolic_shapes
 
-from tilevm.errors import ShapeError
+from tilevm.config import config
+from tilevm.errors import CaptureError, ShapeError, describe
 from tilevm.frontends import (
     torch_effects,
     torch_memory,
@@ -33,7 +38,7 @@ from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused, View, check_functional
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
-from tilevm.frontends.torch_tree import Branch, Leaf, Tree
+from tilevm.frontends.torch_tree import Branch, Constant, Leaf, Tree
 from tilevm.ir.types import Dim
 
 Dims = Mapping[str, Mapping[int, Dim]]
@@ -149,7 +154,7 @@ class _Call(nn.Module):
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
-            leaves[index] = value.item() if is_float else value
+            leaves[index] = _number(value.item() if is_float else value)
         leaves = [leaves[first] for first in torch_memory.first_of(self.constants)]
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
@@ -163,6 +168,7 @@ class _Call(nn.Module):
             self.seen.changed = outside.undo()
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
+        _refuse_hidden(tree)
         writes = []
         for path, value in before.items():
             if not path or _shallow_equal(_shallow(value), state[path]):
@@ -177,6 +183,48 @@ class _Call(nn.Module):
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
         return tuple(out)
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _asks(symbolic: type, plain: type) -> type:
+    """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
+
+    isinstance(n, int) is true of the numbers of a call, so it must be while that is traced.
+    """
+    return symbolic if sys._getframe(2).f_code.co_filename.startswith(_TORCH) else plain
+
+
+class _Int(torch.SymInt):
+    @property  # type: ignore[misc]  # a class is not often a property
+    def __class__(self) -> type:
+        return _asks(torch.SymInt, int)
+
+
+class _Float(torch.SymFloat):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return _asks(torch.SymFloat, float)
+
+
+def _number(value: Any) -> Any:
+    """A leaf as the function gets it."""
+    kinds: dict[type, Any] = {torch.SymInt: _Int, torch.SymFloat: _Float}
+    kind = kinds.get(type(value))
+    return value if kind is None else kind(value.node)
+
+
+def _refuse_hidden(tree: Tree) -> None:
+    """Raise Refused where a result may hold tensors that were not found: a generator, a set."""
+    if isinstance(tree, Branch):
+        for child in tree.children:
+            _refuse_hidden(child)
+    elif isinstance(tree, Constant):
+        value = tree.value
+        plain = isinstance(value, torch_tree.ATOMS) or not isinstance(value, Iterable)
+        if not plain or isinstance(value, FunctionType):
+            raise Refused(f"a result is a {type(value).__name__}")
 
 
 def _shallow(value: Any) -> tuple[Any, ...]:
@@ -207,6 +255,8 @@ def capture(
     """
     leaves: list[Any] = []
     tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves)
+    if not leaves:
+        raise Refused("the call has no tensors or numbers")
     facts = facts_of(fn, args, kwargs, dims, leaves)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
@@ -229,7 +279,7 @@ def capture(
         tried.add(plan)
         try:
             made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
-        except (ShapeError, Effects):
+        except Effects:
             raise
         except Exception as error:
             first = first or error
@@ -373,9 +423,13 @@ def _quiet() -> Iterator[None]:
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
+    if not config.debug:
+        # It prints the graph that it has where a branch depends on values.
+        vars(_trace)["print"] = lambda *_, **__: None
     try:
         yield
     finally:
+        vars(_trace).pop("print", None)
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
 
@@ -444,6 +498,7 @@ def _finish(
         if spec.kind is OutputKind.BUFFER_MUTATION:
             lines.append(f"{tensors[spec.target]}.copy_({text})")
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            _refuse_overlap(leaves[int(by_name[spec.target][2:-1])])
             lines.append(f"{by_name[spec.target]}.copy_({text})")
         else:
             raise Refused(f"the graph has an output of kind {spec.kind.name}")
@@ -470,6 +525,18 @@ def _finish(
     return made, conditions
 
 
+def _refuse_overlap(changed: torch.Tensor) -> None:
+    """Raise Refused if elements share memory: fill_ takes that, the copy_ that stands for it not.
+
+    The order of dims in the key marks such tensors, so this need not be asked at each call.
+    """
+    if any(
+        not stride and size > 1
+        for stride, size in zip(changed.stride(), changed.shape, strict=True)
+    ):
+        raise Refused("an expanded tensor is changed in place")
+
+
 def _spelled(source: str, binds: Sequence[str]) -> str:
     """`source` with what its symbols are bound to in place of their names."""
     for line in binds:
@@ -485,6 +552,8 @@ def _direct(
     imported = captured.imported
     kinds = {spec.kind for spec in signature.output_specs}
     if imported.float_inputs or kinds - {OutputKind.USER_OUTPUT}:
+        return None
+    if any(place >= len(names) for place in imported.passed):  # a constant of the graph
         return None
     given = [names[i] for i in imported.passed]  # "l[0]", a leaf; "b0", a bound tensor
     inputs = tuple(~int(n[1:]) if n[0] == "b" else int(n[2:-1]) for n in given)
@@ -655,6 +724,38 @@ def _leaf_name(tree: Tree, index: int) -> str:
     return find(args, "args") or f"leaf {index}"
 
 
+def dims_of(dims: Mapping[str, Any]) -> Dims:
+    """Dims by argument and axis, of what `tilevm.compile` takes. Raises: CaptureError.
+
+    ("B", "N") of an argument names its sizes, {"B": Dim(max=64)} says what is known of a name.
+    """
+    named = {name: dim for name, dim in dims.items() if isinstance(dim, Dim)}
+    found: dict[str, dict[int, Dim]] = {}
+    for name, given in dims.items():
+        if name in named:
+            continue
+        axes = dict(enumerate(given)) if isinstance(given, tuple | list) else given
+        if not isinstance(axes, Mapping):
+            _refuse_dims(name, given)
+        known = found[name] = {}
+        for axis, dim in axes.items():
+            if dim is None:
+                continue
+            if isinstance(dim, str):
+                known[axis] = named.setdefault(dim, Dim())
+            elif type(axis) is int and isinstance(dim, Dim | int) and not isinstance(dim, bool):
+                known[axis] = dim if isinstance(dim, Dim) else Dim(min=dim, max=dim)
+            else:
+                _refuse_dims(name, given)
+    return found
+
+
+def _refuse_dims(name: str, given: Any) -> NoReturn:
+    remedy = 'Write {"x": ("B", "N")} or {"x": {0: Dim(max=64)}}, {"B": Dim(max=64)} for a name.'
+    what = f"dims[{name!r}] is {given!r}"
+    raise CaptureError(describe(what, operator="tilevm.compile", remedy=remedy))
+
+
 def facts_of(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -675,6 +776,11 @@ def facts_of(
         if not isinstance(value, torch.Tensor):
             raise ShapeError(f"dims: there is no tensor argument {name!r} in this call")
         for axis, dim in axes.items():
+            if not -value.dim() <= axis < value.dim():
+                raise ShapeError(
+                    f"dims: {name} has no axis {axis}: pass a tensor of rank {axis + 1} or more, "
+                    f"not {value.dim()}"
+                )
             size = value.shape[axis]
             where = f"{name}.shape[{axis}]"
             if not dim.holds(size):

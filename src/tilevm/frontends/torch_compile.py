@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -16,9 +17,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, DTypeError, ShapeError
+from tilevm.errors import CaptureError, InternalError
 from tilevm.frontends import torch_capture, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_effects import Effects
@@ -36,6 +38,7 @@ MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 _is_inference = torch.is_inference_mode_enabled
 _is_autocast = torch.is_autocast_enabled
 _has_grad = torch.is_grad_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
 _default_dtype = torch.get_default_dtype
 
 UNSEEN = (
@@ -81,6 +84,8 @@ class Compiled(Dispatch):
         """`fn(*args, **kwargs)`."""
         if self._reason:
             return self._eager(self._reason, args, kwargs)
+        if _in_transform():
+            return self._eager("the call is inside a transform of torch.func", args, kwargs)
         leaves: list[Any] = []
         grad = _has_grad()
         key: list[Any] = [
@@ -119,13 +124,18 @@ class Compiled(Dispatch):
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
         if not capture.may_run(leaves):
             return self._eager("what the function changes shares memory", args, kwargs)
         try:
             return capture.run(leaves, args, kwargs)
-        except (ShapeError, DTypeError):
+        except Exception as error:
             if capture.fits():
-                raise
+                if config.debug:
+                    raise
+                if isinstance(error, InternalError):  # a defect: it says where the call is saved
+                    warnings.warn(f"runs eagerly: {error}", stacklevel=3)
+                return self._eager(reason_of(error), args, kwargs)
         self._forget(capture)  # a parameter's shape or dtype changed
         return self._call(*args, **kwargs)
 
@@ -183,8 +193,6 @@ class Compiled(Dispatch):
             capture = torch_capture.capture(
                 self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
             )
-        except ShapeError:
-            raise
         except Exception as error:
             reason = reason_of(error)
             self._effects += isinstance(error, Effects)
@@ -260,6 +268,11 @@ _STATE_TEXT = (
     "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
     "`training` and `forward` of each module; that tensors a function changes share no memory."
 )
+
+
+def _in_transform() -> bool:
+    """Whether tensors may stand for others: within vmap, jvp, grad, or a level of forward mode."""
+    return _transform() is not None or forward_ad._current_level >= 0
 
 
 def _wants_gradient(value: Any) -> bool:
@@ -355,25 +368,29 @@ class CompiledModule(Dispatch, nn.Module):
         return self._tilevm.explain(*args, **kwargs)
 
 
-def compile(fn: Callable[..., Any] | None = None, *, dims: Dims | None = None, **knobs: Any) -> Any:
+def compile(
+    fn: Callable[..., Any] | None = None, *, dims: Mapping[str, Any] | None = None, **knobs: Any
+) -> Any:
     """Compile a function or module; also a decorator.
 
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
         again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
         `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
-    dims: facts about sizes, `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}` by argument and axis.
-    knobs: of `tilevm.config`, for this function.
+        Not seen, so never a reason to capture again: that a global or closure other than a module
+        is bound to another value, a tensor say (its elements are read at each call), attributes of
+        modules other than parameters, buffers, submodules and `training`, files, Python's random
+        state. What is printed or appended elsewhere happens at captures only.
+    dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
+        or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
+    knobs: names and values of `tilevm.config`, checked here. Raises: TypeError, ValueError.
 
     Returns a module for a module, with the same parameters; a callable for anything else.
     """
     if fn is None:
         return functools.partial(compile, dims=dims, **knobs)
-    unknown = set(knobs) - set(config.values())
-    if unknown:
-        raise TypeError(
-            f"tilevm.compile has no option {', '.join(sorted(unknown))}; "
-            f"there are: dims, {', '.join(config.values())}"
-        )
+    config.check(knobs, "tilevm.compile")
+    if dims is not None:
+        dims = torch_capture.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):
         return fn
     if isinstance(fn, nn.Module):

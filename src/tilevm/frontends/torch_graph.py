@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -32,10 +31,10 @@ def backend(
 ) -> Compiled:
     """Compile a graph of Dynamo; the entry point of the backend "tilevm".
 
-    `mode` is accepted and changes nothing; `options` are knobs of `tilevm.config` for this graph.
+    `mode` is one of torch.compile's and changes nothing; `options` are knobs of `tilevm.config`.
     A graph that cannot be imported runs eagerly, counted under `flushes` with the reason.
     """
-    knobs = _knobs(options)
+    knobs = _knobs(mode, options)
     placeholders = gm.graph.find_nodes(op="placeholder")
     fakes = [node.meta.get("example_value") for node in placeholders]
     try:
@@ -108,16 +107,14 @@ def _through_autograd(
     return compiled
 
 
-def _knobs(options: dict[str, Any] | None) -> dict[str, Any]:
-    known = config.values()
-    unknown = [name for name in options or () if name not in known]
-    if unknown:
-        warnings.warn(
-            f'torch.compile(backend="tilevm") ignores options {", ".join(unknown)}; '
-            f"there are: {', '.join(known)}",
-            stacklevel=2,
-        )
-    return {name: value for name, value in (options or {}).items() if name in known}
+_MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def _knobs(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+    source = 'torch.compile(backend="tilevm")'
+    if mode not in _MODES:
+        raise ValueError(f"{source}: mode is {mode!r}, which is not one of: {_MODES[1:]}")
+    return config.check(options or {}, source)
 
 
 def _reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
-from tilevm.frontends.torch_views import ROWS
+from tilevm.frontends.torch_views import ROWS, squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
 
@@ -256,6 +256,16 @@ class Importer:
             self.sizes.learn_least(expr, least)
             self.result.assumed.append((expr, f">= {least}"))
 
+    def is_negative(self, number: Any) -> bool:
+        """Whether an int is below 0; if it is not known, as in the example, by a guard."""
+        if isinstance(number, int):
+            return number < 0
+        if number.node.hint < 0:
+            self.at_least(-number, 1)
+            return True
+        self.at_least(number, 0)
+        return False
+
     def same_size(self, a: Any, b: Any) -> bool:
         """Whether two sizes are equal; may make it so, by a guard."""
         if self.size(a) == self.size(b):
@@ -319,7 +329,7 @@ class Importer:
                 self.visit(node, mutations)
             elif node.op == "get_attr":
                 if node not in self.values and node.users:
-                    raise Refused(f"the graph has a constant that is not an input: {node.target}")
+                    raise Refused(f"the graph has a constant that is no tensor: {node.target}")
             elif node.op not in ("placeholder", "output"):
                 raise Refused(f"the graph has a {node.op}: {node.target}")
 
@@ -439,16 +449,22 @@ class Importer:
         """Leave the operator to PyTorch."""
         several = isinstance(value, tuple | list)
         fakes = list(value) if several else [value]
-        if not all(isinstance(fake, torch.Tensor) for fake in fakes):
+        present = [i for i, fake in enumerate(fakes) if fake is not None]
+        if not all(isinstance(fakes[i], torch.Tensor) for i in present):
             raise Refused(f"{name} returns something that is not a tensor")
-        types = [(short_name(f.dtype), False, tuple(self.shape(f.shape))) for f in fakes]
+        if target._schema.name == "aten::squeeze":
+            squeezed(self, *arguments)  # its rank depends on sizes, whoever runs it
+        types = [
+            (short_name(fakes[i].dtype), False, tuple(self.shape(fakes[i].shape))) for i in present
+        ]
         function, inputs = self.bind(target, name, arguments)
-        if isinstance(value, list):
-            function = _as_tuple(function)
+        if isinstance(value, list) or len(present) < len(fakes):
+            function = _as_tuple(function, present)
         self.result.callouts.append(CallOut(name, reason, self.line))
         first = self.program.call(len(self.result.targets), inputs, types)
         self.result.targets.append(function)
-        results = tuple(Tensor(first + i, fake) for i, fake in enumerate(fakes))
+        ids = iter(range(first, first + len(present)))
+        results = tuple(None if fake is None else Tensor(next(ids), fake) for fake in fakes)
         return results if several else results[0]
 
     def bind(
@@ -519,9 +535,12 @@ class Importer:
         return self.sizes.python(given.node.expr, names)
 
 
-def _as_tuple(function: Callable[..., Any]) -> Callable[..., Any]:
+def _as_tuple(function: Callable[..., Any], present: Sequence[int]) -> Callable[..., Any]:
+    """The same with a tuple of those results; the others are None."""
+
     def as_tuple(*values: Any) -> tuple[Any, ...]:
-        return tuple(function(*values))
+        results = function(*values)
+        return tuple(results[i] for i in present)
 
     as_tuple.__name__ = getattr(function, "__name__", "call")
     return as_tuple

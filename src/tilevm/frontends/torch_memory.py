@@ -250,7 +250,12 @@ def view_of(
             same = _same_storage(node.meta.get("val"), source.meta.get("val"))
             if not (same and may_alias(node)):
                 return None
-            steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
+            if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
+                viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
+                shape = list(node.meta["val"].shape)
+                steps.append((getattr(torch.ops.aten, viewed).default, (shape,), {}))
+            else:
+                steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
         else:
             return None
         node = importer.resolve(source)
@@ -262,6 +267,11 @@ def view_of(
 def _same_storage(a: Any, b: Any) -> bool:
     one, other = storages(a), storages(b)
     return bool(one and other and one[0] == other[0])
+
+
+def _like(args: Sequence[Any]) -> bool:
+    nodes = (a for a in args if isinstance(a, torch.fx.Node))
+    return any(isinstance(a.meta.get("val"), torch.Tensor) for a in nodes)
 
 
 def _concrete(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -53,14 +53,15 @@ def build(
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
     """
+    placeholders = graph.find_nodes(op="placeholder")
+    constants = _constants(graph)
     environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
     unified: dict[Any, Any] = {}
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards)
-            placeholders = graph.find_nodes(op="placeholder")
-            importer.inputs(placeholders, inputs)
+            importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             importer.run()
             (output,) = graph.find_nodes(op="output")
             results = output.args[0]
@@ -80,7 +81,8 @@ def build(
             if condition != sympy.true and not environment.evaluate_expr(condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
     executable = importer.result.compile()
-    run = _around(importer.result, sizes, executable, len(placeholders))
+    fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
+    run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     return Captured(importer.result, sizes, executable, run, graph)
 
 
@@ -128,6 +130,16 @@ def backward_decompositions() -> dict[Any, Callable[..., Any]]:
     return table
 
 
+def _constants(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.Tensor]:
+    """Tensors that the graph's module holds: inputs of the program, which nobody passes."""
+    found = {}
+    for node in graph.find_nodes(op="get_attr"):
+        value = operator.attrgetter(node.target)(graph.owning_module)
+        if isinstance(value, torch.Tensor):
+            found[node] = value
+    return found
+
+
 def _symbolic(inputs: Sequence[Any]) -> Any:
     for value in inputs:
         sizes: Any = value.shape if isinstance(value, torch.Tensor) else (value,)
@@ -135,9 +147,16 @@ def _symbolic(inputs: Sequence[Any]) -> Any:
 
 
 def _around(
-    result: Imported, sizes: Sizes, executable: Callable[..., Any], count: int
+    result: Imported,
+    sizes: Sizes,
+    executable: Callable[..., Any],
+    count: int,
+    fixed: Mapping[int, torch.Tensor],
 ) -> Callable[..., Any]:
-    """`executable` itself if it takes the inputs and gives the outputs as they are."""
+    """`executable` itself if it takes the inputs and gives the outputs as they are.
+
+    fixed: tensors that are no arguments, by the place of their input.
+    """
     same_inputs = result.passed == list(range(count)) and not result.float_inputs
     if same_inputs and result.outputs == list(range(len(result.outputs))):
         return executable
@@ -145,6 +164,7 @@ def _around(
         "exe": executable,
         "getitem": operator.getitem,
         "math": __import__("math"),
+        **{f"a{i}": value for i, value in fixed.items()},
     }
     names = [f"a{i}" for i in range(count)]
     passed = [

@@ -190,6 +190,8 @@ def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
         if not value.is_contiguous():
             key.append(layout(value))
     elif kind is int or kind is float:
+        if kind is int and not -(2**63) <= value < 2**63:
+            raise Unsupported("an int needs more than 64 bits")
         leaves.append(value)
         key.append(kind)
     elif value is None or kind is bool or kind is str:

@@ -104,14 +104,20 @@ def _unsqueeze(b: Importer, out: Any, x: Tensor, dim: int) -> int:
 
 @row("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim")
 def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
+    gone = squeezed(b, x, dims)
+    return b.add("squeeze", x.id, axes=gone) if gone else x
+
+
+def squeezed(b: Importer, x: Tensor, dims: Any = None) -> list[int]:
+    """The axes that a squeeze drops; records that the others are not of size 1."""
     gone = []
-    for axis in axes_of(dims, x.rank) if not isinstance(dims, int) else axes_of([dims], x.rank):
+    for axis in axes_of(dims, x.rank):
         size = x.shape[axis]
         if isinstance(size, int) and size == 1:
             gone.append(axis)
         else:
             b.not_one(size)
-    return b.add("squeeze", x.id, axes=gone) if gone else x
+    return gone
 
 
 def _is_no_end(end: Any) -> bool:
@@ -160,7 +166,7 @@ def _part(b: Importer, x: Tensor, axis: int, start: Any, stop: Any) -> int:
 @row("select.int", "select_copy.int")
 def _select(b: Importer, out: Any, x: Tensor, dim: int, index: Any) -> int:
     axis = axis_of(dim, x.rank)
-    if isinstance(index, int) and index < 0:
+    if b.is_negative(index):
         index = x.shape[axis] + index
     return b.add("select", x.id, axis=axis, index=b.size(index))
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from tilevm.errors import TilevmError
-from tilevm.ir.types import numpy_dtype
+from tilevm.errors import DTypeError, TilevmError, describe
+from tilevm.ir.types import DTYPES, numpy_dtype
 
 _ARRAY = re.compile(r"(\w+)\[([\d, ]*)\]$")
 
@@ -55,9 +55,14 @@ def argument(text: str, *, torch: bool) -> Any:
     match = _ARRAY.match(text)
     if match is None:
         try:
-            return int(text)
+            return float(text) if set(text) & set(".einf") else int(text)
         except ValueError:
-            return float(text)
+            told = f"{text!r} is no argument: write 3, 0.5 or float32[7, 33]"
+            raise ValueError(told) from None
+    if match[1] not in DTYPES:
+        raise DTypeError(
+            describe(f"{text!r} has elements of {match[1]!r}", remedy=f"Use {', '.join(DTYPES)}.")
+        )
     shape = tuple(int(size) for size in match[2].split(",") if size.strip())
     random = np.random.default_rng(0)
     if not torch:

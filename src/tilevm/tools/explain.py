@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tilevm.errors import CaptureError
+from tilevm.errors import CaptureError, describe
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,15 @@ def _kernel(number: int, kernel: dict[str, Any]) -> str:
     return _section(f"kernel {number} {kernel['name']}", rows)
 
 
-def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
+def explain(function: Any) -> Callable[..., Explanation]:
     """A function that takes a call's arguments, makes the call, and says what ran.
 
     function: what `tilevm.kernel` or `tilevm.compile` returned; anything else is compiled first.
-    Raises: CaptureError, if the call runs eagerly: the message is the reason.
+    Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
+    if not callable(function):
+        what = f"tilevm.explain of {function!r}, which cannot be called"
+        raise CaptureError(describe(what, remedy="Write tilevm.explain(function)(*arguments)."))
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         if hasattr(function, "variants") and hasattr(function, "graph"):

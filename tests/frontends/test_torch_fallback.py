@@ -1,0 +1,218 @@
+"""`tilevm.compile` does not raise where eager does not: it captures the call or runs it eagerly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import tilevm
+from tilevm import errors
+
+
+@pytest.fixture(autouse=True)
+def fresh_counters() -> Iterator[None]:
+    tilevm.stats.reset()
+    yield
+
+
+def reasons() -> str:
+    return " | ".join(tilevm.stats()["flushes"])
+
+
+def same(f: Callable[..., Any], *calls: tuple[Any, ...]) -> Any:
+    """Compare all calls, each twice, with eager; returns the compiled function."""
+    compiled = tilevm.compile(f)
+    for args in calls:
+        for _ in range(2):
+            torch.testing.assert_close(compiled(*args), f(*args))
+    return compiled
+
+
+# What is captured ---------------------------------------------------------------------------------
+
+
+def test_negative_index_that_varies() -> None:
+    x = torch.arange(7.0)
+    same(lambda x, k: x[-k] + 1, (x, 2), (x, 5), (x, -3), (x, 2))
+    same(lambda x, k: x[k] + 1, (x, 2), (x, -5), (x, 0))
+    same(lambda x: x[-(x.shape[0] // 2)] + 1, (x,), (x[:4],))
+    assert not reasons()
+
+
+def test_index_out_of_range_is_eagers_error() -> None:
+    compiled = tilevm.compile(lambda x, k: x[k] + 1)
+    compiled(torch.arange(7.0), 2)
+    with pytest.raises(IndexError):
+        compiled(torch.arange(7.0), 9)
+
+
+def test_numbers_are_numbers_to_isinstance() -> None:
+    def f(x: Any, n: Any, a: Any) -> Any:
+        part = slice(-n, None) if isinstance(n, int) else n
+        return x[part] * a if isinstance(a, float) else x[part]
+
+    x = torch.arange(6.0)
+    same(f, (x, 1, 2.5), (x, 3, 1.5), (x, 0, 1.5), (x, torch.tensor([1, 2]), 2.0))
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.int8, torch.complex64, torch.uint16]
+)
+def test_squeeze_keeps_the_rank_of_other_sizes(dtype: torch.dtype) -> None:
+    calls = [(torch.ones(n, 2, dtype=dtype),) for n in (5, 1, 3, 1)]
+    same(lambda x: x.squeeze(0), *calls)
+    same(lambda x: x.clone().squeeze(), *calls)
+    assert not reasons()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_views_of_another_tensors_shape(dtype: torch.dtype) -> None:
+    for f in (
+        lambda x, y: x.view_as(x),
+        lambda x, y: x.view_as(y),
+        lambda x, y: x.reshape_as(y),
+        lambda x, y: x[:, :1].expand_as(x),
+        lambda x, y: x.type_as(x),
+    ):
+        same(
+            f, *[(torch.ones(n, 4, dtype=dtype), torch.ones(2 * n, 2, dtype=dtype)) for n in (3, 5)]
+        )
+    x = torch.ones(3, 4, dtype=dtype)
+    assert tilevm.compile(lambda x: x.view_as(x))(x).data_ptr() == x.data_ptr()
+
+
+def test_broadcast_with_a_size_that_depends_on_data() -> None:
+    calls = [(torch.arange(float(n)), torch.ones(m)) for n, m in ((5, 4), (5, 1), (2, 5), (5, 4))]
+    same(lambda x, y: x[x > 0] + y, *calls)
+
+
+def test_generate_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, vocab_size=50,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(3, 50, (2, 5))
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, **options)
+    model.forward = tilevm.compile(model.forward)
+    assert torch.equal(model.generate(ids, **options), expected)
+    assert not reasons()
+
+
+# Gradients ----------------------------------------------------------------------------------------
+
+
+def gradients(f: Callable[..., Any], module: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    module.zero_grad()
+    f(x).square().sum().backward()
+    return [p.grad.clone() for p in module.parameters()]
+
+
+def test_training_of_a_convolution() -> None:
+    module = torch.nn.Conv2d(3, 4, 3)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(
+        gradients(tilevm.compile(module), module, x), gradients(module, module, x)
+    )
+    assert not reasons()
+
+
+def test_constants_in_graphs_that_are_differentiated() -> None:
+    def f(x: Any) -> Any:
+        return (x[torch.tensor([0, 0, 2])] * torch.tensor([1.0, 2.0, 3.0])).sum()
+
+    compiled = tilevm.compile(f)
+    for n in (3, 5):
+        x = torch.randn(n, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        compiled(x).backward()
+        f(y).backward()
+        torch.testing.assert_close(x.grad, y.grad)
+    assert not reasons()
+
+
+# What runs eagerly --------------------------------------------------------------------------------
+
+
+def test_an_expanded_tensor_is_filled() -> None:
+    def f(x: Any) -> Any:
+        return x.fill_(3) + 1
+
+    compiled = tilevm.compile(f)
+    base = torch.zeros(1)
+    assert compiled(base.expand(4)).tolist() == [4.0] * 4
+    assert base.item() == 3
+    assert "expanded tensor" in reasons()
+
+
+def test_transforms_of_torch_func() -> None:
+    compiled = tilevm.compile(lambda x: x * 2)
+    x = torch.ones(3, 4)
+    compiled(x[0])
+    compiled(x)
+    torch.testing.assert_close(torch.func.vmap(compiled)(x), x * 2)
+    torch.testing.assert_close(torch.func.jvp(compiled, (x,), (x,))[1], x * 2)
+    torch.testing.assert_close(torch.func.grad(lambda x: compiled(x).sum())(x), x * 0 + 2)
+    assert "torch.func" in reasons()
+
+
+def test_ints_of_more_than_64_bits() -> None:
+    x = torch.ones(3)
+    same(lambda x, n: x + (n >> 60), (x, 2**70), (x, 2**61))
+    assert "64 bits" in reasons()
+
+
+def test_calls_without_arguments() -> None:
+    same(lambda: torch.ones(3) * 2, ())
+    assert "no tensors or numbers" in reasons()
+
+
+def test_branch_on_data_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    same(lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(3),), (-torch.ones(3),))
+    assert capfd.readouterr() == ("", "")
+    assert "data-dependent" in reasons()
+
+
+def test_results_that_hide_tensors() -> None:
+    compiled = tilevm.compile(lambda x: (y for y in x))
+    assert [type(y) for y in compiled(torch.ones(2, 3))] == [torch.Tensor] * 2
+    later = tilevm.compile(lambda x: lambda: x + 1)(torch.ones(2))
+    torch.testing.assert_close(later(), torch.full((2,), 2.0))
+
+
+# Messages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("knobs", "said"), [({"tier": "gpu"}, "tier"), ({"threads": -3}, "-3")])
+def test_knobs_are_checked(knobs: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        tilevm.compile(torch.relu, **knobs)
+
+
+def test_dims_by_name() -> None:
+    f = tilevm.compile(lambda x, y: x + y, dims={"x": ("B", 4), "y": ("B", None), "B": small()})
+    assert f(torch.ones(2, 4), torch.ones(2, 4)).sum() == 16
+    for x, y, said in [((2, 4), (3, 4), "equal"), ((2, 5), (2, 5), "is 5"), ((9, 4), (9, 4), "9")]:
+        with pytest.raises(errors.ShapeError, match=said):
+            f(torch.ones(x), torch.ones(y))
+
+
+def small() -> tilevm.Dim:
+    return tilevm.Dim(max=8)
+
+
+@pytest.mark.parametrize("dims", [{"x": 3}, {"x": {0: "a", "b": 3}}, {"x": (1.5,)}])
+def test_dims_that_say_nothing(dims: Any) -> None:
+    with pytest.raises(errors.CaptureError, match=r"dims\['x'\] is"):
+        tilevm.compile(torch.relu, dims=dims)
+
+
+def test_dims_of_an_axis_that_is_not_there() -> None:
+    f = tilevm.compile(lambda x: x * 2, dims={"x": {7: tilevm.Dim(4)}})
+    with pytest.raises(errors.ShapeError, match="no axis 7"):
+        f(torch.ones(3, 4))
