@@ -387,6 +387,23 @@ def test_threads_call_at_once() -> None:
     assert not wrong
 
 
+def test_first_calls_of_threads_capture_once() -> None:
+    functions = [tilevm.compile(lambda x, k=k: x * k + 1) for k in range(3)]
+    threads = [
+        threading.Thread(target=lambda f=f: f(torch.ones(4, 5))) for f in functions for _ in "abc"
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(f.captures) for f in functions] == [1, 1, 1]
+    tilevm.stats.reset()  # traces at once left torch's settings changed for later ones
+    rows = tilevm.compile(lambda x: x[:1].expand_as(x) + 1)
+    x = torch.randn(3, 5)
+    assert torch.equal(rows(x), x[:1].expand_as(x) + 1)
+    assert not tilevm.stats()["flushes"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads
 def test_a_forked_child_calls() -> None:
     args = three(300, 1000)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,6 +47,13 @@ UNSEEN = (
     "Not seen: globals and closures other than modules, attributes of modules other than\n"
     "parameters, buffers, submodules and `training`, contents of files, random state of Python."
 )
+
+
+# One thread at a time: a trace sets what is torch's for the whole process, and two that end in
+# another order than they began would leave it set.
+_capturing = threading.RLock()
+# A forked child has no thread that would give the lock back.
+os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -190,9 +199,14 @@ class Compiled(Dispatch):
             family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
             return self._eager(family.reason, args, kwargs)
         try:
-            capture = torch_capture.capture(
-                self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
-            )
+            with _capturing:
+                made = next((c for c in family.captures if c.holds(leaves)), None)
+                capture = made or torch_capture.capture(
+                    self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
+                )
+                if made is None:
+                    family.captures.insert(0, capture)
+                    stats.add("captures")
         except Exception as error:
             reason = reason_of(error)
             self._effects += isinstance(error, Effects)
@@ -204,8 +218,6 @@ class Compiled(Dispatch):
                 raise
             family.reason = reason
             return self._eager(family.reason, args, kwargs)
-        family.captures.insert(0, capture)
-        stats.add("captures")
         return self._run(capture, leaves, args, kwargs)
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
