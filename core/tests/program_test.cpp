@@ -380,7 +380,7 @@ void conversions() {
     expect(b.node(0).attrs[1].integer == 1, "isfinite of ints is true");
     lowers("exp of ints", b, b.op(Op::exp, {x}), "cast:float32 exp");
     lowers("softmax of ints", b, b.op(Op::softmax, {x}, {ints({0})}),
-           "cast:float32 amax sub exp sum div");
+           "cast:float32 amax sub exp sum reciprocal mul");
   }
 }
 
@@ -446,13 +446,13 @@ void composites() {
     const ValueId x = b.input("float32[n, 8]");
     const std::vector<ValueId> in{x};
     const ValueId s = b.p.add(Op::softmax, in, {ints({1})}, 0);
-    lowers("softmax", b, s, "amax sub exp sum div");
+    lowers("softmax", b, s, "amax sub exp sum reciprocal mul");
     for (const Node& node : b.result.nodes) expect(node.line == 0, "softmax's line");
   }
   {
     Builder b;
     const ValueId x = b.input("float32[n, 0]");
-    lowers("softmax of nothing", b, b.op(Op::softmax, {x}, {ints({1})}), "amax sub exp sum div");
+    lowers("softmax of nothing", b, b.op(Op::softmax, {x}, {ints({1})}), "amax sub exp sum reciprocal mul");
   }
 }
 
