@@ -452,7 +452,8 @@ void composites() {
   {
     Builder b;
     const ValueId x = b.input("float32[n, 0]");
-    lowers("softmax of nothing", b, b.op(Op::softmax, {x}, {ints({1})}), "amax sub exp sum reciprocal mul");
+    lowers("softmax of nothing", b, b.op(Op::softmax, {x}, {ints({1})}),
+           "amax sub exp sum reciprocal mul");
   }
 }
 
