@@ -225,10 +225,10 @@ Float float_map(const std::string& name, Float fa, Float fb) {
   if (name == "sigmoid") r = 1 / (1 + std::exp(-a));
   if (name == "erf") r = std::erf(a);
   if (name == "silu") r = a * (1 / (1 + std::exp(-a)));
-  if (name == "gelu") r = 0.5 * a * (1 + std::erf(a * 0.7071067811865476));
+  if (name == "gelu") r = 0.5 * a * std::erfc(a * -0.7071067811865476);
   if (name == "gelu_tanh") {
     const Wide u = 0.7978845608028654 * (a + 0.044715 * a * a * a);
-    r = 0.5 * a * (1 + std::tanh(u));
+    r = a / (1 + std::exp(-2 * u));
   }
   if (name == "floor") r = std::floor(a);
   if (name == "ceil") r = std::ceil(a);

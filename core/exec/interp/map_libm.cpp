@@ -11,9 +11,10 @@ namespace tilevm::exec::interp::HWY_NAMESPACE {
 namespace {
 
 double sigmoid(double a) { return 1.0 / (1.0 + std::exp(-a)); }
-double gelu(double a) { return 0.5 * a * (1.0 + std::erf(a * 0.7071067811865476)); }
+// Without the cancellation of 1 + erf and 1 + tanh.
+double gelu(double a) { return 0.5 * a * std::erfc(a * -0.7071067811865476); }
 double gelu_tanh(double a) {
-  return 0.5 * a * (1.0 + std::tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)));
+  return a / (1.0 + std::exp(-2.0 * 0.7978845608028654 * (a + 0.044715 * a * a * a)));
 }
 
 double remainder_of(double a, double b) {

@@ -27,6 +27,7 @@ constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
 constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
+std::uint64_t address(const std::byte* p) { return reinterpret_cast<std::uint64_t>(p); }
 int64_t up_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 bool over_x(bytecode::Cls cls) { return (static_cast<int>(cls) & 1) != 0; }
 bool over_y(bytecode::Cls cls) { return (static_cast<int>(cls) & 2) != 0; }
@@ -238,20 +239,20 @@ class Run {
       const auto& operand = impl_.operands[i];
       if (operand.role == Role::kScratch) {
         const int64_t bytes = bytecode::storage_bytes(operand.storage);
-        frame_.base[i] = memory;
+        frame_.base[i] = address(memory);
         place(i, impl_.folds_rows() ? space.cols * bytes : 0, impl_.in_sweep(space) * bytes,
               space.rows);
         memory += up_to_line(impl_.in_sweep(space) * frame_.reduced * bytes);
         continue;
       }
       const auto& b = launch_.bindings[i];
-      frame_.base[i] = b.base;
+      frame_.base[i] = address(b.base);
       place(i, b.y_stride, b.reduced[0], space.rows);
       frame_.x_stride[i] = b.x_stride;
       frame_.gather_stride[i] = b.gather_stride;
       frame_.gather_size[i] = b.gather_size;
       if (operand.role == Role::kIota) {
-        frame_.base[i] = reinterpret_cast<std::byte*>(b.start);
+        frame_.base[i] = static_cast<std::uint64_t>(b.start);
         for (int lane = 0; lane < kMaxLanes; ++lane) {
           frame_.iota_lanes[iota][lane] = lane * b.x_stride;
         }
@@ -285,7 +286,8 @@ class Run {
         for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
           if (impl_.operands[i].role == Role::kScratch) continue;
           const int64_t stride = launch_.bindings[i].outer[axis];
-          frame_.base[i] += more ? stride : -stride * (space.outer[axis] - 1);
+          frame_.base[i] +=
+              static_cast<std::uint64_t>(more ? stride : -stride * (space.outer[axis] - 1));
         }
         if (more) break;
         position[axis] = 0;
@@ -306,12 +308,12 @@ class Run {
   }
 
   Status panel(int64_t y, int64_t x, int64_t rows, int64_t cols) {
-    std::byte* base[kMaxOperands];
+    std::uint64_t base[kMaxOperands];
     std::copy_n(frame_.base, impl_.operands.size(), base);
     for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
       if (impl_.operands[i].role == Role::kScratch) continue;
       const auto& b = launch_.bindings[i];
-      frame_.base[i] += y * b.y_stride + x * b.x_stride;
+      frame_.base[i] += static_cast<std::uint64_t>(y * b.y_stride + x * b.x_stride);
     }
     frame_.rows = rows;
     frame_.cols = cols;
@@ -323,7 +325,7 @@ class Run {
   }
 
   // Copies a panel of every packed operand: inputs in before the call, outputs out behind it.
-  void copies(Role role, std::byte* const* base, int64_t y, int64_t x) {
+  void copies(Role role, const std::uint64_t* base, int64_t y, int64_t x) {
     std::byte* memory = panel_;
     for (const int i : impl_.packed) {
       const auto& operand = impl_.operands[at(i)];
@@ -338,14 +340,15 @@ class Run {
       std::byte* const panel = memory;
       memory += up_to_line(rows_ * cols_ * frame_.reduced * bytes);
       if (role == Role::kInput) {
-        frame_.base[at(i)] = panel;
+        frame_.base[at(i)] = address(panel);
         place(at(i), one_row ? 0 : row, sweep, frame_.rows);
       }
       if (operand.role != role) continue;
       const bool swept = b.reduced[0] != 0;
       for (int64_t r = 0; r < (swept || role == Role::kInput ? frame_.reduced : 1); ++r) {
-        const Plane memory_plane{base[i] + y * b.y_stride + x * b.x_stride + r * b.reduced[0],
-                                 b.y_stride, b.x_stride};
+        const int64_t offset = y * b.y_stride + x * b.x_stride + r * b.reduced[0];
+        const Plane memory_plane{reinterpret_cast<std::byte*>(base[i]) + offset, b.y_stride,
+                                 b.x_stride};
         const Plane panel_plane{panel + r * sweep, row, bytes};
         if (role == Role::kInput) {
           copy_plane(panel_plane, memory_plane, rows, frame_.cols, bytes);

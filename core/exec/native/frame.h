@@ -31,11 +31,11 @@ struct alignas(64) Frame {
   std::int64_t cols;
   std::int64_t reduced;  // sweeps of a pass: the extent of a reduced axis beside rows and columns
   std::int64_t reduced_left;
-  double count;                      // of points that a fold sees
-  const void* const* functions;      // see functions.h
-  std::int64_t lanes_left;           // of the vector at hand, for functions that are called
-  std::byte* base[kMaxOperands];     // iota: the first value
-  std::byte* pointer[kMaxOperands];  // as base, moving; only of those without a register
+  double count;                         // of points that a fold sees
+  const void* const* functions;         // see functions.h
+  std::int64_t lanes_left;              // of the vector at hand, for functions that are called
+  std::uint64_t base[kMaxOperands];     // an address; of an iota the first value
+  std::uint64_t pointer[kMaxOperands];  // as base, moving; only of those without a register
   std::int64_t y_stride[kMaxOperands];
   std::int64_t x_stride[kMaxOperands];      // of iotas and gathers
   std::int64_t reduced_step[kMaxOperands];  // from the end of a sweep to the next one's start

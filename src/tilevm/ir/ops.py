@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from math import erf
+from math import erf, erfc
 from typing import Any
 
 import numpy as np
@@ -103,12 +103,13 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1.0 + _erf(x * 0.7071067811865476))  # NaN at -inf, as eager's
+    # Not by 1 + erf, which is 0 for x < -8.4. NaN at -inf, as eager's.
+    return 0.5 * x * np.vectorize(erfc, otypes=[np.float64])(np.asarray(x * -0.7071067811865476))
 
 
 def _gelu_tanh(x: Array) -> Array:
-    inner = np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))
-    return 0.5 * x * (1.0 + inner)
+    inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+    return x / (1.0 + np.exp(-2.0 * inner))  # (1 + tanh u) / 2 without cancellation
 
 
 def _int_pow(a: Array, b: Array) -> Array:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from math import erf
+from math import erf, erfc
 from typing import Any
 
 import numpy as np
@@ -185,11 +185,11 @@ def _sigmoid(x: Any) -> Any:
 
 
 def _gelu(x: Any) -> Any:
-    return 0.5 * x * (1.0 + _erf(x * 0.7071067811865476))
+    return 0.5 * x * np.vectorize(erfc, otypes=[np.float64])(x * -0.7071067811865476)
 
 
 def _gelu_tanh(x: Any) -> Any:
-    return 0.5 * x * (1.0 + np.tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+    return x / (1.0 + np.exp(-2.0 * 0.7978845608028654 * (x + 0.044715 * x * x * x)))
 
 
 def _truncated(x: Any, dtype: type, info: Any) -> Any:
