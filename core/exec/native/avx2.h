@@ -320,7 +320,6 @@ class Avx2 : public X86 {
     a.sub(kTemp2, kTemp);
     a.vmovups(kRest, x86::ptr(kTemp2));
   }
-  void mask_some() {}
   F or_else(const F& x, const F& other) {
     if (!masked) return x;
     const F n = in_register(other);

@@ -535,7 +535,7 @@ class Avx512 : public X86 {
   void put64(const Address& to, const Pair& x) { a.vmovq(to, xmm(in_register(x.lo, true))); }
   void put_b8(const Address& to, const M& m) { a.vpextrb(to, xmm(bytes_of(m)), 0); }
 
-  // Gathers -------------------------------------------------------------------------------------
+  // Calls ---------------------------------------------------------------------------------------
 
   // kTemp: the first lane.
   void to_general(const Pair& x) { a.vmovq(kTemp, xmm(in_register(x.lo, true))); }

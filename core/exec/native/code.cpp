@@ -44,7 +44,8 @@ asmjit::JitRuntime& runtime() {
   return instance;
 }
 
-// Touches the first block of code memory in both places, so that no compile waits for its pages.
+// Touches half of the first block of code memory in both places, so that first compiles do not wait
+// for its pages.
 bool prepare_memory() {
   void* executable = nullptr;
   void* writable = nullptr;

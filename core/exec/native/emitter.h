@@ -187,9 +187,11 @@ class Emitter final : private Owner {
       copy_ = 0;
     };
     if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
-    if (T::kMasksAreCheap && (copies > 1 || weight(begin, end, filter) >= kLongBody)) {
-      t_.for_masked([&] { t_.mask_some(); }, [&] { body(1); });
-      return;
+    if constexpr (T::kMasksAreCheap) {
+      if (copies > 1 || weight(begin, end, filter) >= kLongBody) {
+        t_.for_masked([&] { t_.mask_some(); }, [&] { body(1); });
+        return;
+      }
     }
     t_.for_whole(1, [&] { body(1); });
     t_.for_rest([&] { t_.mask_rest(); }, [&] { body(1); });
