@@ -55,7 +55,7 @@ CPP: dict[str, set[str]] = {
     "host": {"schedule", "fuse", "program", "shape", "exec", "bytecode"},
     "eager": {"host", "program", "shape"},
     "bind": {"host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
-    "bench": {"exec", "bytecode"},
+    "bench": {"tests", "host", "fuse", "program", "shape", "schedule", "exec", "bytecode"},
     "tests": {"host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
 }
 

@@ -136,8 +136,7 @@ class Scheduler {
 }  // namespace
 
 Plan fuse(Program lowered) {
-  Plan plan;
-  plan.program = std::move(lowered);
+  Plan plan{std::move(lowered), {}, {}, {}};
   Scheduler(plan).run();
   return plan;
 }

@@ -17,13 +17,10 @@ AxisMask mask_of(const AxisMap& map, int rank) {
 
 Grouping::Grouping(Program& p) : program(p) {
   info.resize(p.values.size());
-  users_.resize(p.values.size());
   is_output_.resize(p.values.size());
   loaders_.resize(p.values.size());
   reduce_map.resize(p.nodes.size());
-  for (int n = 0; n < static_cast<int>(p.nodes.size()); ++n) {
-    for (const ValueId v : p.nodes[at(n)].inputs) users_[at(v)].push_back(n);
-  }
+  list_users();
   for (const ValueId v : p.outputs) is_output_[at(v)] = true;
   for (const ValueId v : p.inputs) {
     if (!p.type(v).weak) continue;
@@ -34,6 +31,25 @@ Grouping::Grouping(Program& p) : program(p) {
     if (p.type(v).weak) continue;  // the host returns numbers itself
     need_buffer(v, -1, "result of the program");
   }
+}
+
+void Grouping::list_users() {
+  users_end_.assign(program.values.size() + 1, 0);
+  for (const Node& node : program.nodes) {
+    for (const ValueId v : node.inputs) ++users_end_[at(v) + 1];
+  }
+  for (std::size_t v = 1; v < users_end_.size(); ++v) users_end_[v] += users_end_[v - 1];
+  users_.resize(at(users_end_.back()));
+  users_end_.pop_back();  // holds where each value's users begin, until they are filled in
+  for (int n = 0; n < static_cast<int>(program.nodes.size()); ++n) {
+    for (const ValueId v : program.nodes[at(n)].inputs) users_[at(users_end_[at(v)]++)] = n;
+  }
+}
+
+std::span<const int> Grouping::users(ValueId v) const {
+  if (at(v) >= users_end_.size()) return {};  // appended since
+  const int begin = v == 0 ? 0 : users_end_[at(v - 1)];
+  return std::span(users_).subspan(at(begin), at(users_end_[at(v)] - begin));
 }
 
 int Grouping::op_cost(Op op) const {
@@ -67,8 +83,7 @@ int Grouping::op_cost(Op op) const {
 }
 
 int Grouping::new_unit() {
-  groups.emplace_back();
-  groups.back().alive = false;
+  groups.emplace_back().alive = false;
   return order.add();
 }
 
@@ -81,7 +96,6 @@ int Grouping::new_group() {
 ValueId Grouping::append_value(Type type) {
   program.values.push_back({type, -1});
   info.emplace_back();
-  users_.emplace_back();
   is_output_.push_back(false);
   loaders_.emplace_back();
   return static_cast<ValueId>(program.values.size()) - 1;

@@ -136,10 +136,12 @@ class Grouping {
   const Shape& shape(ValueId v) const { return program.type(v).shape; }
   bool one(SizeId s) const { return program.sizes.is(s, 1); }
   int op_cost(Op op) const;
+  void list_users();
+  std::span<const int> users(ValueId v) const;
 
-  std::vector<std::vector<int>> users_;  // value -> nodes
+  std::vector<int> users_, users_end_;  // nodes by value; a value's begin where the one before ends
   std::vector<bool> is_output_;
-  std::vector<std::vector<int>> loaders_;  // value -> units that load it, oldest first
+  std::vector<SmallVector<int, 2>> loaders_;  // value -> units that load it, oldest first
 };
 
 }  // namespace tilevm::fuse

@@ -1,6 +1,7 @@
 // Where elementwise operators go: into a group that makes an operand, merging groups where several
 // do, into a sibling that loads one, or into a new group.
 #include <algorithm>
+#include <ranges>
 #include <optional>
 
 #include "fuse/groups.h"
@@ -20,7 +21,7 @@ bool Grouping::self_contained(int unit, int node) const {
   if (g.has_fold || g.cost > kCheapCost || !g.fills.empty()) return false;
   return std::ranges::all_of(g.values, [&](ValueId v) {
     return !is_output_[at(v)] && !info[at(info[at(v)].source)].stored &&
-           std::ranges::all_of(users_[at(v)], [&](int user) {
+           std::ranges::all_of(users(v), [&](int user) {
              return user == node || (user < node && std::ranges::binary_search(g.nodes, user)) ||
                     (user < node &&
                      std::ranges::find(g.values, program.nodes[at(user)].out) != g.values.end());
@@ -256,8 +257,7 @@ void Grouping::place_elementwise(int n) {
   }
   for (const ValueId v : node.inputs) {
     if (!candidates.empty() || info[at(v)].where != Where::kBuffer) continue;
-    for (auto it = loaders_[at(v)].rbegin(); it != loaders_[at(v)].rend(); ++it) {
-      const int unit = *it;
+    for (const int unit : loaders_[at(v)] | std::views::reverse) {
       const auto& loads = groups[at(unit)].loads;
       const auto load = std::ranges::find_if(loads, [&](const Load& l) { return l.value == v; });
       if (load == loads.end() || !join_sibling(n, unit, v, load->map)) continue;

@@ -1,5 +1,6 @@
 // Where reductions, gathers, views, concatenations and call-outs go.
 #include <algorithm>
+#include <ranges>
 
 #include "fuse/groups.h"
 
@@ -67,11 +68,11 @@ void Grouping::place_reduce(int n) {
     need_buffer(v, -1, "a reduction over other axes than its producer's kernel can sweep");
   }
   if (in.where == Where::kBuffer) {
-    for (auto it = loaders_[at(v)].rbegin(); it != loaders_[at(v)].rend(); ++it) {
-      const auto& loads = groups[at(*it)].loads;
+    for (const int loader : loaders_[at(v)] | std::views::reverse) {
+      const auto& loads = groups[at(loader)].loads;
       const auto load = std::ranges::find_if(loads, [&](const Load& l) { return l.value == v; });
-      if (load == loads.end() || !join_sibling(n, *it, v, load->map)) continue;
-      const Group& g = groups[at(*it)];
+      if (load == loads.end() || !join_sibling(n, loader, v, load->map)) continue;
+      const Group& g = groups[at(loader)];
       const AxisMask over = folded_axes(load->map);
       const bool partial = std::ranges::any_of(g.values, [&](ValueId w) {
         const auto m = static_cast<AxisMask>(mask_of(info[at(w)].map, shape(w).rank));
@@ -80,7 +81,7 @@ void Grouping::place_reduce(int n) {
         return ((m & over) != 0 && (m & over) != over) || !whole_kept;
       });
       if (partial) continue;
-      return finish(*it, AxisMap(load->map));
+      return finish(loader, AxisMap(load->map));
     }
   }
   const int unit = new_group();

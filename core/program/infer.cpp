@@ -28,7 +28,12 @@ class Rules {
  public:
   Rules(SizeTable& sizes, Op op, std::span<const Type> in, std::span<Attr> attrs,
         std::vector<Check>& checks, bool in_composite)
-      : sizes_(sizes), op_(op), in_(in), attrs_(attrs), checks_(checks), in_composite_(in_composite) {}
+      : sizes_(sizes),
+        op_(op),
+        in_(in),
+        attrs_(attrs),
+        checks_(checks),
+        in_composite_(in_composite) {}
 
   Type apply();
 
@@ -116,7 +121,7 @@ class Rules {
     return shape;
   }
 
-  Shape shape_of(const std::vector<SizeId>& dims) const {
+  Shape shape_of(const Sizes& dims) const {
     Shape shape;
     set_rank(shape, dims.size());
     std::ranges::copy(dims, shape.dims.begin());
@@ -129,9 +134,9 @@ class Rules {
   // ---- Parameters
 
   std::int64_t& int_at(int i) { return attrs_[static_cast<std::size_t>(i)].ints[0]; }
-  std::vector<std::int64_t>& ints_at(int i) { return attrs_[static_cast<std::size_t>(i)].ints; }
+  Ints& ints_at(int i) { return attrs_[static_cast<std::size_t>(i)].ints; }
   SizeId& size_at(int i) { return attrs_[static_cast<std::size_t>(i)].sizes[0]; }
-  std::vector<SizeId>& sizes_at(int i) { return attrs_[static_cast<std::size_t>(i)].sizes; }
+  Sizes& sizes_at(int i) { return attrs_[static_cast<std::size_t>(i)].sizes; }
 
   // Brings an axis into 0..rank-1. A tensor of rank 0 has axis 0 for PyTorch's reductions.
   int axis(std::int64_t& value, int rank, bool scalar_ok = false) {
@@ -145,7 +150,7 @@ class Rules {
   }
 
   // The set of axes as bits; the list becomes sorted and, if it was empty, complete.
-  unsigned axis_set(std::vector<std::int64_t>& axes, int rank, bool empty_is_all) {
+  unsigned axis_set(Ints& axes, int rank, bool empty_is_all) {
     unsigned set = 0;
     if (axes.empty() && empty_is_all) {
       axes.resize(static_cast<std::size_t>(rank));
@@ -240,7 +245,7 @@ class Rules {
 };
 
 Type Rules::reshape() {
-  std::vector<SizeId>& dims = sizes_at(0);
+  Sizes& dims = sizes_at(0);
   const SizeId total = sizes_.product(in_[0].shape.span());
   const char* remedy = "The new shape must have as many elements.";
   int open = -1;
@@ -274,7 +279,7 @@ Type Rules::reshape() {
 }
 
 Type Rules::permute() {
-  std::vector<std::int64_t>& axes = ints_at(0);
+  Ints& axes = ints_at(0);
   const Shape& from = in_[0].shape;
   if (axes.size() != from.rank) {
     bad_shape(std::to_string(axes.size()) + " axes given", "Name every axis once.");
@@ -293,7 +298,7 @@ Type Rules::permute() {
 }
 
 Type Rules::expand() {
-  std::vector<SizeId>& dims = sizes_at(0);
+  Sizes& dims = sizes_at(0);
   const Shape& from = in_[0].shape;
   const int more = static_cast<int>(dims.size()) - from.rank;
   if (more < 0) {
@@ -414,7 +419,7 @@ Type Rules::pad() {
   const std::size_t rank = result.shape.rank;
   const SizeId zero = sizes_.constant(0);
   for (int side = 0; side < 2; ++side) {
-    std::vector<SizeId>& widths = sizes_at(side);
+    Sizes& widths = sizes_at(side);
     if (widths.size() != rank) {
       bad_shape(std::to_string(widths.size()) + " widths given", "Give one for each axis.");
     }

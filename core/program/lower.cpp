@@ -110,8 +110,8 @@ struct High {
 
 class Lowering {
  public:
-  explicit Lowering(Program source) : source_(std::move(source)), table_(kFirst, -1) {
-    out_.sizes = std::move(source_.sizes);
+  explicit Lowering(Program source)
+      : source_(std::move(source)), out_(std::move(source_.sizes)), table_(kFirst, -1) {
     out_.lines = std::move(source_.lines);
     out_.checks = std::move(source_.checks);
     out_.nodes.reserve(source_.nodes.size() + 8);
@@ -171,12 +171,11 @@ class Lowering {
 
   // ---- Nodes of the result
 
-  ValueId emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type);
+  ValueId emit(Op op, Operands in, std::vector<Attr> attrs, const Type& type);
   ValueId pad(ValueId x, const std::vector<Attr>& attrs, const Type& type);
   ValueId full(const Shape& shape, const Number& n, DType dtype) {
-    std::vector<SizeId> dims(shape.span().begin(), shape.span().end());
     std::vector<Attr> attrs(3);
-    attrs[0].sizes = std::move(dims);
+    attrs[0].sizes = shape.span();
     attrs[1] = in_dtype(n, dtype);
     attrs[2].ints = {static_cast<std::int64_t>(dtype)};
     return emit(Op::full, {}, std::move(attrs), {dtype, false, shape});
@@ -213,7 +212,7 @@ class Lowering {
 
 // ---- Nodes of the result
 
-ValueId Lowering::emit(Op op, std::vector<ValueId> in, std::vector<Attr> attrs, const Type& type) {
+ValueId Lowering::emit(Op op, Operands in, std::vector<Attr> attrs, const Type& type) {
   std::uint64_t hash = mix(static_cast<std::uint64_t>(op), static_cast<std::uint64_t>(type.dtype));
   for (ValueId v : in) hash = mix(hash, static_cast<std::uint64_t>(v));
   for (const Attr& a : attrs) hash = mix(hash, hash_of(a));
@@ -561,7 +560,7 @@ ValueId Lowering::pad(ValueId x, const std::vector<Attr>& attrs, const Type& typ
     const auto side = [&](std::size_t which) {
       return attrs[which].sizes[static_cast<std::size_t>(axis)];
     };
-    std::vector<ValueId> parts;
+    Operands parts;
     const auto fill = [&](SizeId width) {
       if (out_.sizes.is(width, 0)) return;
       Shape shape = grown.shape;
@@ -616,7 +615,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     default:
       break;
   }
-  std::vector<ValueId> operands;
+  Operands operands;
   operands.reserve(in.size());
   for (ValueId i : in) {
     const High& h = at(i);
@@ -692,7 +691,7 @@ Program Lowering::run() {
     const Node& node = source_.nodes[i];
     line_ = node.line;
     if (node.op == Op::call) {
-      std::vector<ValueId> operands;
+      Operands operands;
       for (ValueId v : node.inputs) {
         const High& h = at(v);
         operands.push_back(h.kind == High::Kind::kValue ? h.value : materialise(h));

@@ -69,7 +69,7 @@ void check_not_empty(const Program& p, Op op, const Type& x, const Attr& axes) {
 
 }  // namespace
 
-Program::Program() {
+Program::Program(shape::SizeTable table) : sizes(std::move(table)) {
   // A recorded segment's worth: growing costs more than the memory.
   nodes.reserve(32);
   values.reserve(48);

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "program/small_vector.h"
+
 #include "ops.gen.h"  // enum class Op, OpInfo, kOps: generated from src/tilevm/ir/ops.py
 #include "shape/size.h"
 
@@ -63,18 +65,22 @@ struct Type {
 };
 
 using ValueId = std::int32_t;
+using Operands = SmallVector<ValueId, 4>;
+
+using Ints = SmallVector<std::int64_t, 2>;
+using Sizes = SmallVector<SizeId, 2>;
 
 // A parameter's value. ints: AXIS INT BOOL DTYPE (one), AXES; sizes: SIZE (one), SIZES; number.
 struct Attr {
-  std::vector<std::int64_t> ints;
-  std::vector<SizeId> sizes;
+  Ints ints;
+  Sizes sizes;
   double number = 0;
   std::int64_t integer = 0;  // exact, if the number was an int or a bool
   enum class NumberKind : std::uint8_t { kFloat, kInt, kBool } number_kind = NumberKind::kFloat;
 
-  static Attr of_ints(std::vector<std::int64_t> v) { return {std::move(v), {}, 0, 0, {}}; }
+  static Attr of_ints(Ints v) { return {std::move(v), {}, 0, 0, {}}; }
   static Attr of_dtype(DType d) { return of_ints({static_cast<std::int64_t>(d)}); }
-  static Attr of_sizes(std::vector<SizeId> values) { return {{}, std::move(values), 0, 0, {}}; }
+  static Attr of_sizes(Sizes values) { return {{}, std::move(values), 0, 0, {}}; }
   static Attr of_number(double v) { return {{}, {}, v, 0, NumberKind::kFloat}; }
   static Attr of_integer(std::int64_t v) {
     return {{}, {}, static_cast<double>(v), v, NumberKind::kInt};
@@ -87,7 +93,7 @@ struct Attr {
 // and expand without -1, bounds of slice and select within 0..size.
 struct Node {
   Op op;
-  std::vector<ValueId> inputs;
+  Operands inputs;
   std::vector<Attr> attrs;  // in the order of the table's params
   ValueId out = -1;         // first result; results are consecutive
   std::int32_t n_out = 1;
@@ -125,7 +131,8 @@ class Program {
   std::vector<std::string> lines;  // source locations
   std::vector<Check> checks;
 
-  Program();
+  Program() : Program(shape::SizeTable()) {}
+  explicit Program(shape::SizeTable sizes);
 
   ValueId input(Type type);
   void check(SizeId a, SizeId b, std::string message);  // once for a pair

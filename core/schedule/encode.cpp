@@ -19,13 +19,13 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Operations an element that are worth less than a round trip through scratch memory.
 constexpr int kCheapAgain = 3;
-constexpr int kNever = 1 << 20;
 
 class Encoder {
  public:
   Encoder(const fuse::KernelGraph& graph, const LayoutClass& cls)
       : graph_(graph), cls_(cls), n_(static_cast<int>(graph.nodes.size())), builder_(cls.fold) {
     regs_.resize(at(n_));
+    lines_.reserve(2 * at(n_));
     state_.resize(at(n_));
   }
 
@@ -43,6 +43,7 @@ class Encoder {
       for (int i = 0; i < n_; ++i) {
         if (roots(i)) passes = std::max(passes, state_[at(i)].time + 1);
       }
+      find_last(passes);
       for (int pass = 0; pass < passes; ++pass) {
         section(pass);
         sweep(pass);
@@ -59,6 +60,7 @@ class Encoder {
     int emitted = -1;  // pass in which regs_ holds it
     int scratch = -1;  // operand that keeps it
     int needed = -1;   // pass that is being gathered
+    int last = -1;     // pass that asks for it last, if everything is computed again
   };
 
   bool body(int i) const {
@@ -84,22 +86,34 @@ class Encoder {
     }
   }
 
-  // Cost of computing body value i once more in `pass`.
-  int again(int i) const {
+  // Whether computing body value i once more costs more than `room` operations; takes what it costs
+  // from `room`. Looks no further than that: values share operands, and paths grow with their
+  // powers.
+  bool dear(int i, int& room) const {
     const auto& node = graph_.nodes[at(i)];
-    if (!body(i) || node.kind == Kind::kFold) return 0;
-    if (state_[at(i)].scratch >= 0) return 1;
-    if (node.kind == Kind::kLoad || node.kind == Kind::kIota || node.kind == Kind::kConst) return 1;
-    if (node.kind == Kind::kGather) return kNever / 2;
-    int cost = bytecode::info(static_cast<Op>(node.instr)).cost;
-    for (const int in : node.in) {
-      if (in >= 0) cost += again(in);
-      if (cost > kNever) return kNever;
+    if (!body(i) || node.kind == Kind::kFold) return false;
+    if (state_[at(i)].scratch >= 0 || node.kind == Kind::kLoad || node.kind == Kind::kIota ||
+        node.kind == Kind::kConst) {
+      return --room < 0;
     }
-    return cost;
+    if (node.kind == Kind::kGather) return true;
+    room -= bytecode::info(static_cast<Op>(node.instr)).cost;
+    return room < 0 ||
+           std::ranges::any_of(node.in, [&](int in) { return in >= 0 && dear(in, room); });
   }
 
-  void need(int i, int pass, std::vector<int>& order) {
+  bool dear_again(int i) const {
+    int room = kCheapAgain;
+    return dear(i, room);
+  }
+
+  // Body values that the pass asks for, in order_.
+  void gather(int pass) {
+    for (int i = 0; i < n_; ++i) {
+      if (roots(i) && state_[at(i)].time == pass) need(i, pass);
+    }
+  }
+  void need(int i, int pass) {
     auto& s = state_[at(i)];
     if (s.needed == pass || !body(i)) return;
     const auto& node = graph_.nodes[at(i)];
@@ -107,17 +121,10 @@ class Encoder {
     s.needed = pass;
     if (s.scratch < 0 || s.home == pass) {
       for (const int in : node.in) {
-        if (in >= 0) need(in, pass, order);
+        if (in >= 0) need(in, pass);
       }
     }
-    order.push_back(i);
-  }
-
-  // Passes after `pass` in which value i is needed, for the decision to keep it.
-  bool needed_later(int i, int pass) const {
-    return std::ranges::any_of(later_, [&](const auto& l) {
-      return l.first > pass && std::ranges::binary_search(l.second, i);
-    });
+    order_.push_back(i);
   }
 
   void section(int time) {
@@ -127,15 +134,12 @@ class Encoder {
   }
 
   void sweep(int pass) {
-    if (later_.empty()) gather_all();
     builder_.begin_pass();
     line(-1);
-    std::vector<int> order;
-    for (int i = 0; i < n_; ++i) {
-      if (roots(i) && state_[at(i)].time == pass) need(i, pass, order);
-    }
-    std::ranges::sort(order);
-    for (const int i : order) {
+    order_.clear();
+    gather(pass);
+    std::ranges::sort(order_);
+    for (const int i : order_) {
       auto& s = state_[at(i)];
       const auto& node = graph_.nodes[at(i)];
       if (s.scratch >= 0 && s.home < pass) {
@@ -151,25 +155,17 @@ class Encoder {
       // Scratch is laid out for one block of rows at a time; other sweeps compute again.
       const bool can_keep =
           cls_.fold == Fold::kColumns && node.kind != Kind::kStore && node.kind != Kind::kFold;
-      if (first && can_keep && needed_later(i, pass) && again(i) > kCheapAgain) keep(i);
+      if (first && can_keep && s.last > pass && dear_again(i)) keep(i);
     }
     builder_.end_pass();
     line(-1);
   }
 
-  // Which body values each pass asks for if everything is computed again.
-  void gather_all() {
-    int passes = 0;
-    for (int i = 0; i < n_; ++i) {
-      if (roots(i)) passes = std::max(passes, state_[at(i)].time + 1);
-    }
+  void find_last(int passes) {
     for (int pass = 0; pass < passes; ++pass) {
-      std::vector<int> order;
-      for (int i = 0; i < n_; ++i) {
-        if (roots(i) && state_[at(i)].time == pass) need(i, pass, order);
-      }
-      std::ranges::sort(order);
-      later_.emplace_back(pass, std::move(order));
+      order_.clear();
+      gather(pass);
+      for (const int i : order_) state_[at(i)].last = pass;
     }
     for (auto& s : state_) s.needed = -1;
   }
@@ -232,7 +228,7 @@ class Encoder {
   std::vector<Reg> regs_;
   std::vector<State> state_;
   std::vector<std::int32_t> lines_;
-  std::vector<std::pair<int, std::vector<int>>> later_;
+  std::vector<int> order_;
 };
 
 }  // namespace

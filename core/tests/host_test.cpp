@@ -8,11 +8,14 @@
 #include "host/sizes.h"
 #include "host/views.h"
 #include "tests/check.h"
+#include "tests/heap.h"
 
 namespace {
 
 using namespace tilevm;
 using namespace tilevm::host;
+using test::Heap;
+using test::Tensor;
 
 Record record(std::byte* data, std::initializer_list<std::int64_t> sizes,
               std::initializer_list<std::int64_t> strides) {
@@ -188,61 +191,6 @@ int test_memory() {
   CHECK(memory_stats().idle_bytes == 0 && memory_stats().used_bytes == used);
   return 0;
 }
-
-// Tensors are plain structs with a count of references.
-struct Tensor {
-  Record record;
-  std::vector<float> elements;
-  int references = 1;
-};
-
-class Heap final : public Framework {
- public:
-  int living = 0;
-
-  void describe(Object tensor, const Type&, const std::string&, Record& out) override {
-    const ValueId root = out.root;
-    out = static_cast<Tensor*>(tensor)->record;
-    out.root = root;
-  }
-  Object empty(DType, std::int64_t elements, Record& out) override {
-    auto* t = new Tensor{out, std::vector<float>(static_cast<std::size_t>(elements)), 1};
-    ++living;
-    out.data = t->record.data = reinterpret_cast<std::byte*>(t->elements.data());
-    return t;
-  }
-  Object view(Object, const Record&, DType, const Record& part) override {
-    ++living;
-    return new Tensor{part, {}, 1};
-  }
-  bool negative_strides() const override { return true; }
-  std::int64_t integer(Object n, const std::string&) override {
-    return *static_cast<std::int64_t*>(n);
-  }
-  double real(Object n, const std::string&) override { return *static_cast<double*>(n); }
-  bool boolean(Object n, const std::string&) override { return *static_cast<bool*>(n); }
-  Object from_integer(std::int64_t) override { return nullptr; }
-  Object from_real(double) override { return nullptr; }
-  Object from_boolean(bool) override { return nullptr; }
-  void call(std::int64_t, std::span<const Object> args, std::span<Object> results) override {
-    if (fail) throw ForeignError();
-    results[0] = retain(args[0]);
-  }
-  Object retain(Object o) noexcept override {
-    ++static_cast<Tensor*>(o)->references;
-    return o;
-  }
-  void drop(Object o) noexcept override {
-    if (--static_cast<Tensor*>(o)->references > 0) return;
-    --living;
-    delete static_cast<Tensor*>(o);
-  }
-  void unlock() noexcept override {}
-  void lock() noexcept override {}
-  int threads() noexcept override { return 1; }
-
-  bool fail = false;
-};
 
 int test_executable() {
   Program program;

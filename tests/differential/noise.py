@@ -22,7 +22,7 @@ from tilevm.errors import ShapeError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, Node
 from tilevm.ir.ops import BY_NAME, Class, Kind
-from tilevm.ir.types import FLOATS, AnySize, Size, Type
+from tilevm.ir.types import FLOATS, LOW_PRECISION, AnySize, Size, Type
 
 Array = Any
 FEW, MANY = 6, 150  # samples to look first, and before something is called wrong
@@ -57,6 +57,8 @@ def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
         return 0.0
     if row.name == "prod":
         return 1.0 + 2.0 * np.sqrt(inputs[0].size / max(out.size, 1))
+    if row.inputs == 1 and inputs[0].shape == out.shape:
+        return np.where(inputs[0] == 0, 0.0, _FUNCTION_UNITS)  # exp(0) is 1
     return _FUNCTION_UNITS
 
 
@@ -174,7 +176,7 @@ class _Sample:
         dtype = node.types[0].dtype
         if dtype not in FLOATS:
             return out
-        low = dtype in ("bfloat16", "float16")
+        low = dtype in LOW_PRECISION
         stored, computed = dtype, computed_in(node.types[0])
         working = reference.working_dtype(dtype)
         if self.number in (0, 2):

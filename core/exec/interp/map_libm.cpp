@@ -10,7 +10,14 @@ HWY_BEFORE_NAMESPACE();
 namespace tilevm::exec::interp::HWY_NAMESPACE {
 namespace {
 
-double sigmoid(double a) { return 1.0 / (1.0 + std::exp(-a)); }
+// Not by e^-a for a < 0: it overflows where the result is denormal.
+double sigmoid(double a) {
+  if (a < 0) {
+    const double e = std::exp(a);
+    return e / (1.0 + e);
+  }
+  return 1.0 / (1.0 + std::exp(-a));
+}
 // Without the cancellation of 1 + erf and 1 + tanh.
 double gelu(double a) { return 0.5 * a * std::erfc(a * -0.7071067811865476); }
 double gelu_tanh(double a) {

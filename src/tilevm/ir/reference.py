@@ -16,7 +16,7 @@ import numpy as np
 from tilevm.errors import ShapeError
 from tilevm.ir.graph import Graph, Node
 from tilevm.ir.ops import BY_NAME, Array, Kind
-from tilevm.ir.types import FLOATS, AnySize, Size, Type, numpy_dtype, size_value
+from tilevm.ir.types import FLOATS, LOW_PRECISION, AnySize, Size, Type, numpy_dtype, size_value
 from tilevm.runtime import program as runtime
 
 # What happens to the operands, by typing rule. Both start from wide floats; rules in neither take
@@ -90,10 +90,13 @@ def working_dtype(dtype: str) -> np.dtype[Any]:
 def _promoted(x: Array, type_: Type, dtype: str) -> Array:
     """An operand of an operator that computes in `dtype`: rounded if that is a conversion.
 
-    Python numbers are not: PyTorch computes with them in float32.
+    Python floats are not, and Python ints beside a low precision are rounded to float32, in which
+    PyTorch computes.
     """
+    if type_.weak and x.dtype.kind in "iu":
+        return _working(round_to(x, "float32" if dtype in LOW_PRECISION else dtype), dtype)
     converts = type_.dtype != dtype and not type_.weak
-    return _working(round_to(x, dtype) if converts or x.dtype.kind in "iu" else x, dtype)
+    return _working(round_to(x, dtype) if converts else x, dtype)
 
 
 def _common(types: Sequence[Type]) -> str:
@@ -161,6 +164,6 @@ def _cast(x: Array, dtype: str) -> Array:
         whole = np.trunc(x.astype(np.float64))
         inside = (whole >= -(2.0**width)) & (whole < 2.0**width)
         x = np.where(inside, np.where(inside, whole, 0).astype(np.int64), -(2**width))
-    if dtype in ("float16", "bfloat16"):
+    if dtype in LOW_PRECISION:
         x = round_to(x, "float32")
     return round_to(x, dtype)

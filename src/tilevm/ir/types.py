@@ -12,6 +12,7 @@ from tilevm.errors import DTypeError
 from tilevm.runtime import program as runtime
 
 FLOATS = ("float32", "bfloat16", "float64", "float16")
+LOW_PRECISION = ("bfloat16", "float16")  # computed in float32
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
 WEAK = {"float64": "float", "int64": "int", "bool": "bool"}  # Python numbers, by their dtype
