@@ -330,6 +330,7 @@ class Emitter final : private Owner {
   }
 
   void find_uses() {
+    made_at_.assign(p_.header->n_registers, -1);
     first_use_.assign(p_.header->n_registers, -1);
     last_use_.assign(p_.header->n_registers, -1);
     std::vector<int> tail(p_.header->n_registers, -1);
@@ -338,6 +339,7 @@ class Emitter final : private Owner {
       for (int i = 0; i < n_; ++i) {
         const int order = this->order(i);
         if ((order >= n_) != late) continue;
+        if (has_dst(p_.code[at(i)])) made_at_[at(p_.code[at(i)].dst)] = i;
         each_source(p_.code[at(i)], [&](int reg) {
           const int use = static_cast<int>(uses_.size());
           uses_.push_back({order, -1});
@@ -420,12 +422,10 @@ class Emitter final : private Owner {
 
   template <class Filter>
   bool made_in(int reg, int begin, int end, Filter filter) const {
-    for (int i = begin; i < end; ++i) {
-      const Instr& instr = p_.code[at(i)];
-      if (has_dst(instr) && instr.dst == reg)
-        return filter(instr) && info(instr).cls != Class::kFold;
-    }
-    return false;
+    const int i = made_at_[at(reg)];
+    if (i < begin || i >= end) return false;
+    const Instr& instr = p_.code[at(i)];
+    return filter(instr) && info(instr).cls != Class::kFold;
   }
 
   template <class Filter>
@@ -506,7 +506,7 @@ class Emitter final : private Owner {
   T t_;
   std::array<std::vector<Value<T>>, kMaxCopies> values_;
   std::array<std::vector<Accumulator>, kMaxCopies> folds_;
-  std::vector<int> first_use_, last_use_;
+  std::vector<int> made_at_, first_use_, last_use_;  // by register
   std::vector<Use> uses_;
   std::vector<Move> moves_;
 };
