@@ -279,6 +279,9 @@ class Avx2 : public X86 {
   void set(Handle<Kind>& acc, const Handle<Kind>& x) {
     a.vmovaps(ymm(acc), ymm(in_register(x)));
   }
+  // acc where x is NaN.
+  void max_to(F& acc, const F& x) { a.vmaxps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
+  void min_to(F& acc, const F& x) { a.vminps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

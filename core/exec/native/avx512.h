@@ -298,6 +298,9 @@ class Avx512 : public X86 {
   F own(const F& x, bool wide) { return x.reg() < 0 ? in_register(x, wide) : copied(x); }
   void set(F& acc, const F& x) { a.vmovaps(zmm(acc), zmm(in_register(x))); }
   void set(M& acc, const M& x) { a.kmovw(k(acc), k(in_register(x))); }
+  // acc where x is NaN.
+  void max_to(F& acc, const F& x) { a.vmaxps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
+  void min_to(F& acc, const F& x) { a.vminps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(zmm(acc), zmm(acc), zmm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

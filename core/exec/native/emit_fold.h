@@ -18,6 +18,15 @@ inline bool compensated(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::sum_f64 || op == Op::mean_f64;
 }
+inline bool is_extremum(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::max_f32 || op == Op::min_f32;
+}
+// What copies fold among themselves before the accumulator sees it.
+inline bool in_trees(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::sum_f32 || op == Op::mean_f32 || is_extremum(op);
+}
 inline bool is_arg(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 ||
@@ -86,13 +95,16 @@ void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
     acc.index_lo = t_.own(first, true);
     acc.index_hi = t_.own(first, true);
   }
+  if (is_extremum(op)) acc.mask = t_.all_lanes(false);
 }
 
 template <class T>
 void Emitter<T>::start_folds(int begin, int end) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
-    if (info(instr).cls == Class::kFold) start(op(i), info(instr).fields[1].type, fold(instr.dst));
+    if (info(instr).cls != Class::kFold) continue;
+    const bool shared = copy_ > 0 && wide_ == 1 && in_trees(op(i));  // with the first copy
+    if (!shared) start(op(i), info(instr).fields[1].type, fold(instr.dst));
   }
 }
 
@@ -177,7 +189,8 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
       return both([&](const F& s, const F& t) { return t_.add64(s, t); });
     case Op::max_f32:
     case Op::min_f32:
-      return t_.set(acc.lo, extremum(x.lo, acc.lo, op == Op::max_f32));
+      t_.set(acc.mask, t_.mor(acc.mask, x.mask));
+      return op == Op::max_f32 ? t_.max_to(acc.lo, x.lo) : t_.min_to(acc.lo, x.lo);
     case Op::max_i32:
       return t_.set(acc.lo, t_.imax(acc.lo, x.lo));
     case Op::min_i32:
@@ -211,11 +224,38 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
   }
 }
 
+// Elements of two or four copies are added in float32, with an error of less than a unit in the last
+// place of each, and then to the double: conversions cost more than additions. Of extrema, whether
+// one is NaN is asked of two copies at once.
+template <class T>
+void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
+  const auto joined = [&](const F& a, const F& b) {
+    return op == Op::max_f32 ? t_.max(a, b) : op == Op::min_f32 ? t_.min(a, b) : t_.add(a, b);
+  };
+  if (copy_ % 2 == 0) {
+    acc.even = t_.in_register(x);
+    return;
+  }
+  if (is_extremum(op)) t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(acc.even, x)));
+  F sum = joined(std::exchange(acc.even, {}), x);
+  if (in_trees_ == 4 && copy_ == 1) {
+    acc.pair = std::move(sum);
+    return;
+  }
+  if (in_trees_ == 4) sum = joined(std::exchange(acc.pair, {}), sum);
+  if (op == Op::max_f32) return t_.max_to(acc.lo, sum);
+  if (op == Op::min_f32) return t_.min_to(acc.lo, sum);
+  const Pair doubles = t_.to_double(sum);
+  t_.add_double_to(acc.lo, doubles.lo);
+  t_.add_double_to(acc.hi, doubles.hi);
+}
+
 template <class T>
 void Emitter<T>::accumulate(const Instr& instr) {
   const auto op = static_cast<Op>(instr.op);
   const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
   const auto& given = operand(instr.a);
+  if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, folds_[0][instr.dst], given.lo);
   Accumulator x;
   if (sums_doubles(op)) {
     const F none = t_.f32(op == Op::prod_f32 ? 1.0F : 0.0F);
@@ -231,6 +271,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
     x.hi = value.hi;
   } else {
     x.lo = rest ? t_.or_else(given.lo, neutral(op)) : given.lo;
+    if (is_extremum(op)) x.mask = t_.unordered(x.lo, x.lo);
   }
   if (is_arg(op)) {
     const Pair index = rest ? t_.or_else(pair(instr.b), t_.i64(INT64_MAX)) : pair(instr.b);
@@ -244,7 +285,7 @@ template <class T>
 void Emitter<T>::join_copies(int begin, int end, int copies) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
-    if (info(instr).cls != Class::kFold) continue;
+    if (info(instr).cls != Class::kFold || in_trees(op(i))) continue;
     for (int copy = 1; copy < copies; ++copy) {
       combine(op(i), folds_[0][instr.dst], std::exchange(folds_[at(copy)][instr.dst], {}));
     }
@@ -261,7 +302,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
   }
   const bool wide = !acc.hi.empty();
   if (wide || is_arg(op)) {  // the halves first
-    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}};
+    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}};
     if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
     combine(op, acc, upper);
     for (int n = T::kLanes / 4; n >= 1; n /= 2) {
@@ -275,13 +316,12 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     if (!acc.index_lo.empty()) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
     return;
   }
-  if (op == Op::max_f32 || op == Op::min_f32) {  // whether one is NaN is asked once
-    const M nan = t_.any(t_.unordered(acc.lo, acc.lo));
+  if (is_extremum(op)) {
+    acc.mask = t_.any(acc.mask);
     for (int n = T::kLanes / 2; n >= 1; n /= 2) {
       const F turned = t_.turned(acc.lo, n);
       acc.lo = op == Op::max_f32 ? t_.max(turned, acc.lo) : t_.min(turned, acc.lo);
     }
-    acc.lo = t_.select(nan, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
     return;
   }
   for (int n = T::kLanes / 2; n >= 1; n /= 2) {
@@ -318,6 +358,8 @@ void Emitter<T>::finish_folds(int begin, int end) {
     } else if (is_arg(op(i))) {
       r.lo = acc.index_lo;
       r.hi = acc.index_hi;
+    } else if (is_extremum(op(i))) {
+      r.lo = t_.select(acc.mask, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
     } else {
       r.lo = acc.lo;
       r.hi = acc.hi;

@@ -95,7 +95,8 @@ class Emitter final : private Owner {
   struct Accumulator {
     F lo, hi;
     F index_lo, index_hi;  // of a sum of float64: what rounding lost
-    M mask;
+    M mask;                // of an extremum of float32: where there was a NaN
+    F even, pair;          // copies at hand that wait for the next one, or for the next two
   };
   // A value whose register was given up.
   struct Move {
@@ -180,11 +181,13 @@ class Emitter final : private Owner {
   template <class Filter>
   void columns(int begin, int end, Filter filter, int copies) {
     const auto body = [&](int n) {
+      in_trees_ = n;
       for (copy_ = 0; copy_ < n; ++copy_) {
         range(begin, end, filter);
         forget(begin, end, filter);
       }
       copy_ = 0;
+      in_trees_ = 1;
     };
     if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
     if constexpr (T::kMasksAreCheap) {
@@ -204,7 +207,8 @@ class Emitter final : private Owner {
         std::none_of(p_.code.begin() + begin, p_.code.begin() + end, folds))
       return 1;
     const int sum = weight(begin, end, [](const Instr&) { return true; });
-    return std::min(copies_, sum <= kShortBody ? 4 : sum <= 2 * kShortBody ? 2 : 1);
+    constexpr int kTwice = T::kLanes == 16 ? kLongBody : 2 * kShortBody;  // there are registers
+    return std::min(copies_, sum <= kShortBody ? 4 : sum <= kTwice ? 2 : 1);
   }
 
   template <class Filter>
@@ -486,6 +490,7 @@ class Emitter final : private Owner {
   void start(Op op, bytecode::RegType type, Accumulator& acc);
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
+  void accumulate_tree(Op op, Accumulator& acc, const F& x);
   void add_exactly(F& sum, F& lost, const F& x, const F& rest);
   F mean_of(const F& sum, const F& lost);
   M wins(Op op, const Accumulator& acc, const Accumulator& x);
@@ -500,7 +505,8 @@ class Emitter final : private Owner {
   int n_operands_;
   int n_iotas_ = 0;
   int copies_;
-  int wide_ = 1;  // copies of section code, in a fold over rows
+  int wide_ = 1;      // copies of section code, in a fold over rows
+  int in_trees_ = 1;  // copies whose elements are folded among themselves first
   int copy_ = 0;
   int now_ = 0;
   T t_;
