@@ -160,11 +160,14 @@ class Builder {
     line_ = -1;
     for (const ValueId v : group_.values) {
       const auto& info = g_.info[at(v)];
-      if (info.source == v && info.stored) store(v, get(v), info.map, v);
+      if (info.source == v && info.stored) store(v, defined(v), info.map, v);
     }
     for (std::size_t i = 0; i < group_.fills.size(); ++i) {
       const auto& [value, map] = group_.fills[i];
-      const int node = input(value, map, /*align_rank=*/rank(value));
+      const auto& info = g_.info[at(value)];
+      const bool inside = info.where == Where::kKernel && info.unit == unit_;
+      const int node =
+          inside ? defined(info.source) : input(value, map, /*align_rank=*/rank(value));
       store(value, node, map, group_.targets[i]);
     }
     name();
@@ -193,12 +196,13 @@ class Builder {
     return push(node);
   }
 
-  void set(ValueId v, int node) {
-    // Stores wrap integers by themselves.
-    if (is_float(dtype(v)) && g_.info[at(v)].stored) node = narrowed(node, dtype(v));
-    defined_.emplace_back(v, node);
+  void set(ValueId v, int node) { defined_.emplace_back(v, node); }
+  // Who reads a value that is also stored reads what memory has. Stores round by themselves.
+  int get(ValueId v) {
+    const int node = defined(v);
+    return is_float(dtype(v)) && g_.info[at(v)].stored ? narrowed(node, dtype(v)) : node;
   }
-  int get(ValueId v) const {
+  int defined(ValueId v) const {
     for (auto it = defined_.rbegin(); it != defined_.rend(); ++it) {
       if (it->first == v) return it->second;
     }

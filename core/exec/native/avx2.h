@@ -27,6 +27,7 @@ class Avx2 : public X86 {
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
   static constexpr bool kConverts64 = false;
+  static constexpr bool kRoundsBf16 = false;
 
   Avx2(asmjit::CodeHolder& holder, Owner& owner)
       : X86(holder, owner, kLanes),

@@ -498,6 +498,26 @@ class Avx512 : public X86 {
     const F s = in_register(x);
     masked ? a.k(x86::k7).vpmovdw(to, zmm(s)) : a.vpmovdw(to, zmm(s));
   }
+  // The processor's own rounding to bfloat16, which takes denormals for zero: `slowly` makes the
+  // bits of those.
+  static constexpr bool kRoundsBf16 = true;
+  bool rounds_bf16() const { return rounds_bf16_; }
+  template <class Bits>
+  void store_bf16(const Address& to, const F& x, Bits slowly) {
+    const F s = in_register(x);
+    F r = fresh();
+    a.vcvtneps2bf16(ymm(r), zmm(s));
+    {
+      M denormal = fresh_mask();
+      a.vfpclassps(k(denormal), zmm(s), 0x20);
+      a.kortestw(k(denormal), k(denormal));
+    }
+    const auto usual = a.newLabel();
+    a.jz(usual);
+    same_state([&] { a.vpmovdw(ymm(r), zmm(in_register(slowly()))); });
+    a.bind(usual);
+    masked ? a.k(x86::k7).vmovdqu16(to, ymm(r)) : a.vmovdqu16(to, ymm(r));
+  }
   // The low bytes of the lanes.
   void store8(const Address& to, const I& x) {
     const F s = in_register(x);
@@ -771,6 +791,7 @@ class Avx512 : public X86 {
   }
 
   Registers vectors_, masks_;
+  bool rounds_bf16_ = asmjit::CpuInfo::host().features().x86().hasAVX512_BF16();
   Label pool_;
   std::vector<std::uint32_t> constants_;
   std::uint32_t live_vectors_ = 0, live_masks_ = 0;

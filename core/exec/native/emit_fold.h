@@ -224,9 +224,9 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
   }
 }
 
-// Elements of two or four copies are added in float32, with an error of less than a unit in the last
-// place of each, and then to the double: conversions cost more than additions. Of extrema, whether
-// one is NaN is asked of two copies at once.
+// Elements of two or four copies are added in float32, with an error of less than a unit in the
+// last place of each, and then to the double: conversions cost more than additions. Of extrema,
+// whether one is NaN is asked of two copies at once.
 template <class T>
 void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
   const auto joined = [&](const F& a, const F& b) {

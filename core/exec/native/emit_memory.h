@@ -88,7 +88,11 @@ void Emitter<T>::store(const Instr& instr) {
       return over_x ? t_.store32(to(), x) : t_.put32(to(), x);
     }
     case Storage::kBF16: {
-      const F bits = t_.template ishr<16>(rounded_bf16(vector(instr.a)));
+      const F& x = vector(instr.a);
+      if constexpr (T::kRoundsBf16) {
+        if (over_x && t_.rounds_bf16()) return t_.store_bf16(to(), x, [&] { return bf16_bits(x); });
+      }
+      const F bits = bf16_bits(x);
       return over_x ? t_.store16(to(), bits) : t_.put16(to(), bits);
     }
     case Storage::kF16: {
@@ -113,14 +117,17 @@ void Emitter<T>::store(const Instr& instr) {
   throw Unsupported{std::string(info(instr).name)};
 }
 
-// Nearest bfloat16, ties to even, as float32 bits; NaN becomes the quiet NaN.
+// The nearest bfloat16, ties to even; NaN becomes the quiet NaN.
 template <class T>
-typename T::F Emitter<T>::rounded_bf16(const F& given) {
+typename T::F Emitter<T>::bf16_bits(const F& given) {
   const F x = t_.in_register(given);
   const F odd = t_.iand(t_.template ishr<16>(x), t_.i32(1));
-  const F up = t_.iand(t_.iadd(x, t_.iadd(odd, t_.i32(0x7fff))),
-                       t_.i32(static_cast<std::int32_t>(0xffff0000)));
-  return t_.select(t_.unordered(x, x), t_.i32(0x7fc00000), up);
+  const F up = t_.template ishr<16>(t_.iadd(x, t_.iadd(odd, t_.i32(0x7fff))));
+  return t_.select(t_.unordered(x, x), t_.i32(0x7fc0), up);
+}
+template <class T>
+typename T::F Emitter<T>::rounded_bf16(const F& x) {
+  return t_.template ishl<16>(bf16_bits(x));
 }
 
 template <class T>

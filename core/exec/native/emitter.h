@@ -481,6 +481,7 @@ class Emitter final : private Owner {
   Value<T> result(bytecode::RegType type);
   Value<T> splat(const Instr& instr, typename T::Address from);
   Value<T> vector(const Instr& instr, typename T::Address from);
+  F bf16_bits(const F& x);
   F rounded_bf16(const F& x);
   F extremum(const F& x, const F& y, bool largest);
   Pair extremum64(const Pair& x, const Pair& y, bool largest);
