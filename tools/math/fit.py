@@ -194,6 +194,15 @@ FITS = (
         mpf(6),
         tuple(range(8)),
     ),
+    Fit(
+        "kGeluTail",
+        "log(erfc(a / sqrt 2)) / a, a in [0, 6]; error of gelu(-a), relative to a",
+        lambda a: mp.log(mp.erfc(a / mp.sqrt(2))) / a,
+        lambda a: a * (mp.erfc(a / mp.sqrt(2)) / 2 + mpf(10) ** -9),
+        TINY,
+        mpf(6),
+        tuple(range(8)),
+    ),
 )
 
 

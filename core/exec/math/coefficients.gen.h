@@ -115,6 +115,17 @@ inline constexpr float kErfTail[] = {
     0x1.a022c20000000p-16f,   // 2.48036249e-05
     -0x1.a38a5a0000000p-19f,  // -3.12581983e-06
 };
+// log(erfc(a / sqrt 2)) / a, a in [0, 6]; error of gelu(-a), relative to a. Error 2^-26.9.
+inline constexpr float kGeluTail[] = {
+    -0x1.98846c0000000p-1f,   // -0.797885299
+    -0x1.45f0340000000p-2f,   // -0.318299115
+    -0x1.2a14b40000000p-5f,   // -0.0363868251
+    0x1.40cabc0000000p-8f,    // 0.00489489641
+    -0x1.8a93280000000p-14f,  // -9.40739701e-05
+    -0x1.0f60540000000p-13f,  // -0.000129402295
+    0x1.cb2e1c0000000p-16f,   // 2.73692676e-05
+    -0x1.0895860000000p-19f,  // -1.97130498e-06
+};
 }  // namespace tilevm::math
 
 #endif

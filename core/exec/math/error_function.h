@@ -26,16 +26,15 @@ TILEVM_MATH_FN typename B::F erf(B& b, typename B::F x) {
   return b.select(b.lt(b.f32(kErfSplit), t), tail, erf_small(b, x));
 }
 
-// x Phi(x), Phi(x) = (1 + erf(x / sqrt 2)) / 2; for x < 0 by erfc, so without cancellation.
+// x Phi(x); Phi(-|x|) = erfc(|x| / sqrt 2) / 2 by the form of erfc_tail for all x: near 0 an error
+// relative to x is as small as is wanted, and none is left of Phi(0) = 1/2.
 template <class B>
 TILEVM_MATH_FN typename B::F gelu(B& b, typename B::F x) {
-  auto z = b.mul(x, b.f32(0.70710678118654752f));
-  auto t = abs(b, z);
-  auto half = b.f32(0.5f);
-  auto below = b.mul(half, erfc_tail(b, t));
-  auto tail = b.select(b.lt(x, b.f32(0.0f)), below, b.sub(b.f32(1.0f), below));
-  auto middle = b.fma(half, erf_small(b, z), half);
-  return b.mul(x, b.select(b.lt(b.f32(kErfSplit), t), tail, middle));
+  constexpr float kLogHalf = -0.69314718056f;
+  auto t = abs(b, x);
+  auto below = exp_below_89(b, b.fma(horner(b, t, kGeluTail), t, b.f32(kLogHalf)));
+  auto share = b.select(b.lt(x, b.f32(0.0f)), below, b.sub(b.f32(1.0f), below));
+  return b.mul(x, share);
 }
 
 TILEVM_MATH_END
