@@ -31,7 +31,7 @@ TIMES = 3.0  # how far a result may be off, against the largest deviation seen
 UNITS = 2.0
 
 # Correctly rounded by every tier: exact where its type has the exact result. (Sums are in double,
-# or of two doubles.)
+# or of two doubles; those of float32 may add four elements before that: _of_groups.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
     "maximum minimum floor ceil round trunc amax amin size_value sum mean".split()
@@ -60,6 +60,22 @@ def _units(node: Node, inputs: Sequence[Array], out: Array) -> Array | float:
     if row.inputs == 1 and inputs[0].shape == out.shape:
         return np.where(inputs[0] == 0, 0.0, _FUNCTION_UNITS)  # exp(0) is 1
     return _FUNCTION_UNITS
+
+
+def _of_groups(node: Node, x: Array, rng: np.random.Generator) -> Array | float:
+    """The error of a sum of float32 of which groups of elements are added in float32."""
+    if computed_in(node.types[0]) != "float32" or not x.size:
+        return 0.0
+    axes = tuple(dict(node.params)["axes"]) or None
+    finite = np.where(np.isfinite(x), x, 0).astype(np.float64)
+    kept = bool(dict(node.params)["keepdims"])
+    with np.errstate(all="ignore"):
+        error = np.sqrt(np.sum(finite * finite, axis=axes, keepdims=kept))
+        if 4 * np.max(np.abs(finite)) > np.finfo(np.float32).max:
+            error = np.full_like(error, np.nan)  # groups may overflow
+        if node.op == "mean":
+            error = error * (error.size / x.size)
+    return np.asarray(rng.uniform(-1, 1, error.shape) * error * 2.0**-24)
 
 
 def _shaken(x: Array, units: Array | float, computed: str, rng: np.random.Generator) -> Array:
@@ -183,6 +199,8 @@ class _Sample:
             rounds = stored if low and not (inside and self.number) else computed
             return np.asarray(reference.round_to(out, rounds).astype(working))
         out = _shaken(out, _units(node, inputs, out), computed, self.rng)
+        if node.op in ("sum", "mean"):
+            out = out + _of_groups(node, inputs[0], self.rng)
         if node.op in _BY_OPERAND:
             room = ulp(np.where(np.isfinite(out), inputs[0].astype(working), 0), computed)
             out = out + self.rng.uniform(-1, 1, out.shape) * room
