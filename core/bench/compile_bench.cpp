@@ -147,10 +147,12 @@ void print(const char* name, std::vector<Times> all) {
   };
   const auto most = std::ranges::max_element(all, {}, &Times::total);
   std::printf(
-      "%-22s median %6.2f us (build %5.2f, plan %5.2f, encode and emit %6.2f), longest %6.2f\n",
+      "%-22s median %6.2f us (build %5.2f, plan %5.2f, encode and emit %6.2f), "
+      "longest %.0f (%.0f, %.0f, %.0f; program %d)\n",
       name, median([](const Times& t) { return t.total(); }),
       median([](const Times& t) { return t.build; }), median([](const Times& t) { return t.plan; }),
-      median([](const Times& t) { return t.encode; }), most->total());
+      median([](const Times& t) { return t.encode; }), most->total(), most->build, most->plan,
+      most->encode, static_cast<int>(most - all.begin()));
 }
 
 }  // namespace

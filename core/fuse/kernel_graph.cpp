@@ -530,15 +530,17 @@ class Builder {
     push(result);
   }
 
+  // After its first few operators.
   void name() {
-    std::vector<std::string_view> seen;
+    constexpr std::size_t kMostNames = 4;
+    SmallVector<Op, kMostNames> seen;
     for (const int n : group_.nodes) {
-      const std::string_view op = info(g_.program.nodes[at(n)].op).name;
-      if (std::ranges::find(seen, op) == seen.end()) seen.push_back(op);
-    }
-    constexpr std::size_t kMaxNames = 4;
-    for (std::size_t i = 0; i < seen.size() && i < kMaxNames; ++i) {
-      kernel_.name += (i ? "_" : "") + std::string(seen[i]);
+      const Op op = g_.program.nodes[at(n)].op;
+      if (std::ranges::find(seen, op) != seen.end()) continue;
+      if (!seen.empty()) kernel_.name += '_';
+      kernel_.name += info(op).name;
+      seen.push_back(op);
+      if (seen.size() == kMostNames) break;
     }
     if (seen.empty()) kernel_.name = "copy";
   }
