@@ -30,9 +30,7 @@ class Avx2 : public X86 {
   static constexpr bool kRoundsBf16 = false;
 
   Avx2(asmjit::CodeHolder& holder, Owner& owner)
-      : X86(holder, owner, kLanes),
-        vectors_(slots_, 0x7fff),  // ymm15 is the rest's mask
-        pool_(a.newLabel()) {}
+      : X86(holder, owner, kLanes), vectors_(slots_, 0x7fff) {}  // ymm15 is the rest's mask
 
   // Registers -----------------------------------------------------------------------------------
 
@@ -320,7 +318,7 @@ class Avx2 : public X86 {
     zeros.fill(0);
     const int window = pair_of_constants(ones, zeros);
     a.shl(kTemp, 2);
-    a.lea(kTemp2, x86::ptr(pool_, kBytes * (window + 1)));
+    a.lea(kTemp2, x86::ptr(a.pool(), kBytes * (window + 1)));
     a.sub(kTemp2, kTemp);
     a.vmovups(kRest, x86::ptr(kTemp2));
   }
@@ -544,7 +542,7 @@ class Avx2 : public X86 {
 
   void emit_constants() {
     a.align(asmjit::AlignMode::kData, kBytes);
-    a.bind(pool_);
+    a.bind_pool();
     if (!constants_.empty()) a.embed(constants_.data(), constants_.size() * kBytes);
   }
 
@@ -575,7 +573,7 @@ class Avx2 : public X86 {
   template <class Kind, class Emit>
   void source(const Handle<Kind>& f, Emit emit) {
     if (f.constant() >= 0) {
-      emit(x86::ptr(pool_, kBytes * f.constant(), kBytes));
+      emit(x86::ptr(a.pool(), kBytes * f.constant(), kBytes));
     } else if (f.reg() < 0 && f.slot() >= 0) {
       emit(in_slot(f.slot()));
     } else {
@@ -761,7 +759,6 @@ class Avx2 : public X86 {
   }
 
   Registers vectors_;
-  Label pool_;
   std::vector<Constant> constants_;
   std::uint32_t live_ = 0;
 };

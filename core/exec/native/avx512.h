@@ -29,8 +29,7 @@ class Avx512 : public X86 {
   Avx512(asmjit::CodeHolder& holder, Owner& owner)
       : X86(holder, owner, kLanes),
         vectors_(slots_, 0xffffffffU),
-        masks_(slots_, 0x7e),  // k7 is the rest's mask, k0 is none
-        pool_(a.newLabel()) {}
+        masks_(slots_, 0x7e) {}  // k7 is the rest's mask, k0 is none
 
   // Registers -----------------------------------------------------------------------------------
 
@@ -50,9 +49,9 @@ class Avx512 : public X86 {
     if (f.constant() < 0) {
       a.vmovaps(zmm(r), in_slot(f.slot()));
     } else if (wide) {
-      a.vpbroadcastq(zmm(r), x86::qword_ptr(pool_, 4 * f.constant()));
+      a.vpbroadcastq(zmm(r), x86::qword_ptr(a.pool(), 4 * f.constant()));
     } else {
-      a.vbroadcastss(zmm(r), x86::dword_ptr(pool_, 4 * f.constant()));
+      a.vbroadcastss(zmm(r), x86::dword_ptr(a.pool(), 4 * f.constant()));
     }
     return r;
   }
@@ -627,7 +626,7 @@ class Avx512 : public X86 {
   // Behind the code: the constants.
   void emit_constants() {
     a.align(asmjit::AlignMode::kData, 8);
-    a.bind(pool_);
+    a.bind_pool();
     if (!constants_.empty()) a.embed(constants_.data(), constants_.size() * 4);
   }
 
@@ -654,8 +653,8 @@ class Avx512 : public X86 {
   void source(const F& f, Emit emit, bool wide = false) {
     if (f.constant() >= 0) {
       const int offset = 4 * f.constant();
-      wide ? emit(x86::qword_ptr(pool_, offset)._1to8())
-           : emit(x86::dword_ptr(pool_, offset)._1to16());
+      wide ? emit(x86::qword_ptr(a.pool(), offset)._1to8())
+           : emit(x86::dword_ptr(a.pool(), offset)._1to16());
     } else if (f.reg() < 0 && f.slot() >= 0) {
       emit(in_slot(f.slot()));
     } else {
@@ -792,7 +791,6 @@ class Avx512 : public X86 {
 
   Registers vectors_, masks_;
   bool rounds_bf16_ = asmjit::CpuInfo::host().features().x86().hasAVX512_BF16();
-  Label pool_;
   std::vector<std::uint32_t> constants_;
   std::uint32_t live_vectors_ = 0, live_masks_ = 0;
 };

@@ -13,10 +13,9 @@
 #include "exec/launch.h"
 #include "exec/native/frame.h"
 #include "exec/native/functions.h"
+#include "exec/native/x86_encoder.h"
 
 namespace tilevm::exec::native {
-
-namespace x86 = asmjit::x86;
 
 struct VectorKind;
 struct MaskKind;
@@ -34,7 +33,7 @@ class X86 {
         call_(a.newLabel()),
         failures_{a.newLabel(), a.newLabel()} {}
 
-  x86::Assembler a;
+  Encoder a;
   bool failed = false;  // what was emitted is of no use: registers ran out
   bool masked = false;  // the vector at hand may be less than whole: see tail()
 
