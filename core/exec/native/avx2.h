@@ -555,10 +555,13 @@ class Avx2 : public X86 {
   static M mask(const F& x) { return x.as<MaskKind>(); }
 
   F constant(const Constant& lanes) {
+    const auto bits = static_cast<std::uint32_t>(lanes[0] ^ 31 * lanes[1]);
+    std::uint16_t& recent = recent_[(bits * 0x9e3779b9U) >> (32 - kRecentBits)];
+    if (recent < constants_.size() && constants_[recent] == lanes) return F::of_constant(recent);
     const auto found = std::find(constants_.begin(), constants_.end(), lanes);
-    const auto index = found - constants_.begin();
+    recent = static_cast<std::uint16_t>(found - constants_.begin());
     if (found == constants_.end()) constants_.push_back(lanes);
-    return F::of_constant(static_cast<int>(index));
+    return F::of_constant(recent);
   }
   // The index of the first of two that are neighbours.
   int pair_of_constants(const Constant& first, const Constant& second) {
@@ -759,7 +762,10 @@ class Avx2 : public X86 {
   }
 
   Registers vectors_;
+  static constexpr int kRecentBits = 6;
   std::vector<Constant> constants_;
+  std::array<std::uint16_t, 1U << kRecentBits>
+      recent_{};  // where a constant was found, by its bits
   std::uint32_t live_ = 0;
 };
 
