@@ -17,7 +17,7 @@ struct ExpReduced {
 };
 
 template <class B>
-TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, typename B::F x) {
+TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, const typename B::F& x) {
   auto n = b.round_even(b.mul(x, b.f32(kLog2e)));
   auto r = b.fnma(n, b.f32(kLn2Hi), x);
   return {n, b.fnma(n, b.f32(kLn2Lo), r)};
@@ -25,7 +25,7 @@ TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, typename B::F x) {
 
 // exp(x) for x <= 89 or NaN; faster than exp by one operation.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F exp_below_89(B& b, const typename B::F& x) {
   auto [n, r] = exp_reduce(b, b.max(b.f32(kExpLow), x));
   auto p = horner(b, r, kExp);
   p = b.fma(b.fma(p, r, b.f32(1.0f)), r, b.f32(1.0f));
@@ -33,13 +33,13 @@ TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F exp(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F exp(B& b, const typename B::F& x) {
   return exp_below_89(b, b.min(b.f32(89.0f), x));
 }
 
 // 2^(n + f), n integral, |f| <= 1/2.
 template <class B>
-TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, typename B::F n, typename B::F f) {
+TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, const typename B::F& f) {
   return b.scale2(b.fma(horner(b, f, kExp2), f, b.f32(1.0f)), n);
 }
 
@@ -52,19 +52,19 @@ TILEVM_MATH_FN typename B::F exp2(B& b, typename B::F x) {
 
 // (e^r - 1) for |r| <= ln2/2.
 template <class B>
-TILEVM_MATH_FN typename B::F expm1_of_reduced(B& b, typename B::F r) {
+TILEVM_MATH_FN typename B::F expm1_of_reduced(B& b, const typename B::F& r) {
   return b.fma(b.mul(r, r), horner(b, r, kExpm1), r);
 }
 
 // (e^x - 1) / 2 = 2^(n-1) (e^r - 1) + (2^(n-1) - 1/2), without overflow for n <= 128.
 template <class B>
-TILEVM_MATH_FN typename B::F half_expm1(B& b, typename B::F n, typename B::F em1) {
+TILEVM_MATH_FN typename B::F half_expm1(B& b, const typename B::F& n, const typename B::F& em1) {
   auto s = b.from_bits(b.template ishl<23>(b.iadd(b.to_int(n), b.i32(126))));
   return b.fma(s, em1, b.sub(s, b.f32(0.5f)));
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F expm1(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F expm1(B& b, const typename B::F& x) {
   auto [n, r] = exp_reduce(b, b.max(b.f32(-20.0f), b.min(b.f32(89.0f), x)));
   auto em1 = expm1_of_reduced(b, r);
   auto half = half_expm1(b, n, em1);
@@ -80,7 +80,7 @@ struct Share {
 };
 
 template <class B>
-TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, typename B::F h) {
+TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, const typename B::F& h) {
   auto one = b.f32(1.0f);
   auto d = b.add(h, one);
   auto d_lo = b.sub(h, b.sub(d, one));
@@ -91,7 +91,7 @@ TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, typename B::F h) {
 
 // tanh a = h / (1 + h), h = (e^2a - 1) / 2.
 template <class B>
-TILEVM_MATH_FN typename B::F tanh(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F tanh(B& b, const typename B::F& x) {
   auto a = b.min(b.f32(9.1f), abs(b, x));
   auto [n, r] = exp_reduce(b, b.add(a, a));
   auto h = half_expm1(b, n, expm1_of_reduced(b, r));
@@ -101,13 +101,13 @@ TILEVM_MATH_FN typename B::F tanh(B& b, typename B::F x) {
 
 // e^-|x|.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_of_minus_abs(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F exp_of_minus_abs(B& b, const typename B::F& x) {
   return exp_below_89(b, b.from_bits(b.ior(b.bits(x), b.i32(INT32_MIN))));
 }
 
 // w = e / (1 + e), e = e^-|x|, is sigmoid(-|x|); 1 - w is sigmoid(|x|).
 template <class B>
-TILEVM_MATH_FN typename B::F sigmoid(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
   auto [w, rest] = share_of_one_plus(b, exp_of_minus_abs(b, x));
   return b.select(b.lt(x, b.f32(0.0f)), w, rest);
 }
@@ -115,13 +115,13 @@ TILEVM_MATH_FN typename B::F sigmoid(B& b, typename B::F x) {
 // The same expression as eager's, to have its errors. Where e^-x overflows the result is -0, which
 // is right to an absolute 1e-36; NaN at -inf.
 template <class B>
-TILEVM_MATH_FN typename B::F silu(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F silu(B& b, const typename B::F& x) {
   return b.div(x, b.add(exp(b, neg(b, x)), b.f32(1.0f)));
 }
 
 // x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation for x < 0.
 template <class B>
-TILEVM_MATH_FN typename B::F gelu_tanh(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F gelu_tanh(B& b, const typename B::F& x) {
   constexpr float kScale = 1.5957691216057308f;            // 2 sqrt(2/pi)
   constexpr float kCubic = 1.5957691216057308 * 0.044715;  // rounded once
   auto u = b.mul(x, b.fma(b.mul(x, x), b.f32(kCubic), b.f32(kScale)));

@@ -16,7 +16,7 @@ struct LogReduced {
 
 // m in [low, 2 low), `low` given by its bits; x positive and finite, or the result is arbitrary.
 template <class B>
-TILEVM_MATH_FN LogReduced<B> log_reduce(B& b, typename B::F x, int32_t low) {
+TILEVM_MATH_FN LogReduced<B> log_reduce(B& b, const typename B::F& x, int32_t low) {
   auto tiny = b.lt(x, b.f32(kMinNormal));
   auto i = b.bits(b.select(tiny, b.mul(x, b.f32(0x1p23f)), x));
   auto shift = b.select(tiny, b.f32(-23.0f), b.f32(0.0f));
@@ -27,7 +27,7 @@ TILEVM_MATH_FN LogReduced<B> log_reduce(B& b, typename B::F x, int32_t low) {
 
 // log(1 + f) + e ln2, f in [-1/3, 1/3].
 template <class B>
-TILEVM_MATH_FN typename B::F log_of_parts(B& b, typename B::F e, typename B::F f) {
+TILEVM_MATH_FN typename B::F log_of_parts(B& b, const typename B::F& e, const typename B::F& f) {
   auto p = b.fma(horner(b, f, kLog), f, b.f32(-0.5f));
   p = b.fma(p, b.mul(f, f), f);
   return b.fma(e, b.f32(kLn2Hi), p);
@@ -35,7 +35,7 @@ TILEVM_MATH_FN typename B::F log_of_parts(B& b, typename B::F e, typename B::F f
 
 // The result r of a logarithm of x, put right where x is NaN, infinite, negative, or zero.
 template <class B>
-TILEVM_MATH_FN typename B::F log_special(B& b, typename B::F x, typename B::F r) {
+TILEVM_MATH_FN typename B::F log_special(B& b, const typename B::F& x, typename B::F r) {
   auto zero = b.f32(0.0f);
   r = b.select(b.lt(x, b.f32(kInf)), r, x);
   r = b.select(b.lt(x, zero), b.f32(kNan), r);
@@ -43,13 +43,13 @@ TILEVM_MATH_FN typename B::F log_special(B& b, typename B::F x, typename B::F r)
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F log(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F log(B& b, const typename B::F& x) {
   auto [e, m] = log_reduce(b, x, kTwoThirds);
   return log_special(b, x, log_of_parts(b, e, b.sub(m, b.f32(1.0f))));
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F log2(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F log2(B& b, const typename B::F& x) {
   constexpr float kLog2eLo = 0x1.4ae0bep-26f;
   auto [e, m] = log_reduce(b, x, kSqrtHalf);
   auto f = b.sub(m, b.f32(1.0f));
@@ -61,7 +61,7 @@ TILEVM_MATH_FN typename B::F log2(B& b, typename B::F x) {
 // 1 + x = (1 + f) 2^e, where f = x 2^-e + (2^-e - 1): no bit of a small x is lost.
 // Source: N. Juffa's log1pf (forums.developer.nvidia.com, 2017).
 template <class B>
-TILEVM_MATH_FN typename B::F log1p(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F log1p(B& b, const typename B::F& x) {
   auto one = b.f32(1.0f);
   auto u = b.add(x, one);
   auto e = b.iand(b.isub(b.bits(u), b.i32(kTwoThirds)), b.i32(kExponent));
@@ -81,7 +81,7 @@ struct TwoFloats {
 // log2 m = log2((1 + q) / (1 - q)), q = (m - 1) / (m + 1), in two floats as far as it matters.
 // Source: N. Juffa's my_logf_ext (stackoverflow.com/a/40519989), moved to base 2.
 template <class B>
-TILEVM_MATH_FN TwoFloats<B> log2_extended(B& b, typename B::F x) {
+TILEVM_MATH_FN TwoFloats<B> log2_extended(B& b, const typename B::F& x) {
   constexpr float kTwoLog2e = 0x1.715476p+1f, kTwoLog2eLo = 0x1.4ae0bep-25f;
   auto [e, m] = log_reduce(b, x, kSqrtHalf);
   auto one = b.f32(1.0f);
@@ -107,7 +107,7 @@ TILEVM_MATH_FN TwoFloats<B> log2_extended(B& b, typename B::F x) {
 
 // |x|^y without the special cases of pow; any y but NaN beyond 2^35 acts as 2^35.
 template <class B>
-TILEVM_MATH_FN typename B::F pow_magnitude(B& b, typename B::F ax, typename B::F y) {
+TILEVM_MATH_FN typename B::F pow_magnitude(B& b, const typename B::F& ax, typename B::F y) {
   auto [hi, lo] = log2_extended(b, ax);
   y = b.max(b.f32(-0x1p35f), b.min(b.f32(0x1p35f), y));
   auto t = b.mul(y, hi);
@@ -120,7 +120,7 @@ TILEVM_MATH_FN typename B::F pow_magnitude(B& b, typename B::F ax, typename B::F
 
 // C pow (C17 F.10.4.4).
 template <class B>
-TILEVM_MATH_FN typename B::F pow(B& b, typename B::F x, typename B::F y) {
+TILEVM_MATH_FN typename B::F pow(B& b, const typename B::F& x, const typename B::F& y) {
   auto zero = b.f32(0.0f), one = b.f32(1.0f), inf = b.f32(kInf);
   auto ax = abs(b, x);
   auto r = pow_magnitude(b, ax, y);

@@ -6,7 +6,7 @@ TILEVM_MATH_BEGIN
 // q = |x| / |y| rounded, then cut to an integer, is the true quotient or one more (rounding never
 // passes an integer), and below 2^24 the rest |x| - q |y| is exact. Larger quotients go to libm.
 template <class B>
-TILEVM_MATH_FN typename B::F fmod(B& b, typename B::F x, typename B::F y) {
+TILEVM_MATH_FN typename B::F fmod(B& b, const typename B::F& x, const typename B::F& y) {
   auto ax = abs(b, x), ay = abs(b, y);
   auto q = b.trunc(b.div(ax, ay));
   auto r = b.fnma(q, ay, ax);
@@ -20,7 +20,7 @@ TILEVM_MATH_FN typename B::F fmod(B& b, typename B::F x, typename B::F y) {
 
 // Whether m, the fmod by y, has to move by y to get the sign of y.
 template <class B>
-TILEVM_MATH_FN typename B::M wrong_side(B& b, typename B::F m, typename B::F y) {
+TILEVM_MATH_FN typename B::M wrong_side(B& b, const typename B::F& m, const typename B::F& y) {
   auto zero = b.f32(0.0f);
   auto below = b.mand(b.lt(m, zero), b.lt(zero, y));
   return b.mor(below, b.mand(b.lt(zero, m), b.lt(y, zero)));
@@ -28,7 +28,7 @@ TILEVM_MATH_FN typename B::M wrong_side(B& b, typename B::F m, typename B::F y) 
 
 // torch.remainder: as fmod, but with the sign of y (Python's %).
 template <class B>
-TILEVM_MATH_FN typename B::F remainder(B& b, typename B::F x, typename B::F y) {
+TILEVM_MATH_FN typename B::F remainder(B& b, const typename B::F& x, const typename B::F& y) {
   auto m = fmod(b, x, y);
   return b.select(wrong_side(b, m, y), b.add(m, y), m);
 }
@@ -36,7 +36,7 @@ TILEVM_MATH_FN typename B::F remainder(B& b, typename B::F x, typename B::F y) {
 // torch.floor_divide. Source: c10::div_floor_floating (c10/util/generic_math.h), itself CPython's
 // float_divmod: (x - mod) / y is nearly integral and is snapped to the nearest integer.
 template <class B>
-TILEVM_MATH_FN typename B::F floor_div(B& b, typename B::F x, typename B::F y) {
+TILEVM_MATH_FN typename B::F floor_div(B& b, const typename B::F& x, const typename B::F& y) {
   auto m = fmod(b, x, y);
   auto zero = b.f32(0.0f), one = b.f32(1.0f);
   auto d = b.div(b.sub(x, m), y);

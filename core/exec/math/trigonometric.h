@@ -16,7 +16,7 @@ struct TrigReduced {
 };
 
 template <class B>
-TILEVM_MATH_FN TrigReduced<B> trig_reduce(B& b, typename B::F x) {
+TILEVM_MATH_FN TrigReduced<B> trig_reduce(B& b, const typename B::F& x) {
   constexpr float kTwoOverPi = 0x1.45f306p-1f;
   auto q = b.to_int(b.mul(x, b.f32(kTwoOverPi)));
   auto n = b.to_float(q);
@@ -30,7 +30,7 @@ TILEVM_MATH_FN TrigReduced<B> trig_reduce(B& b, typename B::F x) {
 
 // sin(x + turn pi/2).
 template <class B>
-TILEVM_MATH_FN typename B::F sin_turned(B& b, typename B::F x, int32_t turn) {
+TILEVM_MATH_FN typename B::F sin_turned(B& b, const typename B::F& x, int32_t turn) {
   auto [q, r_hi, lo] = trig_reduce(b, x);
   q = b.iadd(q, b.i32(turn));
   auto r = b.add(r_hi, lo);
@@ -44,25 +44,25 @@ TILEVM_MATH_FN typename B::F sin_turned(B& b, typename B::F x, int32_t turn) {
 
 // `near`, and where |x| is above the limit fn(x).
 template <class B>
-TILEVM_MATH_FN typename B::F far_out_of_line(B& b, typename B::F x, typename B::F near,
+TILEVM_MATH_FN typename B::F far_out_of_line(B& b, const typename B::F& x, const typename B::F& near,
                                              double (*fn)(double)) {
   auto far = b.lt(b.f32(kTrigLimit), abs(b, x));
   return b.when_any(far, near, [&]() TILEVM_MATH_ATTR { return b.out_of_line(fn, x); });
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F sin(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F sin(B& b, const typename B::F& x) {
   auto near = keep_zero(b, x, sin_turned(b, x, 0));
   return far_out_of_line(b, x, near, static_cast<double (*)(double)>(std::sin));
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F cos(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F cos(B& b, const typename B::F& x) {
   return far_out_of_line(b, x, sin_turned(b, x, 1), static_cast<double (*)(double)>(std::cos));
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F tan(B& b, typename B::F x) {
+TILEVM_MATH_FN typename B::F tan(B& b, const typename B::F& x) {
   auto [q, r_hi, lo] = trig_reduce(b, x);
   auto r = b.add(r_hi, lo);
   lo = b.add(b.sub(r_hi, r), lo);
@@ -81,7 +81,7 @@ TILEVM_MATH_FN typename B::F tan(B& b, typename B::F x) {
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F atan2(B& b, typename B::F y, typename B::F x) {
+TILEVM_MATH_FN typename B::F atan2(B& b, const typename B::F& y, const typename B::F& x) {
   auto ax = abs(b, x), ay = abs(b, y);
   auto num = b.min(ax, ay), den = b.max(ay, ax);  // a NaN reaches one of them
   auto a = b.div(num, b.max(b.f32(std::numeric_limits<float>::denorm_min()), den));
