@@ -26,6 +26,7 @@ class Avx2 : public X86 {
   static constexpr const char* kName = "avx2";
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
+  static constexpr bool kManyRegisters = false;
   static constexpr bool kConverts64 = false;
   static constexpr bool kRoundsBf16 = false;
 
@@ -281,6 +282,7 @@ class Avx2 : public X86 {
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.vmaxps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
   void min_to(F& acc, const F& x) { a.vminps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
+  void add_to(F& acc, const F& x) { a.vaddps(ymm(acc), ymm(acc), ymm(in_register(x))); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

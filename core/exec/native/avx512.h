@@ -22,6 +22,7 @@ class Avx512 : public X86 {
 
   static constexpr int kLanes = 16;
   static constexpr const char* kName = "avx512";
+  static constexpr bool kManyRegisters = true;  // more than 16
   static constexpr bool kMaskRegisters = true;  // masks are not vectors
   // Loads and stores under a mask cost hardly more than others, so that a long body needs no copy.
   static constexpr bool kMasksAreCheap = true;
@@ -300,6 +301,7 @@ class Avx512 : public X86 {
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.vmaxps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
   void min_to(F& acc, const F& x) { a.vminps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
+  void add_to(F& acc, const F& x) { a.vaddps(zmm(acc), zmm(acc), zmm(in_register(x))); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(zmm(acc), zmm(acc), zmm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

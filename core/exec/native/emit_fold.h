@@ -22,11 +22,12 @@ inline bool is_extremum(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::max_f32 || op == Op::min_f32;
 }
-// What copies fold among themselves before the accumulator sees it.
-inline bool in_trees(bytecode::Op op) {
+inline bool is_sum(bytecode::Op op) {
   using bytecode::Op;
-  return op == Op::sum_f32 || op == Op::mean_f32 || is_extremum(op);
+  return op == Op::sum_f32 || op == Op::mean_f32;
 }
+// What copies fold among themselves before the accumulator sees it.
+inline bool in_trees(bytecode::Op op) { return is_sum(op) || is_extremum(op); }
 inline bool is_arg(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 ||
@@ -37,6 +38,24 @@ inline bool wants_largest(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::max_f32 || op == Op::max_i32 || op == Op::max_i64 || op == Op::argmax_f32 ||
          op == Op::argmax_i32 || op == Op::argmax_i64 || op == Op::max_f64 || op == Op::argmax_f64;
+}
+
+// A fold over rows has no copies to ask at once whether one is NaN.
+template <class T>
+bool Emitter<T>::masks_nan(Op op) const {
+  return is_extremum(op) && lanes_fold();
+}
+
+// Are rows added in float32 first? That takes one more register.
+template <class T>
+bool Emitter<T>::adds_rows(Op op) const {
+  return T::kManyRegisters && is_sum(op) && p_.header->fold == Fold::kRows;
+}
+template <class T>
+bool Emitter<T>::any_adds_rows(int begin, int end) const {
+  return std::any_of(p_.code.begin() + begin, p_.code.begin() + end, [&](const Instr& instr) {
+    return info(instr).cls == Class::kFold && adds_rows(static_cast<Op>(instr.op));
+  });
 }
 
 // The value that changes nothing; of sums and products of floats, a double.
@@ -95,7 +114,8 @@ void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
     acc.index_lo = t_.own(first, true);
     acc.index_hi = t_.own(first, true);
   }
-  if (is_extremum(op)) acc.mask = t_.all_lanes(false);
+  if (masks_nan(op)) acc.mask = t_.all_lanes(false);
+  if (adds_rows(op)) acc.even = t_.own(t_.f32(0), false);
 }
 
 template <class T>
@@ -103,7 +123,7 @@ void Emitter<T>::start_folds(int begin, int end) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold) continue;
-    const bool shared = copy_ > 0 && wide_ == 1 && in_trees(op(i));  // with the first copy
+    const bool shared = copy_ > 0 && lanes_fold() && in_trees(op(i));  // with the first copy
     if (!shared) start(op(i), info(instr).fields[1].type, fold(instr.dst));
   }
 }
@@ -189,6 +209,7 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
       return both([&](const F& s, const F& t) { return t_.add64(s, t); });
     case Op::max_f32:
     case Op::min_f32:
+      if (!masks_nan(op)) return t_.set(acc.lo, extremum(x.lo, acc.lo, op == Op::max_f32));
       t_.set(acc.mask, t_.mor(acc.mask, x.mask));
       return op == Op::max_f32 ? t_.max_to(acc.lo, x.lo) : t_.min_to(acc.lo, x.lo);
     case Op::max_i32:
@@ -256,6 +277,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
   const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
   const auto& given = operand(instr.a);
   if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, folds_[0][instr.dst], given.lo);
+  if (adds_rows(op)) return t_.add_to(fold(instr.dst).even, given.lo);
   Accumulator x;
   if (sums_doubles(op)) {
     const F none = t_.f32(op == Op::prod_f32 ? 1.0F : 0.0F);
@@ -271,7 +293,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
     x.hi = value.hi;
   } else {
     x.lo = rest ? t_.or_else(given.lo, neutral(op)) : given.lo;
-    if (is_extremum(op)) x.mask = t_.unordered(x.lo, x.lo);
+    if (masks_nan(op)) x.mask = t_.unordered(x.lo, x.lo);
   }
   if (is_arg(op)) {
     const Pair index = rest ? t_.or_else(pair(instr.b), t_.i64(INT64_MAX)) : pair(instr.b);
@@ -279,6 +301,20 @@ void Emitter<T>::accumulate(const Instr& instr) {
     x.index_hi = index.hi;
   }
   combine(op, fold(instr.dst), x);
+}
+
+// A few rows were added in float32, as copies are: to the double with them.
+template <class T>
+void Emitter<T>::add_rows(int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    const Instr& instr = p_.code[at(i)];
+    if (info(instr).cls != Class::kFold || !adds_rows(op(i))) continue;
+    Accumulator& acc = fold(instr.dst);
+    const Pair doubles = t_.to_double(acc.even);
+    t_.add_double_to(acc.lo, doubles.lo);
+    t_.add_double_to(acc.hi, doubles.hi);
+    t_.set(acc.even, t_.f32(0));
+  }
 }
 
 template <class T>
@@ -316,7 +352,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     if (!acc.index_lo.empty()) acc.index_lo = acc.index_hi = t_.first64(acc.index_lo);
     return;
   }
-  if (is_extremum(op)) {
+  if (masks_nan(op)) {
     acc.mask = t_.any(acc.mask);
     for (int n = T::kLanes / 2; n >= 1; n /= 2) {
       const F turned = t_.turned(acc.lo, n);
@@ -358,7 +394,7 @@ void Emitter<T>::finish_folds(int begin, int end) {
     } else if (is_arg(op(i))) {
       r.lo = acc.index_lo;
       r.hi = acc.index_hi;
-    } else if (is_extremum(op(i))) {
+    } else if (masks_nan(op(i))) {
       r.lo = t_.select(acc.mask, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
     } else {
       r.lo = acc.lo;

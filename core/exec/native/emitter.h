@@ -87,6 +87,7 @@ class Emitter final : private Owner {
   // Bodies of at least this many operations (a function counts for several) are emitted once.
   static constexpr int kLongBody = 40;
   static constexpr int kShortBody = 8;
+  static constexpr int kRowsAdded = 4;  // in float32, before a fold over rows takes their sum
 
   struct Use {
     int at;    // by order()
@@ -157,14 +158,18 @@ class Emitter final : private Owner {
       wide_ = copies;
       t_.load_pointers(n_operands_);
       sections([&](int begin, int end) {
+        const auto add = [&] { each_copy([&] { add_rows(begin, end); }); };
         t_.for_sweeps(n_operands_, /*back=*/false, [&] {
-          t_.for_rows(n_operands_, [&] {
-            for (copy_ = 0; copy_ < copies; ++copy_) {
-              range(begin, end, [](const Instr&) { return true; });
-              forget(begin, end, [](const Instr&) { return true; });
-            }
-            copy_ = 0;
-          });
+          t_.for_rows(
+              n_operands_,
+              [&] {
+                for (copy_ = 0; copy_ < copies; ++copy_) {
+                  range(begin, end, [](const Instr&) { return true; });
+                  forget(begin, end, [](const Instr&) { return true; });
+                }
+                copy_ = 0;
+              },
+              any_adds_rows(begin, end) ? kRowsAdded : 0, add);
         });
         t_.load_pointers(n_operands_);
       });
@@ -207,7 +212,7 @@ class Emitter final : private Owner {
         std::none_of(p_.code.begin() + begin, p_.code.begin() + end, folds))
       return 1;
     const int sum = weight(begin, end, [](const Instr&) { return true; });
-    constexpr int kTwice = T::kLanes == 16 ? kLongBody : 2 * kShortBody;  // there are registers
+    constexpr int kTwice = T::kManyRegisters ? kLongBody : 2 * kShortBody;
     return std::min(copies_, sum <= kShortBody ? 4 : sum <= kTwice ? 2 : 1);
   }
 
@@ -498,6 +503,10 @@ class Emitter final : private Owner {
   void join_copies(int begin, int end, int copies);
   void finish_folds(int begin, int end);
   void fold_lanes(Op op, Accumulator& acc);
+  void add_rows(int begin, int end);
+  bool masks_nan(Op op) const;
+  bool adds_rows(Op op) const;
+  bool any_adds_rows(int begin, int end) const;
   // Do folds go over lanes?
   bool lanes_fold() const { return (static_cast<int>(p_.header->fold) & 1) != 0; }
 

@@ -146,8 +146,12 @@ class X86 {
   // Loops ---------------------------------------------------------------------------------------
   // What values are in which registers is the same at the end of a body as at its start.
 
-  template <class Body>
-  void for_rows(int operands, Body body) {
+  void for_rows(int operands, auto body) {
+    for_rows(operands, body, 0, [] {});
+  }
+  // `then` runs after each `group` rows, a power of two, and after the last one; 0: never.
+  template <class Body, class Then>
+  void for_rows(int operands, Body body, int group, Then then) {
     const auto loop = a.newLabel();
     const auto done = a.newLabel();
     a.mov(kRows, field(offsetof(Frame, rows)));
@@ -158,6 +162,12 @@ class X86 {
     same_state(body);
     advance(operands, offsetof(Frame, y_stride));
     a.dec(kRows);
+    if (group > 0) {  // the first group may be smaller
+      a.test(kRows.r32(), group - 1);
+      a.jnz(loop);
+      same_state(then);
+      a.test(kRows, kRows);
+    }
     a.jnz(loop);
     a.bind(done);
   }
