@@ -13,6 +13,7 @@
 
 #include "bind/executable.h"
 #include "exec/native/native.h"
+#include "exec/native/symbols.h"
 #include "schedule/kernel.h"
 
 #include "structmember.h"
@@ -283,6 +284,15 @@ void bind_executable(nb::module_& m) {
   m.def("set_threads", set_threads, nb::arg("threads"),
         "Threads that kernels use; 0: as many as torch, or all processors.");
   m.def("set_tier", set_tier, nb::arg("tier"));
+  m.def(
+      "set_perf",
+      [](const std::string& perf) {
+        using exec::native::Perf;
+        exec::native::set_perf(perf == "map"       ? Perf::kMap
+                               : perf == "jitdump" ? Perf::kJitdump
+                                                   : Perf::kOff);
+      },
+      nb::arg("perf"));
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");

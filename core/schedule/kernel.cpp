@@ -9,6 +9,7 @@
 
 #include "exec/interp/interp.h"
 #include "exec/native/native.h"
+#include "exec/native/symbols.h"
 #include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
@@ -32,6 +33,9 @@ std::atomic<Target>& chosen_target() {
 std::atomic<bool> verify_own{false};
 
 constexpr std::size_t kMaxBindings = 256;
+
+constexpr const char* kFoldNames[] = {"map", "rows", "columns", "all"};
+std::size_t at(bytecode::Fold fold) { return static_cast<std::size_t>(fold); }
 
 }  // namespace
 
@@ -57,6 +61,7 @@ struct Variant {
 
 struct Kernel::Impl {
   fuse::KernelGraph graph;
+  std::string where;
   std::atomic<const Variant*> variants{nullptr};
   std::mutex encoding;
 
@@ -76,6 +81,16 @@ struct Kernel::Impl {
     return nullptr;
   }
 
+  // "tilevm:add[map r r r, avx512] model.py:12"
+  std::string function_name(const Variant& variant) const {
+    std::string name = "tilevm:" + graph.name + "[" + kFoldNames[at(variant.cls.fold)];
+    for (int i = 0; i < variant.cls.n_operands; ++i) {
+      name += std::string(" ") + "scur"[variant.cls.operand[static_cast<std::size_t>(i)] & 3];
+    }
+    return name + ", " + exec::native::name(variant.target) + "]" + (where.empty() ? "" : " ") +
+           where;
+  }
+
   const Variant* compile(const LayoutClass& cls, Target target) {
     const std::lock_guard lock(encoding);
     if (const Variant* v = find(cls, target)) return v;
@@ -92,6 +107,9 @@ struct Kernel::Impl {
         cls,        target,         std::move(encoded), std::move(native), std::move(refusal),
         n_operands, variants.load()};
     if (variant->native == nullptr) variant->interpreter();
+    if (variant->native != nullptr && exec::native::wants_names()) {
+      exec::native::announce(variant->native->machine_code(), function_name(*variant));
+    }
     variants.store(variant, std::memory_order_release);
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::steady_clock::now() - start)
@@ -105,8 +123,9 @@ struct Kernel::Impl {
   }
 };
 
-Kernel::Kernel(fuse::KernelGraph graph) : impl_(std::make_unique<Impl>()) {
+Kernel::Kernel(fuse::KernelGraph graph, std::string where) : impl_(std::make_unique<Impl>()) {
   impl_->graph = std::move(graph);
+  impl_->where = std::move(where);
   if (impl_->graph.operands.size() > kMaxBindings)
     throw std::length_error("kernel has too many operands");
 }
@@ -211,14 +230,14 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
 std::vector<Kernel::VariantInfo> Kernel::variants() const {
   std::vector<VariantInfo> result;
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
-    constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows",
-                                     "all: folds both"};
+    constexpr const char* folds[] = {"", ": folds columns", ": folds rows", ": folds both"};
     const bool native = v->native != nullptr;
-    VariantInfo info{folds[static_cast<int>(v->cls.fold)],
+    VariantInfo info{std::string(kFoldNames[at(v->cls.fold)]) + folds[at(v->cls.fold)],
                      v->encoded.bytes,
                      {},
                      exec::native::name(native ? v->target : Target::kNone),
-                     native ? "" : v->refusal};
+                     native ? "" : v->refusal,
+                     native ? v->target : Target::kNone};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));

@@ -33,7 +33,8 @@ struct CompileStats {
 
 class Kernel {
  public:
-  explicit Kernel(fuse::KernelGraph graph);
+  // where: a source line of it, for profilers; may be empty.
+  explicit Kernel(fuse::KernelGraph graph, std::string where = {});
   ~Kernel();
   Kernel(Kernel&&) noexcept;
   const fuse::KernelGraph& graph() const;
@@ -50,6 +51,7 @@ class Kernel {
     std::vector<std::string> lines;
     std::string tier;        // what it is compiled for: native::name(), or "interp"
     std::string why_interp;  // why no machine code was emitted
+    exec::native::Target target = exec::native::Target::kNone;  // of the machine code
   };
   std::vector<VariantInfo> variants() const;
 

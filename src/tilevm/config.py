@@ -91,6 +91,16 @@ KNOBS: tuple[Knob, ...] = (
         "Where a call that fails inside tilevm is saved for `tilevm replay`: a directory; "
         "auto: tilevm/ in the system's directory for temporary files; off: nowhere.",
     ),
+    Knob(
+        "perf",
+        str,
+        "off",
+        "Names of emitted functions for profilers, from now on. jitdump: with their code, in "
+        "/tmp/jit-PID.dump, for `perf record --clockid mono` and `perf inject --jit`; map: in "
+        "/tmp/perf-PID.map, for tools that read it. perf itself looks there only for anonymous "
+        "memory, and emitted code is not: it is mapped twice.",
+        ("off", "map", "jitdump"),
+    ),
     Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
 )
 

@@ -1,6 +1,7 @@
 #include <asmjit/x86.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,6 +9,7 @@
 #include "exec/native/emit.h"
 #include "exec/native/frame.h"
 #include "exec/native/functions.h"
+#include "exec/native/listing.h"
 #include "exec/native/native.h"
 #include "exec/native/pack.h"
 
@@ -129,6 +131,27 @@ struct Code::Impl {
 Code::Code(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Code::~Code() = default;
 
+namespace {
+
+// Emits with vectors side by side if the registers suffice, else with one vector of columns at a
+// time; `begin` is called before each try. Throws Unsupported.
+template <class Begin>
+void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, Begin begin) {
+  for (int copies = kMaxCopies;; copies = 1) {
+    holder.reset(asmjit::ResetPolicy::kSoft);
+    holder.init(runtime().environment());
+    begin();
+    try {
+      return target == Target::kAvx512 ? emit_avx512(holder, program, copies)
+                                       : emit_avx2(holder, program, copies);
+    } catch (const Unsupported&) {
+      if (copies == 1) throw;
+    }
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target target,
                                  std::string* why) {
   if (target == Target::kNone || !available(target)) {
@@ -137,19 +160,11 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   }
   const auto view = bytecode::view(program);
   thread_local asmjit::CodeHolder holder;  // keeps its memory
-  // Side by side if the registers suffice, else one vector of columns at a time.
-  for (int copies = kMaxCopies;; copies = 1) {
-    holder.reset(asmjit::ResetPolicy::kSoft);
-    holder.init(runtime().environment());
-    try {
-      target == Target::kAvx512 ? emit_avx512(holder, view, copies)
-                                : emit_avx2(holder, view, copies);
-      break;
-    } catch (const Unsupported& u) {
-      if (copies > 1) continue;
-      if (why != nullptr) *why = u.what;
-      return nullptr;
-    }
+  try {
+    emit_into(holder, view, target, [] {});
+  } catch (const Unsupported& u) {
+    if (why != nullptr) *why = u.what;
+    return nullptr;
   }
   auto impl = std::make_unique<Impl>();
   if (runtime().add(&impl->entry, &holder) != asmjit::kErrorOk) {
@@ -167,6 +182,18 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
     if (moves && over_x(operand.cls) && operand.contiguous == 0) impl->packed.push_back(i);
   }
   return std::unique_ptr<Code>(new Code(std::move(impl)));
+}
+
+std::vector<Line> list(std::span<const std::byte> program, Target target) {
+  if (target == Target::kNone) return {};
+  asmjit::CodeHolder holder;
+  std::optional<Listing> listing;
+  try {
+    emit_into(holder, bytecode::view(program), target, [&] { listing.emplace(holder); });
+  } catch (const Unsupported&) {
+    return {};
+  }
+  return listing->take();
 }
 
 std::span<const std::byte> Code::machine_code() const {

@@ -188,6 +188,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_tier(knobs["tier"])
     _core.set_memory_budget(knobs["memory_budget"])
     _core.set_verify(knobs["verify"])
+    _core.set_perf(knobs["perf"])
 
 
 config.watch(_configure)
