@@ -51,7 +51,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   for (fuse::KernelGraph& graph : plan_.kernels) {
     most_operands_ = std::max(most_operands_, graph.operands.size());
     std::string where = first_line(plan_.program, graph);
-    kernels_.emplace_back(std::move(graph), std::move(where));
+    kernels_.emplace_back(std::move(graph), std::move(where), options.settings);
   }
   plan_.kernels.clear();
   for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));

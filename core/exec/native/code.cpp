@@ -1,6 +1,7 @@
 #include <asmjit/x86.h>
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 #include <string>
 #include <utility>
@@ -61,10 +62,19 @@ bool prepare_memory() {
   return allocator->release(executable) == asmjit::kErrorOk;
 }
 
+bool memory_allowed() {
+  static const bool allowed = prepare_memory();
+  return allowed;
+}
+
+std::atomic<int64_t> most_bytes{0};
+
+constexpr const char* kNoMemory = "the system does not let memory be made executable";
+
 }  // namespace
 
 bool available(Target target) {
-  static const bool memory = prepare_memory();
+  const bool memory = memory_allowed();
   const auto& features = asmjit::CpuInfo::host().features().x86();
   switch (target) {
     case Target::kNone:
@@ -84,6 +94,20 @@ Target best() {
   }
   return Target::kNone;
 }
+
+const char* why_none() {
+  if (best() != Target::kNone) return "";
+  return memory_allowed() ? "this processor has no vectors that code is emitted for" : kNoMemory;
+}
+
+CodeMemory code_memory() noexcept {
+  if (!memory_allowed()) return {};
+  const auto stats = runtime().allocator()->statistics();
+  return {static_cast<int64_t>(stats.usedSize()), static_cast<int64_t>(stats.reservedSize()),
+          most_bytes.load()};
+}
+
+void set_code_memory_limit(int64_t bytes) noexcept { most_bytes = bytes; }
 
 const char* name(Target target) {
   switch (target) {
@@ -167,8 +191,14 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
     return nullptr;
   }
   auto impl = std::make_unique<Impl>();
+  const CodeMemory memory = code_memory();
+  if (memory.limit_bytes > 0 &&
+      memory.used_bytes + static_cast<int64_t>(holder.codeSize()) > memory.limit_bytes) {
+    if (why != nullptr) *why = "memory for machine code is full (tilevm.config.code_memory)";
+    return nullptr;
+  }
   if (runtime().add(&impl->entry, &holder) != asmjit::kErrorOk) {
-    if (why != nullptr) *why = "no executable memory";
+    if (why != nullptr) *why = kNoMemory;
     return nullptr;
   }
   impl->size = holder.codeSize();

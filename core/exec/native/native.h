@@ -20,7 +20,19 @@ enum class Target : std::uint8_t { kNone, kAvx2, kAvx512 };
 // Can this processor run it, and may memory be made executable?
 bool available(Target target);
 Target best();  // the widest that is available
+// Why best() is kNone; "" if it is not.
+const char* why_none();
 const char* name(Target target);
+
+// Memory that holds machine code, of the process.
+struct CodeMemory {
+  std::int64_t used_bytes = 0;
+  std::int64_t reserved_bytes = 0;
+  std::int64_t limit_bytes = 0;  // of used_bytes; 0: none
+};
+CodeMemory code_memory() noexcept;
+// Programs that would need more are refused until others are gone.
+void set_code_memory_limit(std::int64_t bytes) noexcept;
 
 class Code {
  public:

@@ -729,6 +729,8 @@ def dims_of(dims: Mapping[str, Any]) -> Dims:
 
     ("B", "N") of an argument names its sizes, {"B": Dim(max=64)} says what is known of a name.
     """
+    if not isinstance(dims, Mapping):
+        _refuse_dims(None, dims)
     named = {name: dim for name, dim in dims.items() if isinstance(dim, Dim)}
     found: dict[str, dict[int, Dim]] = {}
     for name, given in dims.items():
@@ -750,9 +752,9 @@ def dims_of(dims: Mapping[str, Any]) -> Dims:
     return found
 
 
-def _refuse_dims(name: str, given: Any) -> NoReturn:
+def _refuse_dims(name: str | None, given: Any) -> NoReturn:
     remedy = 'Write {"x": ("B", "N")} or {"x": {0: Dim(max=64)}}, {"B": Dim(max=64)} for a name.'
-    what = f"dims[{name!r}] is {given!r}"
+    what = f"{'dims' if name is None else f'dims[{name!r}]'} is {given!r}"
     raise CaptureError(describe(what, operator="tilevm.compile", remedy=remedy))
 
 
