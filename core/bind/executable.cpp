@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "bind/executable.h"
+#include "bind/gdb.h"
 #include "bind/torch_direct.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
@@ -348,6 +349,7 @@ void bind_executable(nb::module_& m) {
                                                    : Perf::kOff);
       },
       nb::arg("perf"));
+  m.def("set_gdb", [](bool on) { exec::native::set_debugger(on ? &gdb : nullptr); }, nb::arg("on"));
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");

@@ -117,6 +117,12 @@ KNOBS: tuple[Knob, ...] = (
         ("off", "map", "jitdump"),
     ),
     Knob(
+        "gdb",
+        bool,
+        False,
+        "Tell gdb the names of emitted functions, from now on, by its JIT interface.",
+    ),
+    Knob(
         "code_memory",
         int,
         256 << 20,
@@ -134,7 +140,7 @@ KNOBS: tuple[Knob, ...] = (
     Knob(
         "programs",
         int,
-        1024,
+        256,
         "Programs that a kernel keeps, and kinds of calls that a function of tilevm.compile keeps: "
         "those used least recently go first.",
         low=1,

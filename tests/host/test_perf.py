@@ -63,6 +63,15 @@ def ran(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Ran]:
     made.dump.unlink(missing_ok=True)
 
 
+def needs(*words: str) -> None:
+    """Skips unless this command is there and does what it does."""
+    if shutil.which(words[0]) is None:
+        pytest.skip(f"{words[0]} is not installed")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"{words[0]} does not work here: {done.stderr.strip()}")
+
+
 def check_name(name: str, program: Path) -> None:
     assert re.match(r"tilevm:\w*exp\w*\[map ", name), name
     assert re.search(r"(avx2|avx512|neon)\]", name), name
@@ -110,14 +119,10 @@ def test_nothing_is_written_unless_asked(ran: Ran) -> None:
 
 
 def test_perf_shows_the_name(tmp_path: Path) -> None:
-    if shutil.which("perf") is None:
-        pytest.skip("perf is not installed")
+    needs("perf", "record", "--quiet", "-e", "cpu-clock:u", "-o", str(tmp_path / "none"), "true")
     data, injected = str(tmp_path / "perf.data"), str(tmp_path / "injected.data")
     record = ["perf", "record", "--quiet", "--clockid", "mono", "-e", "cpu-clock:u", "-o", data]
-    try:
-        ran = Ran(tmp_path, "jitdump", *record, "--", calls=3000)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"perf does not record here: {error.stderr.strip()}")
+    ran = Ran(tmp_path, "jitdump", *record, "--", calls=3000)
     try:
         subprocess.run(["perf", "inject", "--jit", "-i", data, "-o", injected], check=True)
         report = ["perf", "report", "--stdio", "-i", injected, "--sort", "symbol"]
@@ -127,3 +132,28 @@ def test_perf_shows_the_name(tmp_path: Path) -> None:
         ran.dump.unlink(missing_ok=True)
         for made in Path("/tmp").glob(f"jitted-{ran.pid}-*.so"):
             made.unlink()
+
+
+def test_gdb_knows_the_functions(tmp_path: Path) -> None:
+    needs("gdb", "-nx", "-batch", "-return-child-result", "-ex", "run", "--args", "true")
+    program = tmp_path / "program.py"
+    # A kernel that is gone, one that is there, and a stop for gdb.
+    program.write_text(
+        "import gc, os, signal\n"
+        "import numpy as np\n"
+        "import tilevm\n"
+        "from tilevm import lang\n"
+        "x = np.ones((4, 5), np.float32)\n"
+        "tilevm.kernel(lambda x: lang.log(x))(x)\n"
+        "gc.collect()\n"
+        "kept = tilevm.kernel(lambda x: lang.exp(x))\n"
+        "kept(x)\n"
+        "os.kill(os.getpid(), signal.SIGTRAP)\n"
+    )
+    environment = {**os.environ, "TILEVM_GDB": "1", "TILEVM_TIER": "auto"}
+    words = ["gdb", "-nx", "-batch", "-ex", "set auto-load off", "-ex", "run"]
+    words += ["-ex", "info functions tilevm:", "--args", sys.executable, str(program)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert "SIGTRAP" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"0x[\da-f]+ +tilevm:exp\[map ", done.stdout), done.stdout + done.stderr
+    assert "tilevm:log" not in done.stdout

@@ -13,6 +13,7 @@
 #include "exec/native/listing.h"
 #include "exec/native/native.h"
 #include "exec/native/pack.h"
+#include "exec/native/symbols.h"
 
 namespace tilevm::exec::native {
 namespace {
@@ -130,7 +131,9 @@ struct Code::Impl {
   std::vector<int> packed;   // operands whose columns are copied side by side for a launch
   std::vector<int> scratch;  // operands that live in our memory
   ~Impl() {
-    if (entry != nullptr) runtime().release(entry);
+    if (entry == nullptr) return;
+    withdraw(reinterpret_cast<const void*>(entry));
+    runtime().release(entry);
   }
 
   bool folds_columns() const { return (static_cast<int>(fold) & 1) != 0; }

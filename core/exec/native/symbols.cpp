@@ -8,10 +8,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <ctime>
 #include <mutex>
+#include <new>
 
 namespace tilevm::exec::native {
 namespace {
@@ -87,6 +89,8 @@ class File {
 struct State {
   std::atomic<Perf> perf{Perf::kOff};
   std::mutex mutex;
+  std::atomic<const Debugger*> debugger{nullptr};
+  std::atomic<const Debugger*> told{nullptr};  // of some function
   File file;
   std::uint64_t functions = 0;
 };
@@ -135,17 +139,38 @@ void write_dump_record(int file, std::span<const std::byte> code, std::string_vi
 
 void set_perf(Perf perf) noexcept { state().perf = perf; }
 
-bool wants_names() noexcept { return state().perf.load(std::memory_order_relaxed) != Perf::kOff; }
+void set_debugger(const Debugger* debugger) noexcept { state().debugger = debugger; }
+
+bool wants_names() noexcept {
+  const State& s = state();
+  return s.perf.load(std::memory_order_relaxed) != Perf::kOff ||
+         s.debugger.load(std::memory_order_relaxed) != nullptr;
+}
 
 void announce(std::span<const std::byte> code, std::string_view name) noexcept {
   State& s = state();
   const Perf perf = s.perf.load();
-  if (perf == Perf::kOff) return;
   const std::lock_guard lock(s.mutex);
+  if (const Debugger* debugger = s.debugger.load(); debugger != nullptr) {
+    s.told = debugger;
+    try {
+      debugger->add(code, name);
+    } catch (const std::bad_alloc&) {  // it runs without a name
+    }
+  }
+  if (perf == Perf::kOff) return;
   const int file = s.file.open(perf);
   if (file < 0) return;
   if (perf == Perf::kMap) return write_map_line(file, code, name);
   write_dump_record(file, code, name, s.functions++);
+}
+
+void withdraw(const void* code) noexcept {
+  State& s = state();
+  const Debugger* told = s.told.load(std::memory_order_relaxed);
+  if (told == nullptr) return;
+  const std::lock_guard lock(s.mutex);
+  told->remove(code);
 }
 
 }  // namespace tilevm::exec::native

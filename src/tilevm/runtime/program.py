@@ -198,6 +198,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_memory_budget(knobs["memory_budget"])
     _core.set_verify(knobs["verify"])
     _core.set_perf(knobs["perf"])
+    _core.set_gdb(knobs["gdb"])
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
 
@@ -236,6 +237,20 @@ class CodeMemory(TypedDict):
 def code_memory() -> CodeMemory:
     """The state of the process's code memory."""
     state: CodeMemory = _core.code_memory()
+    return state
+
+
+class Memory(TypedDict):
+    """Bytes of buffers: in use, kept for later calls, and the most that were ever in use."""
+
+    used_bytes: int
+    idle_bytes: int
+    peak_bytes: int
+
+
+def memory() -> Memory:
+    """The state of the process's buffers."""
+    state: Memory = _core.memory()
     return state
 
 
