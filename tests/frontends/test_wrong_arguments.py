@@ -37,7 +37,7 @@ WRONG: list[tuple[Callable[..., Any], type[TilevmError], tuple[str, ...]]] = [
 ]
 
 
-@pytest.mark.parametrize(("function", "error", "said"), WRONG, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(("function", "error", "said"), WRONG, ids=[said[0] for *_, said in WRONG])
 def test_operators(
     function: Callable[..., Any], error: type[TilevmError], said: tuple[str, ...]
 ) -> None:
