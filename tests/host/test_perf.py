@@ -13,6 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from tilevm.runtime import program as runtime
+
+pytestmark = pytest.mark.skipif(
+    runtime.code_memory()["target"] == "interp", reason="no machine code here"
+)
+
 # Prints its process's number, and the mappings that may be executed.
 PROGRAM = """
 import os
