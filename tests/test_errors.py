@@ -51,6 +51,7 @@ def test_stats_have_the_promised_names() -> None:
         "compiles",
         "compile_total_us",
         "compile_max_us",
+        "interpreted",
         "cache_hits",
         "launches",
         "callouts",

@@ -12,7 +12,11 @@
 #include <tuple>
 
 #include "bind/executable.h"
+#include "bind/gdb.h"
+#include "bind/torch_direct.h"
 #include "exec/native/native.h"
+#include "exec/native/symbols.h"
+#include "exec/threads.h"
 #include "schedule/kernel.h"
 
 #include "structmember.h"
@@ -153,15 +157,33 @@ std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool a
   throw nb::value_error("framework must be \"torch\" or \"numpy\"");
 }
 
+// The interpreter runs what is not native. Throws ValueError.
+schedule::Tier tier_named(const std::string& tier) {
+  using exec::native::Target;
+  const Target target = tier == "auto"     ? exec::native::best()
+                        : tier == "avx512" ? Target::kAvx512
+                        : tier == "avx2"   ? Target::kAvx2
+                                           : Target::kNone;
+  if (!exec::native::available(target)) {
+    const std::string error = "tier " + tier +
+                              ": this processor has no such instructions, or memory may not be "
+                              "made executable; use auto or interp";
+    throw nb::value_error(error.c_str());
+  }
+  return {target, tier == "interp" || tier == "reference"};
+}
+
 using Order = std::optional<std::vector<std::int32_t>>;
 using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>;
 
 PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
-                  std::optional<std::vector<Order>> output_orders,
-                  std::vector<bool> whole_outputs, Groups memory_groups, bool allow_grad,
-                  bool single) {
+                  std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
+                  Groups memory_groups, bool allow_grad, bool single,
+                  const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
+  if (tier) options.settings.tier = tier_named(*tier);
+  options.settings.verify = verify;
   if (input_names) options.input_names = std::move(*input_names);
   options.whole_outputs = std::move(whole_outputs);
   if (output_orders) options.output_orders = std::move(*output_orders);
@@ -169,6 +191,7 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
     options.int_symbols.emplace_back(nb::cast<int>(input), nb::cast<std::string>(symbol));
   }
   std::unique_ptr<PythonFramework> python = framework_named(framework, allow_grad);
+  python->set_own_threads(threads);
   for (const nb::handle target : targets) python->add_target(target.ptr());
   if (single && program.outputs.size() != 1) {
     throw nb::value_error("single: the program has not one output");
@@ -202,8 +225,11 @@ nb::dict stats() {
   const schedule::CompileStats compiles = schedule::compile_stats();
   nb::dict callouts;
   for (const auto& [name, count] : callout_counts()) callouts[name.c_str()] = count;
+  nb::dict interpreted;
+  for (const auto& [reason, count] : compiles.interpreted) interpreted[reason.c_str()] = count;
   nb::dict result;
   result["compiles"] = compiles.compiles;
+  result["interpreted"] = interpreted;
   result["compile_total_us"] = compiles.total_us;
   result["compile_max_us"] = compiles.max_us;
   result["cache_hits"] = compiles.hits;
@@ -220,22 +246,6 @@ void reset_stats() {
   reset_callout_counts();
 }
 
-// The interpreter runs what is not native.
-void set_tier(const std::string& tier) {
-  using exec::native::Target;
-  const Target target = tier == "auto"     ? exec::native::best()
-                        : tier == "avx512" ? Target::kAvx512
-                        : tier == "avx2"   ? Target::kAvx2
-                                           : Target::kNone;
-  if (!exec::native::available(target)) {
-    const std::string error = "tier " + tier +
-                              ": this processor has no such instructions, or memory may not be "
-                              "made executable; use auto or interp";
-    throw nb::value_error(error.c_str());
-  }
-  schedule::set_target(target);
-}
-
 }  // namespace
 
 void bind_executable(nb::module_& m) {
@@ -245,11 +255,13 @@ void bind_executable(nb::module_& m) {
       [](const Program& program, nb::list targets, const std::string& framework,
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-         Groups memory_groups, bool allow_grad, bool single) {
+         Groups memory_groups, bool allow_grad, bool single, std::optional<std::string> tier,
+         int threads, std::optional<bool> verify) {
         try {
           return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
                                    std::move(output_orders), std::move(whole_outputs),
-                                  std::move(memory_groups), allow_grad, single));
+                                   std::move(memory_groups), allow_grad, single, tier, threads,
+                                   verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -262,14 +274,18 @@ void bind_executable(nb::module_& m) {
       nb::arg("program"), nb::arg("targets") = nb::list(), nb::kw_only(),
       nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
-      nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(), nb::arg("allow_grad") = false, nb::arg("single") = false,
+      nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
+      nb::arg("allow_grad") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
+      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
-      "each whether its elements must not share memory with each other. memory_groups: a number for each\n"
+      "each whether its elements must not share memory with each other. memory_groups: a number "
+      "for each\n"
       "input and each output; those with other numbers must not share memory, by default those\n"
       "that the program does not make views of each other. allow_grad: take tensors that\n"
-      "require gradients. single: return the only output, not a tuple of one.");
+      "require gradients. single: return the only output, not a tuple of one. tier, threads,\n"
+      "verify: as set_tier, set_threads, set_verify, for this program alone.");
   m.def(
       "on_internal_error",
       [](nb::object hook) {
@@ -278,11 +294,62 @@ void bind_executable(nb::module_& m) {
       },
       nb::arg("hook"),
       "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");
+  m.def(
+      "torch_direct",
+      [] {
+        nb::dict result;
+        result["usable"] = TorchDirect::get().usable();
+        result["asked_in_python"] = TorchDirect::get().asked_in_python();
+        return result;
+      },
+      "How tensors of torch are looked at; imports torch.");
+  m.def(
+      "threads",
+      [] {
+        nb::dict result;
+        result["setting"] = threads_setting();
+        result["processors"] = processors();
+        result["team"] = exec::has_team();
+        return result;
+      },
+      "Threads asked for (0: as many as there are), processors, whether there is an OpenMP team.");
   m.def("stats", stats);
   m.def("reset_stats", reset_stats);
   m.def("set_threads", set_threads, nb::arg("threads"),
         "Threads that kernels use; 0: as many as torch, or all processors.");
-  m.def("set_tier", set_tier, nb::arg("tier"));
+  m.def(
+      "set_tier", [](const std::string& tier) { schedule::set_tier(tier_named(tier)); },
+      nb::arg("tier"));
+  m.def(
+      "check_tier", [](const std::string& tier) { tier_named(tier); }, nb::arg("tier"),
+      "Raises ValueError if there is no such tier here.");
+  m.def("set_code_memory", exec::native::set_code_memory_limit, nb::arg("bytes"),
+        "Bytes of machine code at most; 0: no limit.");
+  m.def("set_most_variants", schedule::set_most_variants, nb::arg("count"),
+        "Classes of layouts that a kernel keeps compiled.");
+  m.def(
+      "code_memory",
+      [] {
+        const exec::native::CodeMemory memory = exec::native::code_memory();
+        nb::dict result;
+        result["used_bytes"] = memory.used_bytes;
+        result["reserved_bytes"] = memory.reserved_bytes;
+        result["limit_bytes"] = memory.limit_bytes;
+        result["target"] = exec::native::name(exec::native::best());
+        result["why_none"] = exec::native::why_none();
+        return result;
+      },
+      "Memory of machine code; the target it is for, and why there is none.");
+  m.def(
+      "set_perf",
+      [](const std::string& perf) {
+        using exec::native::Perf;
+        exec::native::set_perf(perf == "map"       ? Perf::kMap
+                               : perf == "jitdump" ? Perf::kJitdump
+                                                   : Perf::kOff);
+      },
+      nb::arg("perf"));
+  m.def("set_gdb", [](bool on) { exec::native::set_debugger(on ? &gdb : nullptr); }, nb::arg("on"));
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");

@@ -164,7 +164,19 @@ std::vector<std::string> source_lines(const Program& program, std::vector<std::s
   return lines;
 }
 
-nb::list kernels(PyObject* self) {
+// (kind, offset, instruction, text) of each line of the machine code.
+nb::list assembly(const schedule::Kernel::VariantInfo& variant) {
+  constexpr const char* kinds[] = {"begin", "end", "instruction", "host", "data"};
+  nb::list result;
+  for (const exec::native::Line& line : exec::native::list(variant.bytes, variant.target)) {
+    const char* kind = kinds[static_cast<std::size_t>(line.kind)];
+    result.append(nb::make_tuple(kind, line.offset, line.instruction, line.text));
+  }
+  return result;
+}
+
+// with_assembly: emits every variant anew for it.
+nb::list kernels_with(PyObject* self, bool with_assembly) {
   const host::Executable& exe = executable(self);
   const Program& program = exe.plan().program;
   nb::list result;
@@ -193,6 +205,7 @@ nb::list kernels(PyObject* self) {
       row["disassembly"] =
           bytecode::disassemble(variant.bytes, source_lines(program, variant.lines));
       row["bytes"] = nb::bytes(variant.bytes.data(), variant.bytes.size());
+      if (with_assembly) row["assembly"] = assembly(variant);
       variants.append(row);
     }
     nb::dict row;
@@ -204,6 +217,9 @@ nb::list kernels(PyObject* self) {
   }
   return result;
 }
+
+nb::list kernels(PyObject* self) { return kernels_with(self, false); }
+nb::list kernels_with_assembly(PyObject* self) { return kernels_with(self, true); }
 
 nb::list cuts(PyObject* self) {
   const fuse::Plan& plan = executable(self).plan();
@@ -275,6 +291,8 @@ PyMethodDef explain_methods[] = {
     {"steps", guarded<steps>, METH_NOARGS, "The host program: one dict a step."},
     {"kernels", guarded<kernels>, METH_NOARGS,
      "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
+    {"kernels_with_assembly", guarded<kernels_with_assembly>, METH_NOARGS,
+     "As kernels(); each variant has \"assembly\" besides: (kind, offset, instruction, text)."},
     {"cuts", guarded<cuts>, METH_NOARGS, "(value, reason) where one kernel could not go on."},
     {"plan_text", guarded<plan_text>, METH_NOARGS, "Program and steps as text."},
     {"program", guarded<program>, METH_NOARGS,

@@ -40,9 +40,9 @@ void set_threads(int threads) noexcept {
   threads_wanted.store(threads);
 }
 
-int threads_setting() noexcept {
-  return forked.load(std::memory_order_relaxed) ? 1
-                                                : threads_wanted.load(std::memory_order_relaxed);
+int threads_setting(int own) noexcept {
+  if (forked.load(std::memory_order_relaxed)) return 1;
+  return own > 0 ? own : threads_wanted.load(std::memory_order_relaxed);
 }
 
 int processors() noexcept {

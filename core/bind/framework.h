@@ -16,6 +16,11 @@ using host::Record;
 
 inline PyObject* py(Object object) { return static_cast<PyObject*>(object); }
 
+// Threads for kernels; 0: as many as the framework has.
+void set_threads(int threads) noexcept;
+// The same, or `own` if that is not 0; 1 after a fork.
+int threads_setting(int own = 0) noexcept;
+
 // What both have in common: Python numbers, call-outs, the interpreter's lock.
 class PythonFramework : public host::Framework {
  public:
@@ -32,12 +37,16 @@ class PythonFramework : public host::Framework {
   void lock() noexcept override;
 
   void add_target(PyObject* callable);
+  // Threads for the kernels of this program alone; 0: as set_threads() says.
+  void set_own_threads(int threads) { own_threads_ = threads; }
   const std::string& target_name(std::int64_t target) const;
   std::size_t n_targets() const { return targets_.size(); }
   int traverse(visitproc visit, void* arg) const;
   void clear();
 
  protected:
+  // How many threads were asked for; 0: as many as the framework has.
+  int threads_wanted() const noexcept { return threads_setting(own_threads_); }
   virtual PyObject* matmul() = 0;
   // A call-out's result as a tensor of this framework: itself, or what it becomes.
   virtual Ref as_tensor(Ref result) { return result; }
@@ -49,15 +58,13 @@ class PythonFramework : public host::Framework {
     std::int64_t* count;
   };
   std::vector<Target> targets_;
+  int own_threads_ = 0;
 };
 
 // allow_grad: take tensors that require gradients although gradients are recorded.
 std::unique_ptr<PythonFramework> torch_framework(bool allow_grad);
 std::unique_ptr<PythonFramework> numpy_framework();
 
-// Threads for kernels; 0: as many as the framework has.
-void set_threads(int threads) noexcept;
-int threads_setting() noexcept;
 int processors() noexcept;
 
 // How often each call-out ran, by name.

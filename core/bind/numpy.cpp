@@ -156,7 +156,7 @@ class NumpyFramework final : public PythonFramework {
   bool negative_strides() const override { return true; }
 
   int threads() noexcept override {
-    const int wanted = threads_setting();
+    const int wanted = threads_wanted();
     return wanted > 0 ? wanted : processors();
   }
 

@@ -186,7 +186,7 @@ class TorchFramework final : public PythonFramework {
   bool negative_strides() const override { return false; }
 
   int threads() noexcept override {
-    if (const int wanted = threads_setting(); wanted > 0) return wanted;
+    if (const int wanted = threads_wanted(); wanted > 0) return wanted;
     const Ref count(PyObject_Vectorcall(torch_.get_num_threads, nullptr, 0, nullptr));
     const long n = count ? PyLong_AsLong(count.get()) : 1;
     if (PyErr_Occurred()) PyErr_Clear();

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "bind/python.h"
 #include "host/dlpack.h"
@@ -40,6 +42,9 @@ class TorchDirect {
   // Whether tensors can be looked at at all.
   bool usable() const { return api_ != nullptr; }
   const host::dlpack::ExchangeApi* api() const { return api_; }
+  // What Python is asked for, since this torch has no such C++ function, or one that answers
+  // otherwise.
+  std::vector<std::string> asked_in_python() const;
 
  private:
   TorchDirect();

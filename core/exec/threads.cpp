@@ -75,6 +75,8 @@ void member(void* argument) {
 
 }  // namespace
 
+bool has_team() noexcept { return !forked.load(std::memory_order_relaxed) && runtime() != nullptr; }
+
 void parallel(int n, void (*work)(void*, int), void* data) noexcept {
   const Runtime* r = n > 1 && !forked.load(std::memory_order_relaxed) ? runtime() : nullptr;
   if (r == nullptr) {

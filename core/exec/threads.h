@@ -8,4 +8,7 @@ namespace tilevm::exec {
 // parent does not exist there. Not to be nested. `work` must not throw.
 void parallel(int n, void (*work)(void* data, int i), void* data) noexcept;
 
+// Whether there is one: else parallel() works on the thread that calls it.
+bool has_team() noexcept;
+
 }  // namespace tilevm::exec

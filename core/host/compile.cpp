@@ -32,12 +32,26 @@ void set_groups(const Program& program, Options& options) {
   for (const ValueId output : program.outputs) options.output_groups.push_back(group(output));
 }
 
+namespace {
+
+// The source line of the first operator that has one.
+std::string first_line(const Program& program, const fuse::KernelGraph& graph) {
+  for (const fuse::KernelNode& node : graph.nodes) {
+    const auto line = static_cast<std::size_t>(node.line);
+    if (node.line >= 0 && line < program.lines.size()) return program.lines[line];
+  }
+  return {};
+}
+
+}  // namespace
+
 Executable::Executable(fuse::Plan plan, const Options& options, Framework& framework)
     : plan_(std::move(plan)), framework_(framework) {
   kernels_.reserve(plan_.kernels.size());
   for (fuse::KernelGraph& graph : plan_.kernels) {
     most_operands_ = std::max(most_operands_, graph.operands.size());
-    kernels_.emplace_back(std::move(graph));
+    std::string where = first_line(plan_.program, graph);
+    kernels_.emplace_back(std::move(graph), std::move(where), options.settings);
   }
   plan_.kernels.clear();
   for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));

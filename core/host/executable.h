@@ -28,6 +28,7 @@ struct Options {
   // What owned the memory before lowering: outputs of different groups must not share memory with
   // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
   std::vector<std::int32_t> input_groups, output_groups;
+  schedule::Settings settings;  // of its kernels
 };
 
 // Groups of a program as it was written. Fills the last two fields of `options`.

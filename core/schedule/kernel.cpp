@@ -9,6 +9,7 @@
 
 #include "exec/interp/interp.h"
 #include "exec/native/native.h"
+#include "exec/native/symbols.h"
 #include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
@@ -25,13 +26,39 @@ struct Counters {
 Counters counters;
 using exec::native::Target;
 
-std::atomic<Target>& chosen_target() {
-  static std::atomic<Target> target{exec::native::best()};
-  return target;
+std::atomic<Tier>& chosen_tier() {
+  static std::atomic<Tier> tier{Tier{exec::native::best()}};
+  return tier;
 }
 std::atomic<bool> verify_own{false};
+std::atomic<int> most_variants{64};
+
+// Reasons are few: they are our own sentences.
+class Interpreted {
+ public:
+  void add(const std::string& reason) {
+    const std::lock_guard lock(mutex_);
+    ++counts_[reason];
+  }
+  std::map<std::string, std::int64_t> counts() {
+    const std::lock_guard lock(mutex_);
+    return counts_;
+  }
+  void reset() {
+    const std::lock_guard lock(mutex_);
+    counts_.clear();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::int64_t> counts_;
+};
+Interpreted interpreted;
 
 constexpr std::size_t kMaxBindings = 256;
+
+constexpr const char* kFoldNames[] = {"map", "rows", "columns", "all"};
+std::size_t at(bytecode::Fold fold) { return static_cast<std::size_t>(fold); }
 
 }  // namespace
 
@@ -57,6 +84,9 @@ struct Variant {
 
 struct Kernel::Impl {
   fuse::KernelGraph graph;
+  std::string where;
+  Settings settings;
+  int n_variants = 0;
   std::atomic<const Variant*> variants{nullptr};
   std::mutex encoding;
 
@@ -76,23 +106,49 @@ struct Kernel::Impl {
     return nullptr;
   }
 
-  const Variant* compile(const LayoutClass& cls, Target target) {
+  // "tilevm:add[map r r r, avx512] model.py:12"
+  std::string function_name(const Variant& variant) const {
+    std::string name = "tilevm:" + graph.name + "[" + kFoldNames[at(variant.cls.fold)];
+    for (int i = 0; i < variant.cls.n_operands; ++i) {
+      name += std::string(" ") + "scur"[variant.cls.operand[static_cast<std::size_t>(i)] & 3];
+    }
+    return name + ", " + exec::native::name(variant.target) + "]" + (where.empty() ? "" : " ") +
+           where;
+  }
+
+  Tier tier() const {
+    return settings.tier ? *settings.tier : chosen_tier().load(std::memory_order_relaxed);
+  }
+
+  // The variant, kept if there is room for it, else owned by `once`. Null: not a valid program.
+  const Variant* compile(const LayoutClass& cls, Tier tier, std::unique_ptr<const Variant>& once) {
     const std::lock_guard lock(encoding);
+    const Target target = tier.target;
     if (const Variant* v = find(cls, target)) return v;
     const auto start = std::chrono::steady_clock::now();
     Encoded encoded = encode(graph, cls);
     if (encoded.bytes.empty()) return nullptr;
-    if (verify_own.load() && !bytecode::verify(encoded.bytes).empty()) return nullptr;
+    const bool verify = settings.verify.value_or(verify_own.load());
+    if (verify && !bytecode::verify(encoded.bytes).empty()) return nullptr;
     const auto n_operands = bytecode::view(encoded.bytes).operands.size();
-    std::string refusal = "tier interp was asked for, or nothing else is available";
+    std::string refusal = tier.interpret ? "tier interp was asked for" : exec::native::why_none();
     auto native = target == Target::kNone
                       ? nullptr
                       : exec::native::Code::emit(encoded.bytes, target, &refusal);
+    if (native == nullptr && !tier.interpret) interpreted.add(refusal);
     const auto* variant = new Variant{
         cls,        target,         std::move(encoded), std::move(native), std::move(refusal),
         n_operands, variants.load()};
     if (variant->native == nullptr) variant->interpreter();
-    variants.store(variant, std::memory_order_release);
+    if (variant->native != nullptr && exec::native::wants_names()) {
+      exec::native::announce(variant->native->machine_code(), function_name(*variant));
+    }
+    if (n_variants < most_variants.load()) {
+      ++n_variants;
+      variants.store(variant, std::memory_order_release);
+    } else {
+      once.reset(variant);
+    }
     const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
                         std::chrono::steady_clock::now() - start)
                         .count();
@@ -105,8 +161,11 @@ struct Kernel::Impl {
   }
 };
 
-Kernel::Kernel(fuse::KernelGraph graph) : impl_(std::make_unique<Impl>()) {
+Kernel::Kernel(fuse::KernelGraph graph, std::string where, const Settings& settings)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->settings = settings;
   impl_->graph = std::move(graph);
+  impl_->where = std::move(where);
   if (impl_->graph.operands.size() > kMaxBindings)
     throw std::length_error("kernel has too many operands");
 }
@@ -192,10 +251,11 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
-  const Target target = chosen_target().load(std::memory_order_relaxed);
-  const Variant* variant = impl_->find(layout.cls, target);
+  const Tier tier = impl_->tier();
+  std::unique_ptr<const Variant> once;
+  const Variant* variant = impl_->find(layout.cls, tier.target);
   if (variant == nullptr) {
-    variant = impl_->compile(layout.cls, target);
+    variant = impl_->compile(layout.cls, tier, once);
     if (variant == nullptr) return exec::Status::kBadProgram;
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
@@ -211,14 +271,14 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
 std::vector<Kernel::VariantInfo> Kernel::variants() const {
   std::vector<VariantInfo> result;
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
-    constexpr const char* folds[] = {"map", "rows: folds columns", "columns: folds rows",
-                                     "all: folds both"};
+    constexpr const char* folds[] = {"", ": folds columns", ": folds rows", ": folds both"};
     const bool native = v->native != nullptr;
-    VariantInfo info{folds[static_cast<int>(v->cls.fold)],
+    VariantInfo info{std::string(kFoldNames[at(v->cls.fold)]) + folds[at(v->cls.fold)],
                      v->encoded.bytes,
                      {},
                      exec::native::name(native ? v->target : Target::kNone),
-                     native ? "" : v->refusal};
+                     native ? "" : v->refusal,
+                     native ? v->target : Target::kNone};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));
@@ -251,15 +311,18 @@ void warm_up() {
 
 void set_verify(bool verify) { verify_own = verify; }
 
-void set_target(Target target) { chosen_target() = target; }
+void set_tier(Tier tier) { chosen_tier() = tier; }
+
+void set_most_variants(int count) { most_variants = count; }
 
 CompileStats compile_stats() {
   return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3,
-          static_cast<double>(counters.max_ns) / 1e3};
+          static_cast<double>(counters.max_ns) / 1e3, interpreted.counts()};
 }
 
 void reset_compile_stats() {
   counters.compiles = counters.hits = counters.total_ns = counters.max_ns = 0;
+  interpreted.reset();
 }
 
 }  // namespace tilevm::schedule

@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,15 +27,30 @@ struct OperandView {
   std::int64_t start = 0;
 };
 
+// What kernels are compiled for. `interpret`: that there is no machine code is as it was asked for.
+struct Tier {
+  exec::native::Target target = exec::native::Target::kNone;
+  bool interpret = false;
+};
+
+// What one program wants otherwise than the process.
+struct Settings {
+  std::optional<Tier> tier;
+  std::optional<bool> verify;
+};
+
 struct CompileStats {
   std::int64_t compiles = 0;
   std::int64_t hits = 0;
   double total_us = 0, max_us = 0;
+  // Programs for which there should be machine code and is none, by the reason.
+  std::map<std::string, std::int64_t> interpreted;
 };
 
 class Kernel {
  public:
-  explicit Kernel(fuse::KernelGraph graph);
+  // where: a source line of it, for profilers; may be empty.
+  explicit Kernel(fuse::KernelGraph graph, std::string where = {}, const Settings& settings = {});
   ~Kernel();
   Kernel(Kernel&&) noexcept;
   const fuse::KernelGraph& graph() const;
@@ -50,6 +67,7 @@ class Kernel {
     std::vector<std::string> lines;
     std::string tier;        // what it is compiled for: native::name(), or "interp"
     std::string why_interp;  // why no machine code was emitted
+    exec::native::Target target = exec::native::Target::kNone;  // of the machine code
   };
   std::vector<VariantInfo> variants() const;
 
@@ -59,7 +77,10 @@ class Kernel {
 };
 
 // What kernels are compiled for from now on; at first the best there is.
-void set_target(exec::native::Target target);
+void set_tier(Tier tier);
+
+// How many classes of layouts a kernel keeps; others are compiled for each launch.
+void set_most_variants(int count);
 
 // Whether to verify what our own encoder wrote; what verify() rejects is kBadProgram at run().
 void set_verify(bool verify);

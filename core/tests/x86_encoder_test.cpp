@@ -1,12 +1,14 @@
-// Emitted code has the bytes that asmjit alone would write: random programs, emitted with a logger
-// attached, so that asmjit encodes every instruction, and without.
+// Emitted code has the bytes that asmjit alone would write, and listings are of the code that runs:
+// random programs, emitted for a listing, where asmjit encodes every instruction, and without.
 #include "exec/native/x86_encoder.h"
 
 #include <cstdlib>
 #include <cstring>
+#include <optional>
 
 #include "exec/native/emit.h"
 #include "exec/native/frame.h"
+#include "exec/native/listing.h"
 #include "tests/check.h"
 #include "tests/random_program.h"
 
@@ -17,11 +19,11 @@ using namespace tilevm::exec::native;
 
 template <class Emit>
 int compare(const bytecode::View& program, int copies, Emit emit, int& compared) {
-  asmjit::StringLogger logger;
   asmjit::CodeHolder slow, quick;
+  std::optional<Listing> listing;
   for (auto* holder : {&slow, &quick}) {
     holder->init(asmjit::Environment::host());
-    if (holder == &slow) holder->setLogger(&logger);
+    if (holder == &slow) listing.emplace(slow);
     try {
       emit(*holder, program, copies);
     } catch (const Unsupported&) {
@@ -34,7 +36,9 @@ int compare(const bytecode::View& program, int copies, Emit emit, int& compared)
   if (!same) {
     std::size_t i = 0;
     while (i < a.size() && i < b.size() && a.data()[i] == b.data()[i]) ++i;
-    std::printf("differs at byte %zu of %zu and %zu:\n%s", i, a.size(), b.size(), logger.data());
+    std::printf("differs at byte %zu of %zu and %zu:\n", i, a.size(), b.size());
+    for (const Line& line : listing->take())
+      std::printf("%4x %s\n", line.offset, line.text.c_str());
   }
   CHECK(same);
   ++compared;

@@ -27,6 +27,7 @@ class Knob:
     choices: tuple[str, ...] = ()
     low: int | None = None
     high: int | None = None
+    local: bool = False  # `tilevm.compile(f, knob=value)` sets it for one function
 
     @property
     def variable(self) -> str:
@@ -72,9 +73,23 @@ KNOBS: tuple[Knob, ...] = (
         "interpreter. avx512, avx2: the same for these, refused on a processor without them. "
         "reference: kernels run as their graph's meaning in NumPy.",
         ("auto", "avx512", "avx2", "interp", "reference"),
+        local=True,
     ),
-    Knob("threads", int, 0, "Threads a call may use; 0: as many as torch, or all cores.", low=0),
-    Knob("verify", bool, False, "Verify the bytecode that our own encoder wrote before it runs."),
+    Knob(
+        "threads",
+        int,
+        0,
+        "Threads a call may use; 0: as many as torch, or all cores.",
+        low=0,
+        local=True,
+    ),
+    Knob(
+        "verify",
+        bool,
+        False,
+        "Verify the bytecode that our own encoder wrote before it runs.",
+        local=True,
+    ),
     Knob(
         "debug",
         int,
@@ -90,6 +105,45 @@ KNOBS: tuple[Knob, ...] = (
         "auto",
         "Where a call that fails inside tilevm is saved for `tilevm replay`: a directory; "
         "auto: tilevm/ in the system's directory for temporary files; off: nowhere.",
+    ),
+    Knob(
+        "perf",
+        str,
+        "off",
+        "Names of emitted functions for profilers, from now on. jitdump: with their code, in "
+        "/tmp/jit-PID.dump, for `perf record --clockid mono` and `perf inject --jit`; map: in "
+        "/tmp/perf-PID.map, for tools that read it. perf itself looks there only for anonymous "
+        "memory, and emitted code is not: it is mapped twice.",
+        ("off", "map", "jitdump"),
+    ),
+    Knob(
+        "gdb",
+        bool,
+        False,
+        "Tell gdb the names of emitted functions, from now on, by its JIT interface.",
+    ),
+    Knob(
+        "code_memory",
+        int,
+        256 << 20,
+        "Bytes of machine code at most; kernels beyond are interpreted, counted under "
+        "`interpreted` of `tilevm.stats()`. Code goes with its program. 0: no limit.",
+        low=0,
+    ),
+    Knob(
+        "variants",
+        int,
+        64,
+        "Classes of layouts that a kernel keeps compiled; others are compiled for each launch.",
+        low=1,
+    ),
+    Knob(
+        "programs",
+        int,
+        256,
+        "Programs that a kernel keeps, and kinds of calls that a function of tilevm.compile keeps: "
+        "those used least recently go first.",
+        low=1,
     ),
     Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
 )
@@ -130,7 +184,7 @@ class Config(ModuleType):
             watcher(self.values())
 
     def __dir__(self) -> list[str]:
-        return [*_ROWS, "check", "patch", "values"]
+        return [*_ROWS, "check", "check_local", "patch", "values"]
 
     def values(self) -> dict[str, Any]:
         """All knobs, as they are now."""
@@ -161,6 +215,18 @@ class Config(ModuleType):
             )
         return {name: _ROWS[name].check(v, f"{source}: {name}") for name, v in knobs.items()}
 
+    def check_local(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
+        """The same, of knobs that one function can have. Raises: TypeError, ValueError."""
+        checked = self.check(knobs, source)
+        if shared := [name for name in knobs if not _ROWS[name].local]:
+            remedy = ", ".join(f"tilevm.config.{name}" for name in shared)
+            own = ", ".join(name for name, row in _ROWS.items() if row.local)
+            raise TypeError(
+                f"{source}: {', '.join(shared)} is of the whole process: set {remedy}. "
+                f"A function can have its own: {own}"
+            )
+        return checked
+
     def watch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
         """Call `watcher` with all knobs now and after each change."""
         self._watchers.append(watcher)
@@ -170,15 +236,18 @@ class Config(ModuleType):
 def markdown() -> str:
     """The text of docs/config.md."""
     rows = [
-        f"| `{k.name}` | `{k.variable}` | `{k.default!r}` | {k.allowed} | {k.meaning} |\n"
+        f"| `{k.name}` | `{k.variable}` | `{k.default!r}` | {k.allowed} | "
+        f"{'yes' if k.local else ''} | {k.meaning} |\n"
         for k in KNOBS
     ]
     return (
         "<!-- Generated from src/tilevm/config.py by `make docs`. Do not edit. -->\n"
         "# Configuration\n\n"
         "`tilevm.config.threads = 2` sets a knob, `with tilevm.config.patch(threads=2):` for a\n"
-        "block, and the environment variable before the program starts.\n\n"
-        "| knob | variable | default | values | meaning |\n|---|---|---|---|---|\n" + "".join(rows)
+        "block, and the environment variable before the program starts. Knobs with *own* can be\n"
+        "given to one function: `tilevm.compile(f, threads=1)`.\n\n"
+        "| knob | variable | default | values | own | meaning |\n|---|---|---|---|---|---|\n"
+        + "".join(rows)
     )
 
 

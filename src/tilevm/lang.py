@@ -8,12 +8,13 @@ Python numbers and sizes; dtypes promote as in PyTorch. All are methods of array
 from __future__ import annotations
 
 import builtins
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tilevm.errors import describe
+from tilevm.errors import ShapeError, describe
 from tilevm.frontends.symbolic import Array as Array  # noqa: PLC0414  # a public name here
-from tilevm.frontends.symbolic import SymbolicSize, Trace, own_file, refuse
+from tilevm.frontends.symbolic import SymbolicSize, Trace, here, own_file, refuse
 from tilevm.ir.ops import BY_NAME
 
 float32, bfloat16, float16, float64 = "float32", "bfloat16", "float16", "float64"
@@ -71,8 +72,9 @@ def __getattr__(name: str) -> Any:
 
     def apply(*operands: Any) -> Array:
         if len(operands) != count:
-            raise TypeError(
-                describe(f"takes {count} operands, got {len(operands)}", operator=f"lang.{name}")
+            refuse(
+                f"{name}: takes {count} operands, got {len(operands)}",
+                "docs/ops.md lists the operators.",
             )
         return _trace(*operands).add(op, *operands)
 
@@ -105,6 +107,29 @@ def _axes(axis: Axis) -> tuple[int, ...]:
     if axis is None:
         return ()
     return tuple(axis) if isinstance(axis, Sequence) else (axis,)
+
+
+def _axis(op: str, x: Array, axis: Any) -> int:
+    """`axis` of `x` counted from the front. Raises: CaptureError, ShapeError."""
+    try:
+        found = operator.index(axis)
+    except TypeError:
+        refuse(f"{op}: axis is {axis!r}", "It takes an int.")
+    if isinstance(axis, bool):
+        refuse(f"{op}: axis is {axis!r}", "It takes an int.")
+    if not -x.ndim <= found < x.ndim:
+        axes = f"Axes are in {-x.ndim}..{x.ndim - 1}." if x.ndim else "It has no axes."
+        what = f"axis {found} does not exist: x is {x.type}"
+        raise ShapeError(describe(what, line=here(), operator=op, remedy=axes))
+    return found % x.ndim
+
+
+def _sequence(op: str, name: str, value: Any, remedy: str) -> tuple[Any, ...]:
+    """`value` as a tuple, if it is a tuple or list. Raises: CaptureError."""
+    if not isinstance(value, tuple | list):
+        told = f"of type {value.type}" if isinstance(value, Array) else repr(value)
+        refuse(f"{op}: {name} is {told}", remedy)
+    return tuple(value)
 
 
 def _listed(shape: tuple[Any, ...]) -> tuple[AnyDim, ...]:
@@ -281,7 +306,7 @@ def transpose(x: Any, *axes: Any) -> Array:
     if len(order) != 2:
         return permute(x, *order) if order else x.T
     full = list(range(x.ndim))
-    a, b = order
+    a, b = (_axis("transpose", x, axis) for axis in order)
     full[a], full[b] = full[b], full[a]
     return permute(x, *full)
 
@@ -321,20 +346,29 @@ def slice(x: Any, axis: int, start: AnyDim, stop: AnyDim, step: int = 1) -> Arra
 def select(x: Any, axis: int, index: AnyDim) -> Array:
     """x[index] on an axis."""
     array = _array(x)
-    return array[(*[builtins.slice(None)] * (axis % array.ndim), index)]
+    return array[(*[builtins.slice(None)] * _axis("select", array, axis), index)]
 
 
 def concat(arrays: Sequence[Any], axis: int = 0) -> Array:
-    """Arrays joined along an axis."""
-    return _trace(*arrays).add("concat", *arrays, axis=axis)
+    """Arrays joined along an axis; at least one."""
+    parts = _parts("concat", arrays)
+    return _trace(*parts).add("concat", *parts, axis=axis)
 
 
 concatenate = cat = concat
 
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> Array:
-    """Arrays joined along a new axis."""
-    return concat([unsqueeze(x, axis) for x in arrays], axis)
+    """Arrays joined along a new axis; at least one."""
+    return concat([unsqueeze(x, axis) for x in _parts("stack", arrays)], axis)
+
+
+def _parts(op: str, arrays: Any) -> tuple[Any, ...]:
+    remedy = f"Pass a list of arrays: {op}([x, y])."
+    parts = _sequence(op, "arrays", arrays, remedy)
+    if not parts:
+        refuse(f"{op}: arrays is {arrays!r}", remedy)
+    return parts
 
 
 def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array]:
@@ -343,14 +377,19 @@ def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array
     Raises: ShapeError, if parts cannot be equal.
     """
     x = _array(x)
-    axis %= x.ndim
+    axis = _axis("split", x, axis)
+    remedy = "It takes a number of equal parts, an int of at least 1, or a list of their sizes."
     if isinstance(sections, int):
+        if isinstance(sections, bool) or sections < 1:
+            refuse(f"split: sections is {sections!r}", remedy)
         shape = x.shape
         parts = reshape(x, *shape[:axis], sections, shape[axis] // sections, *shape[axis + 1 :])
         return [select(parts, axis, i) for i in range(sections)]
     result: list[Array] = []
     start: AnyDim = 0
-    for size in sections:
+    for size in _sequence("split", "sections", sections, remedy):
+        if not isinstance(size, int | SymbolicSize) or isinstance(size, bool):
+            refuse(f"split: sections is {sections!r}", remedy)
         result.append(slice(x, axis, start, start + size))
         start = start + size
     return result
@@ -358,7 +397,10 @@ def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array
 
 def pad(x: Any, low: Sequence[AnyDim], high: Sequence[AnyDim], value: float = 0) -> Array:
     """`low[i]` elements before and `high[i]` after the others on each axis i."""
-    return _trace(x).add("pad", x, low=tuple(low), high=tuple(high), value=value)
+    remedy = "It takes a width for each axis: pad(x, (1, 0), (0, 2))."
+    low = _sequence("pad", "low", low, remedy)
+    high = _sequence("pad", "high", high, remedy)
+    return _trace(x).add("pad", x, low=low, high=high, value=value)
 
 
 # Gathers and products ---------------------------------------------------------------------------

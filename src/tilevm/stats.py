@@ -15,13 +15,17 @@ COUNTERS: dict[str, str] = {
     "compiles": "programs compiled by the core",
     "compile_total_us": "microseconds of compiling, together",
     "compile_max_us": "microseconds of the longest compile",
+    "interpreted": "kernels that should have machine code and have none, by reason",
     "cache_hits": "compiles saved by the program cache",
     "launches": "kernels run",
     "callouts": "calls of the host framework, by operator",
     "flushes": "segments of recorded operators run, by reason",
     "peak_bytes": "most bytes of buffers held at once",
 }
-_BY_NAME = ("callouts", "flushes")
+_BY_NAME = ("interpreted", "callouts", "flushes")
+
+MOST_NAMES = 1000  # of one counter; all later ones are counted together
+OTHERS = "others"
 
 _counts: Counter[str] = Counter()
 _named: dict[str, Counter[str]] = {name: Counter() for name in _BY_NAME}
@@ -46,7 +50,8 @@ class Stats(ModuleType):
         if key is None:
             _counts[name] += 1
         else:
-            _named[name][key] += 1
+            counter = _named[name]
+            counter[key if key in counter or len(counter) < MOST_NAMES else OTHERS] += 1
 
     def reset(self) -> None:
         """Set all counters to 0."""

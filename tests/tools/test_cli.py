@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import tilevm
 from tilevm.errors import CaptureError
-from tilevm.tools import cli
+from tilevm.runtime import program as runtime
+from tilevm.tools import cli, doctor
 from tilevm.tools.explain import explain
 
 KERNEL = """
@@ -59,7 +61,9 @@ def test_wrong_words_say_what_there_is(
 def test_doctor_finds_all_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     told = capsys.readouterr().out
-    for what in ("Python", "processor", "numpy", "core", "interp", "native", "threads", "All well"):
+    for what in ("Python", "processor", "numpy", "core", "interp", "native", "tiers", "threads"):
+        assert what in told
+    for what in ("code memory", "failures", "interp works", "All w"):
         assert what in told
 
 
@@ -98,3 +102,37 @@ def test_explain_arguments_that_are_none(
 def test_explain_of_no_function() -> None:
     with pytest.raises(CaptureError, match=r"tilevm\.explain of 3"):
         explain(3)
+
+
+def test_doctor_reads_version_limits() -> None:
+    assert doctor.within("2.13.0+cpu", "<2.15,>=2.13")
+    assert doctor.within("2.14.1", "<2.15,>=2.13")
+    assert doctor.within("2.14.0a0+git12", "<2.15,>=2.13")
+    assert not doctor.within("2.15.0", "<2.15,>=2.13")
+    assert not doctor.within("2.9.1", "<2.15,>=2.13")
+    assert doctor.within("1.0", "")
+
+
+def test_doctor_says_where_failures_cannot_be_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    with tilevm.config.patch(failures=str(tmp_path / "file")):
+        assert cli.main(["doctor"]) == 1
+    assert "Not working: failures." in capsys.readouterr().out
+    with tilevm.config.patch(failures=str(tmp_path / "new" / "folder")):
+        assert cli.main(["doctor"]) == 0
+    assert f"are saved in {tmp_path / 'new' / 'folder'}; 0 are there" in capsys.readouterr().out
+
+
+def test_explain_with_machine_code(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["explain", "--asm", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
+    assert cli.main(words) == 0
+    told = capsys.readouterr().out
+    if runtime.code_memory()["target"] == "interp":
+        assert "machine code" not in told
+        return
+    assert "machine code for map" in told
+    assert "-- main loop" in told
+    assert cli.main([word for word in words if word != "--asm"]) == 0
+    assert "machine code for" not in capsys.readouterr().out

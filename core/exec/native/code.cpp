@@ -1,6 +1,8 @@
 #include <asmjit/x86.h>
 
 #include <algorithm>
+#include <atomic>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -8,8 +10,10 @@
 #include "exec/native/emit.h"
 #include "exec/native/frame.h"
 #include "exec/native/functions.h"
+#include "exec/native/listing.h"
 #include "exec/native/native.h"
 #include "exec/native/pack.h"
+#include "exec/native/symbols.h"
 
 namespace tilevm::exec::native {
 namespace {
@@ -59,10 +63,19 @@ bool prepare_memory() {
   return allocator->release(executable) == asmjit::kErrorOk;
 }
 
+bool memory_allowed() {
+  static const bool allowed = prepare_memory();
+  return allowed;
+}
+
+std::atomic<int64_t> most_bytes{0};
+
+constexpr const char* kNoMemory = "the system does not let memory be made executable";
+
 }  // namespace
 
 bool available(Target target) {
-  static const bool memory = prepare_memory();
+  const bool memory = memory_allowed();
   const auto& features = asmjit::CpuInfo::host().features().x86();
   switch (target) {
     case Target::kNone:
@@ -82,6 +95,20 @@ Target best() {
   }
   return Target::kNone;
 }
+
+const char* why_none() {
+  if (best() != Target::kNone) return "";
+  return memory_allowed() ? "this processor has no vectors that code is emitted for" : kNoMemory;
+}
+
+CodeMemory code_memory() noexcept {
+  if (!memory_allowed()) return {};
+  const auto stats = runtime().allocator()->statistics();
+  return {static_cast<int64_t>(stats.usedSize()), static_cast<int64_t>(stats.reservedSize()),
+          most_bytes.load()};
+}
+
+void set_code_memory_limit(int64_t bytes) noexcept { most_bytes = bytes; }
 
 const char* name(Target target) {
   switch (target) {
@@ -104,7 +131,9 @@ struct Code::Impl {
   std::vector<int> packed;   // operands whose columns are copied side by side for a launch
   std::vector<int> scratch;  // operands that live in our memory
   ~Impl() {
-    if (entry != nullptr) runtime().release(entry);
+    if (entry == nullptr) return;
+    withdraw(reinterpret_cast<const void*>(entry));
+    runtime().release(entry);
   }
 
   bool folds_columns() const { return (static_cast<int>(fold) & 1) != 0; }
@@ -129,6 +158,27 @@ struct Code::Impl {
 Code::Code(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Code::~Code() = default;
 
+namespace {
+
+// Emits with vectors side by side if the registers suffice, else with one vector of columns at a
+// time; `begin` is called before each try. Throws Unsupported.
+template <class Begin>
+void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, Begin begin) {
+  for (int copies = kMaxCopies;; copies = 1) {
+    holder.reset(asmjit::ResetPolicy::kSoft);
+    holder.init(runtime().environment());
+    begin();
+    try {
+      return target == Target::kAvx512 ? emit_avx512(holder, program, copies)
+                                       : emit_avx2(holder, program, copies);
+    } catch (const Unsupported&) {
+      if (copies == 1) throw;
+    }
+  }
+}
+
+}  // namespace
+
 std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target target,
                                  std::string* why) {
   if (target == Target::kNone || !available(target)) {
@@ -137,23 +187,21 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   }
   const auto view = bytecode::view(program);
   thread_local asmjit::CodeHolder holder;  // keeps its memory
-  // Side by side if the registers suffice, else one vector of columns at a time.
-  for (int copies = kMaxCopies;; copies = 1) {
-    holder.reset(asmjit::ResetPolicy::kSoft);
-    holder.init(runtime().environment());
-    try {
-      target == Target::kAvx512 ? emit_avx512(holder, view, copies)
-                                : emit_avx2(holder, view, copies);
-      break;
-    } catch (const Unsupported& u) {
-      if (copies > 1) continue;
-      if (why != nullptr) *why = u.what;
-      return nullptr;
-    }
+  try {
+    emit_into(holder, view, target, [] {});
+  } catch (const Unsupported& u) {
+    if (why != nullptr) *why = u.what;
+    return nullptr;
   }
   auto impl = std::make_unique<Impl>();
+  const CodeMemory memory = code_memory();
+  if (memory.limit_bytes > 0 &&
+      memory.used_bytes + static_cast<int64_t>(holder.codeSize()) > memory.limit_bytes) {
+    if (why != nullptr) *why = "memory for machine code is full (tilevm.config.code_memory)";
+    return nullptr;
+  }
   if (runtime().add(&impl->entry, &holder) != asmjit::kErrorOk) {
-    if (why != nullptr) *why = "no executable memory";
+    if (why != nullptr) *why = kNoMemory;
     return nullptr;
   }
   impl->size = holder.codeSize();
@@ -167,6 +215,18 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
     if (moves && over_x(operand.cls) && operand.contiguous == 0) impl->packed.push_back(i);
   }
   return std::unique_ptr<Code>(new Code(std::move(impl)));
+}
+
+std::vector<Line> list(std::span<const std::byte> program, Target target) {
+  if (target == Target::kNone) return {};
+  asmjit::CodeHolder holder;
+  std::optional<Listing> listing;
+  try {
+    emit_into(holder, bytecode::view(program), target, [&] { listing.emplace(holder); });
+  } catch (const Unsupported&) {
+    return {};
+  }
+  return listing->take();
 }
 
 std::span<const std::byte> Code::machine_code() const {

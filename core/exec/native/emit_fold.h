@@ -124,7 +124,9 @@ void Emitter<T>::start_folds(int begin, int end) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold) continue;
     const bool shared = copy_ > 0 && lanes_fold() && in_trees(op(i));  // with the first copy
-    if (!shared) start(op(i), info(instr).fields[1].type, fold(instr.dst));
+    if (shared) continue;
+    note(i, "start");
+    start(op(i), info(instr).fields[1].type, fold(instr.dst));
   }
 }
 
@@ -309,6 +311,7 @@ void Emitter<T>::add_rows(int begin, int end) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold || !adds_rows(op(i))) continue;
+    note(i, "rows");
     Accumulator& acc = fold(instr.dst);
     const Pair doubles = t_.to_double(acc.even);
     t_.add_double_to(acc.lo, doubles.lo);
@@ -322,6 +325,7 @@ void Emitter<T>::join_copies(int begin, int end, int copies) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold || in_trees(op(i))) continue;
+    note(i, "join the vectors");
     for (int copy = 1; copy < copies; ++copy) {
       combine(op(i), folds_[0][instr.dst], std::exchange(folds_[at(copy)][instr.dst], {}));
     }
@@ -380,6 +384,7 @@ void Emitter<T>::finish_folds(int begin, int end) {
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold) continue;
+    note(i, "finish");
     Accumulator acc = std::exchange(fold(instr.dst), {});
     if (lanes_fold()) fold_lanes(op(i), acc);
     auto& r = value(instr.dst);

@@ -17,6 +17,7 @@
 #include "bytecode/bytecode.h"
 #include "exec/native/emit.h"
 #include "exec/native/frame.h"
+#include "exec/native/listing.h"
 #include "exec/native/registers.h"
 #include "isa.gen.h"
 
@@ -47,6 +48,7 @@ class Emitter final : private Owner {
         n_(static_cast<int>(program.code.size())),
         n_operands_(static_cast<int>(program.operands.size())),
         copies_(copies),
+        listing_(Listing::of(holder)),
         t_(holder, *this) {
     const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
     if (!side_by_side) copies_ = 1;
@@ -64,11 +66,11 @@ class Emitter final : private Owner {
     switch (p_.header->fold) {
       case Fold::kNone:
         t_.load_pointers(n_operands_);
-        t_.for_rows(n_operands_, [&] { map_row(); });
+        t_.for_rows(n_operands_, loop("rows", [&] { map_row(); }));
         break;
       case Fold::kColumns:
         t_.load_pointers(n_operands_);
-        t_.for_rows(n_operands_, [&] { fold_row(); });
+        t_.for_rows(n_operands_, loop("rows", [&] { fold_row(); }));
         break;
       case Fold::kRows:
         fold_columns();
@@ -88,6 +90,11 @@ class Emitter final : private Owner {
   static constexpr int kLongBody = 40;
   static constexpr int kShortBody = 8;
   static constexpr int kRowsAdded = 4;  // in float32, before a fold over rows takes their sum
+  // Names of the loops over columns in listings.
+  static constexpr const char* kSideBySide = "main loop: vectors side by side";
+  static constexpr const char* kWhole = "main loop: whole vectors";
+  static constexpr const char* kMasked = "main loop: all vectors, masked";
+  static constexpr const char* kRest = "rest of the columns, masked";
 
   struct Use {
     int at;    // by order()
@@ -131,22 +138,22 @@ class Emitter final : private Owner {
 
   void fold_row() {
     sections([&](int begin, int end) {
-      t_.for_sweeps(n_operands_, /*back=*/true, [&] {
-        t_.first_column();
-        columns(begin, end, [](const Instr&) { return true; }, copies_of(begin, end));
-      });
+      t_.for_sweeps(n_operands_, /*back=*/true, loop("sweeps", [&] {
+                      t_.first_column();
+                      columns(begin, end, [](const Instr&) { return true; }, copies_of(begin, end));
+                    }));
     });
     clear();
   }
 
   void fold_all() {
     sections([&](int begin, int end) {
-      t_.for_sweeps(n_operands_, /*back=*/false, [&] {
-        t_.for_rows(n_operands_, [&] {
-          t_.first_column();
-          columns(begin, end, [](const Instr&) { return true; }, 1);
-        });
-      });
+      const auto row = [&] {
+        t_.first_column();
+        columns(begin, end, [](const Instr&) { return true; }, 1);
+      };
+      t_.for_sweeps(n_operands_, /*back=*/false,
+                    loop("sweeps", [&] { t_.for_rows(n_operands_, loop("rows", row)); }));
       t_.load_pointers(n_operands_);
     });
     clear();
@@ -158,28 +165,26 @@ class Emitter final : private Owner {
       wide_ = copies;
       t_.load_pointers(n_operands_);
       sections([&](int begin, int end) {
+        const auto row = [&] {
+          for (copy_ = 0; copy_ < copies; ++copy_) {
+            range(begin, end, [](const Instr&) { return true; });
+            forget(begin, end, [](const Instr&) { return true; });
+          }
+          copy_ = 0;
+        };
+        const int group = any_adds_rows(begin, end) ? kRowsAdded : 0;
         const auto add = [&] { each_copy([&] { add_rows(begin, end); }); };
-        t_.for_sweeps(n_operands_, /*back=*/false, [&] {
-          t_.for_rows(
-              n_operands_,
-              [&] {
-                for (copy_ = 0; copy_ < copies; ++copy_) {
-                  range(begin, end, [](const Instr&) { return true; });
-                  forget(begin, end, [](const Instr&) { return true; });
-                }
-                copy_ = 0;
-              },
-              any_adds_rows(begin, end) ? kRowsAdded : 0, add);
-        });
+        const auto rows = [&] { t_.for_rows(n_operands_, loop("rows", row), group, add); };
+        t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", rows));
         t_.load_pointers(n_operands_);
       });
       clear();
       wide_ = 1;
     };
     t_.first_column();
-    if (copies_ > 1) t_.for_whole(copies_, [&] { block(copies_); });
-    t_.for_whole(1, [&] { block(1); });
-    t_.for_rest([&] { t_.mask_rest(); }, [&] { block(1); });
+    if (copies_ > 1) t_.for_whole(copies_, loop(kSideBySide, [&] { block(copies_); }));
+    t_.for_whole(1, loop(kWhole, [&] { block(1); }));
+    t_.for_rest([&] { t_.mask_rest(); }, loop(kRest, [&] { block(1); }));
   }
 
   // Columns x, x + 1, ... to the last: instructions begin to end that the filter takes.
@@ -194,15 +199,15 @@ class Emitter final : private Owner {
       copy_ = 0;
       in_trees_ = 1;
     };
-    if (copies > 1) t_.for_whole(copies, [&] { body(copies); });
+    if (copies > 1) t_.for_whole(copies, loop(kSideBySide, [&] { body(copies); }));
     if constexpr (T::kMasksAreCheap) {
       if (copies > 1 || weight(begin, end, filter) >= kLongBody) {
-        t_.for_masked([&] { t_.mask_some(); }, [&] { body(1); });
+        t_.for_masked([&] { t_.mask_some(); }, loop(kMasked, [&] { body(1); }));
         return;
       }
     }
-    t_.for_whole(1, [&] { body(1); });
-    t_.for_rest([&] { t_.mask_rest(); }, [&] { body(1); });
+    t_.for_whole(1, loop(kWhole, [&] { body(1); }));
+    t_.for_rest([&] { t_.mask_rest(); }, loop(kRest, [&] { body(1); }));
   }
 
   // Vectors side by side in a pass over columns: folds wait for themselves otherwise.
@@ -258,19 +263,21 @@ class Emitter final : private Owner {
   void sections(Sweep sweep) {
     const auto everything = [](const Instr&) { return true; };
     int i = 0;
-    while (i < n_) {
+    for (int pass = 1; i < n_; ++pass) {
       const int begin = i;
       while (i < n_ && op(i) != Op::pass) ++i;
       each_copy([&] { range(begin, i, everything); });
       if (i == n_) return;
       const int body = ++i;
       while (op(i) != Op::end) ++i;
+      if (listing_ != nullptr) listing_->begin("pass", pass);
       const int copies = p_.header->fold == Fold::kRows ? wide_ : copies_of(body, i);
       for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
       copy_ = 0;
       sweep(body, i);
       if (p_.header->fold == Fold::kColumns) join_copies(body, i, copies);
       each_copy([&] { finish_folds(body, i); });
+      if (listing_ != nullptr) listing_->end();
       ++i;
     }
   }
@@ -279,6 +286,21 @@ class Emitter final : private Owner {
   void each_copy(Work work) {
     for (copy_ = 0; copy_ < wide_; ++copy_) work();
     copy_ = 0;
+  }
+
+  // For listings: the body of the loop that is emitted next, and its name.
+  template <class Body>
+  auto loop(const char* name, Body body) {
+    if (listing_ != nullptr) listing_->begin(name);
+    return [this, body] {
+      body();
+      if (listing_ != nullptr) listing_->end();
+    };
+  }
+  // For listings: instruction i, or a step of it, is emitted next.
+  void note(int i, const char* step = "") {
+    if (listing_ == nullptr || info(p_.code[at(i)]).cls == Class::kMark) return;
+    listing_->instruction(i, copy_, step);
   }
 
   void clear() {
@@ -420,6 +442,7 @@ class Emitter final : private Owner {
       const Instr& instr = p_.code[at(i)];
       if (!filter(instr)) continue;
       now_ = order(i);
+      note(i);
       one(instr);
       check();
       // A value made and last used in this very stretch of code is done with.
@@ -519,6 +542,7 @@ class Emitter final : private Owner {
   int in_trees_ = 1;  // copies whose elements are folded among themselves first
   int copy_ = 0;
   int now_ = 0;
+  Listing* listing_;  // null but for list()
   T t_;
   std::array<std::vector<Value<T>>, kMaxCopies> values_;
   std::array<std::vector<Accumulator>, kMaxCopies> folds_;

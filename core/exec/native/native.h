@@ -7,6 +7,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "exec/interp/interp.h"
 #include "exec/launch.h"
@@ -19,7 +20,19 @@ enum class Target : std::uint8_t { kNone, kAvx2, kAvx512 };
 // Can this processor run it, and may memory be made executable?
 bool available(Target target);
 Target best();  // the widest that is available
+// Why best() is kNone; "" if it is not.
+const char* why_none();
 const char* name(Target target);
+
+// Memory that holds machine code, of the process.
+struct CodeMemory {
+  std::int64_t used_bytes = 0;
+  std::int64_t reserved_bytes = 0;
+  std::int64_t limit_bytes = 0;  // of used_bytes; 0: none
+};
+CodeMemory code_memory() noexcept;
+// Programs that would need more are refused until others are gone.
+void set_code_memory_limit(std::int64_t bytes) noexcept;
 
 class Code {
  public:
@@ -41,5 +54,23 @@ class Code {
   explicit Code(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// A line of what list() says.
+struct Line {
+  enum class Kind : std::uint8_t {
+    kBegin,        // of a loop or section: text is its name
+    kEnd,          // of the same; what follows steps the loop around
+    kInstruction,  // of the bytecode: the lines that follow are what was emitted for it
+    kHost,         // an instruction or a label
+    kData          // constants
+  };
+  Kind kind;
+  int offset = -1;       // kHost, kData: bytes from the first
+  int instruction = -1;  // kInstruction: its index. It may come several times: unrolled, in tails
+  std::string text;
+};
+
+// What emit() makes of `program`, emitted anew. Empty if it is refused.
+std::vector<Line> list(std::span<const std::byte> program, Target target);
 
 }  // namespace tilevm::exec::native

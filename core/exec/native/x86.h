@@ -13,6 +13,7 @@
 #include "exec/launch.h"
 #include "exec/native/frame.h"
 #include "exec/native/functions.h"
+#include "exec/native/listing.h"
 #include "exec/native/x86_encoder.h"
 
 namespace tilevm::exec::native {
@@ -29,9 +30,9 @@ class X86 {
       : a(&holder),
         owner_(owner),
         lanes_(lanes),
-        exit_(a.newLabel()),
-        call_(a.newLabel()),
-        failures_{a.newLabel(), a.newLabel()} {}
+        exit_(Listing::label(a, "exit")),
+        call_(Listing::label(a, "call_function")),
+        failures_{Listing::label(a, "index_out_of_range"), Listing::label(a, "division_by_zero")} {}
 
   Encoder a;
   bool failed = false;  // what was emitted is of no use: registers ran out

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <vector>
 
+#include "exec/native/listing.h"
+
 namespace tilevm::exec::native {
 
 namespace x86 = asmjit::x86;
@@ -25,7 +27,8 @@ class Encoder : public x86::Assembler {
   using Ymm = x86::Ymm;
   using Mem = x86::Mem;
 
-  explicit Encoder(asmjit::CodeHolder* holder) : x86::Assembler(holder), pool_(newLabel()) {}
+  explicit Encoder(asmjit::CodeHolder* holder)
+      : x86::Assembler(holder), pool_(Listing::label(*this, Listing::kConstants)) {}
 
   // Where the constants are. They are read without asmjit's links from labels to users.
   const asmjit::Label& pool() const { return pool_; }

@@ -14,6 +14,7 @@ import inspect
 import sys
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
@@ -99,8 +100,11 @@ class Kernel(runtime.Dispatch):
         self._signature = inspect.signature(function)
         code = function.__code__
         self._line = place(code.co_filename, code.co_firstlineno)
+        if isinstance(static, str) or not isinstance(static, Sequence):
+            self._refuse(f"static is {static!r}", 'Name parameters in a tuple: static=("axis",).')
         self._static = frozenset(static)
-        self._variants: dict[Signature, list[Variant]] = {}
+        # Both used most recently: signatures last, variants of one first.
+        self._variants: OrderedDict[Signature, list[Variant]] = OrderedDict()
         self._lock = threading.RLock()
         names = self._signature.parameters
         for name, parameter in names.items():
@@ -137,7 +141,7 @@ class Kernel(runtime.Dispatch):
     def forget(self) -> None:
         """Drop what was traced: the next call traces again."""
         self._ready.clear()
-        self._variants = {}
+        self._variants = OrderedDict()
 
     def variants(self) -> list[Graph]:
         """The graphs traced so far."""
@@ -156,15 +160,30 @@ class Kernel(runtime.Dispatch):
             if a.kind != "static"
         ]
         with self._lock:
-            known = self._variants.setdefault(signature, [])
-            for variant in known:
+            known = self._variants.get(signature, [])
+            for i, variant in enumerate(known):
                 if variant.fits(env):
+                    if i > 0:
+                        known.insert(0, known.pop(i))
+                    self._variants.move_to_end(signature)
                     return variant, signature, operands
             variant = self._capture(signature, env)
             if config.debug >= 2:
                 sys.stderr.write(to_text(variant.graph))
-            known.append(variant)
+            self._variants.setdefault(signature, known).insert(0, variant)
+            self._variants.move_to_end(signature)
+            self._drop_old()
             return variant, signature, operands
+
+    def _drop_old(self) -> None:
+        """Keep as many variants as `config.programs` says."""
+        excess = sum(map(len, self._variants.values())) - config.programs
+        while excess > 0:
+            signature, oldest = next(iter(self._variants.items()))
+            oldest.pop()
+            excess -= 1
+            if not oldest:
+                del self._variants[signature]
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         name = self._function.__name__
@@ -439,6 +458,9 @@ def _reference(graph: Graph, arrays: Arrays) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
+_DIMS_REMEDY = 'Write {"x": ("B", "D")} for a parameter, {"B": Dim(max=64)} for a dimension.'
+
+
 def _dimensions(
     kernel: Kernel, dims: Mapping[str, Any]
 ) -> tuple[dict[str, ArraySpec], dict[str, Dim | int]]:
@@ -446,6 +468,8 @@ def _dimensions(
 
     Keys of `dims` are parameters (with a tuple of dimensions) or dimensions (with Dim or int).
     """
+    if not isinstance(dims, Mapping):
+        kernel._refuse(f"dims is {dims!r}", _DIMS_REMEDY)
     function, facts = kernel._function, {}
     names = kernel._signature.parameters
     specs: dict[str, ArraySpec] = {}
@@ -456,13 +480,10 @@ def _dimensions(
     for key, value in dims.items():
         if key in names and isinstance(value, tuple | list | ArraySpec):
             specs[key] = value if isinstance(value, ArraySpec) else ArraySpec(tuple(value))
-        elif isinstance(value, int | Dim):
+        elif isinstance(key, str) and isinstance(value, int | Dim):
             facts[key] = value
         else:
-            kernel._refuse(
-                f"dims[{key!r}] is {value!r}",
-                'Write {"x": ("B", "D")} for a parameter, {"B": Dim(max=64)} for a dimension.',
-            )
+            kernel._refuse(f"dims[{key!r}] is {value!r}", _DIMS_REMEDY)
     shared: dict[int, str] = {}
     for name, spec in specs.items():
         named: list[Any] = []
@@ -536,10 +557,10 @@ def kernel(
     Raises: CaptureError, ShapeError, DTypeError, DeviceError, when called.
     """
     if function is None:
-        return lambda f: Kernel(f, dims or {}, static)
+        return lambda f: Kernel(f, {} if dims is None else dims, static)
     if not inspect.isfunction(function):
         raise CaptureError(f"@tilevm.kernel decorates functions, not {function!r}")
-    return Kernel(function, dims or {}, static)
+    return Kernel(function, {} if dims is None else dims, static)
 
 
 __all__ = ["Kernel", "TilevmError", "kernel"]

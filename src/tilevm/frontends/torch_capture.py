@@ -9,6 +9,7 @@ import math
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export import _trace
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import proxy
+from torch.fx import graph_module, proxy
 from torch.fx.experimental import symbolic_shapes
 
 from tilevm.config import config
@@ -31,6 +32,7 @@ from tilevm.frontends import (
     torch_effects,
     torch_memory,
     torch_program,
+    torch_sizes,
     torch_strides,
     torch_tree,
 )
@@ -348,23 +350,51 @@ def _attempt(
     from_zero = nullcontext() if plan.positive else _sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
     proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))
-    with _quiet(), from_zero, oblivious, torch.no_grad():
+    with _quiet(), _no_sources_kept(), from_zero, oblivious, torch.no_grad():
         program = torch.export.export(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
         )
-        result, writes = call.seen.result, call.seen.writes
-        if call.seen.changed:
-            raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
-        call.seen.made.check()
-        torch_memory.check_in_place(program.graph)
-        call.seen.strides |= torch_strides.has_strides(program.graph)
         try:
-            return _finish(call, program, result, writes, leaves, plan, facts, knobs)
-        except Mutates:
-            check_functional(program.graph)
-            kept = torch_memory.changed_inputs(program.graph)
-            program = program.run_decompositions({})
-            return _finish(call, program, result, writes, leaves, plan, facts, knobs, kept)
+            return _checked(call, program, leaves, plan, facts, knobs)
+        finally:
+            torch_sizes.let_go(program.graph)
+
+
+@contextmanager
+def _no_sources_kept() -> Iterator[None]:
+    """Forget the source of the graphs that are made: fx keeps each for tracebacks, for ever."""
+    kept: dict[str, str] = graph_module._loader.eval_cache
+    before = len(kept)
+    try:
+        yield
+    finally:
+        for name in list(kept)[before:]:
+            del kept[name]
+            linecache.cache.pop(name, None)
+
+
+def _checked(
+    call: _Call,
+    program: Any,
+    leaves: list[Any],
+    plan: Plan,
+    facts: dict[tuple[int, int], Dim],
+    knobs: dict[str, Any],
+) -> tuple[Capture, list[Condition]]:
+    """Compile the exported program, if it does all that the function does."""
+    result, writes = call.seen.result, call.seen.writes
+    if call.seen.changed:
+        raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
+    call.seen.made.check()
+    torch_memory.check_in_place(program.graph)
+    call.seen.strides |= torch_strides.has_strides(program.graph)
+    try:
+        return _finish(call, program, result, writes, leaves, plan, facts, knobs)
+    except Mutates:
+        check_functional(program.graph)
+        kept = torch_memory.changed_inputs(program.graph)
+        program = program.run_decompositions({})
+        return _finish(call, program, result, writes, leaves, plan, facts, knobs, kept)
 
 
 # What stands for a size of 0 or 1 while capturing: unusual sizes, so that no branch expects them.
@@ -594,7 +624,9 @@ def _function(head: str, lines: list[str], names: dict[str, Any]) -> Any:
     linecache.cache[path] = (len(text), None, text.splitlines(keepends=True), path)
     scope = dict(names)
     exec(compile(text, path, "exec"), scope)
-    return scope[head.partition("(")[0]]
+    made = scope[head.partition("(")[0]]
+    weakref.finalize(made, linecache.cache.pop, path, None)
+    return made
 
 
 def _tensor(call: _Call, program: Any, spec: Any) -> torch.Tensor:
@@ -729,6 +761,8 @@ def dims_of(dims: Mapping[str, Any]) -> Dims:
 
     ("B", "N") of an argument names its sizes, {"B": Dim(max=64)} says what is known of a name.
     """
+    if not isinstance(dims, Mapping):
+        _refuse_dims(None, dims)
     named = {name: dim for name, dim in dims.items() if isinstance(dim, Dim)}
     found: dict[str, dict[int, Dim]] = {}
     for name, given in dims.items():
@@ -750,9 +784,9 @@ def dims_of(dims: Mapping[str, Any]) -> Dims:
     return found
 
 
-def _refuse_dims(name: str, given: Any) -> NoReturn:
+def _refuse_dims(name: str | None, given: Any) -> NoReturn:
     remedy = 'Write {"x": ("B", "N")} or {"x": {0: Dim(max=64)}}, {"B": Dim(max=64)} for a name.'
-    what = f"dims[{name!r}] is {given!r}"
+    what = f"{'dims' if name is None else f'dims[{name!r}]'} is {given!r}"
     raise CaptureError(describe(what, operator="tilevm.compile", remedy=remedy))
 
 

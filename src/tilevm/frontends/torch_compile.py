@@ -12,6 +12,7 @@ import functools
 import os
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -22,14 +23,14 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, InternalError
+from tilevm.errors import CaptureError, InternalError, describe
 from tilevm.frontends import torch_capture, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.ir.types import Dim
-from tilevm.runtime.program import Dispatch, add_variant
+from tilevm.runtime.program import Dispatch, add_variant, check_knobs
 from tilevm.stats import stats
 
 Dims = Mapping[str, Mapping[int, Dim]]
@@ -80,7 +81,8 @@ class Compiled(Dispatch):
         self._fn = fn
         self._dims = dims
         self._knobs = dict(knobs or {})
-        self._families: dict[tuple[Any, ...], Family] = {}
+        # By key, the one used least recently first.
+        self._families: OrderedDict[tuple[Any, ...], Family] = OrderedDict()
         self._state: State | None = None
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
@@ -122,6 +124,7 @@ class Compiled(Dispatch):
             return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
         family = self._families.get(tuple(key))
         if family is not None:
+            self._families.move_to_end(tuple(key))
             for capture in family.captures:
                 if capture.holds(leaves):
                     result = self._run(capture, leaves, args, kwargs)
@@ -195,6 +198,8 @@ class Compiled(Dispatch):
         self, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
     ) -> Any:
         family = self._families.setdefault(key, Family())
+        while len(self._families) > config.programs:
+            self._families.popitem(last=False)
         if len(family.captures) >= MOST_CAPTURES:
             family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
             return self._eager(family.reason, args, kwargs)
@@ -394,13 +399,16 @@ def compile(
         state. What is printed or appended elsewhere happens at captures only.
     dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
         or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
-    knobs: names and values of `tilevm.config`, checked here. Raises: TypeError, ValueError.
+    knobs: `tier`, `threads` and `verify` of `tilevm.config`, for this function alone.
+
+    Raises: CaptureError, if `fn` or `dims` is none; TypeError and ValueError, if a knob is none.
 
     Returns a module for a module, with the same parameters; a callable for anything else.
     """
     if fn is None:
         return functools.partial(compile, dims=dims, **knobs)
-    config.check(knobs, "tilevm.compile")
+    source = "tilevm.compile"
+    check_knobs(config.check_local(knobs, source), source)
     if dims is not None:
         dims = torch_capture.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):
@@ -408,5 +416,11 @@ def compile(
     if isinstance(fn, nn.Module):
         return CompiledModule(fn, dims, knobs)
     if not callable(fn):
-        raise TypeError(f"tilevm.compile takes a function or a module, not {fn!r}")
+        raise CaptureError(
+            describe(
+                f"{fn!r} cannot be called",
+                operator=source,
+                remedy="Give it a function or a module.",
+            )
+        )
     return Compiled(fn, dims, knobs)

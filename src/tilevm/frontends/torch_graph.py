@@ -17,6 +17,7 @@ from tilevm.frontends import torch_memory, torch_program
 from tilevm.frontends.torch_compile import compile
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
+from tilevm.runtime.program import check_knobs
 from tilevm.stats import stats
 
 Compiled = Callable[..., Any]
@@ -31,7 +32,8 @@ def backend(
 ) -> Compiled:
     """Compile a graph of Dynamo; the entry point of the backend "tilevm".
 
-    `mode` is one of torch.compile's and changes nothing; `options` are knobs of `tilevm.config`.
+    `mode` is one of torch.compile's and changes nothing; `options` are knobs of
+    `tilevm.config` for this graph alone: tier, threads, verify.
     A graph that cannot be imported runs eagerly, counted under `flushes` with the reason.
     """
     knobs = _knobs(mode, options)
@@ -114,7 +116,7 @@ def _knobs(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
     source = 'torch.compile(backend="tilevm")'
     if mode not in _MODES:
         raise ValueError(f"{source}: mode is {mode!r}, which is not one of: {_MODES[1:]}")
-    return config.check(options or {}, source)
+    return check_knobs(config.check_local(options or {}, source), source)
 
 
 def _reason(error: Exception) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ class Imported:
     passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
     assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
 
-    def compile(self) -> Callable[..., Any]:
-        """The executable. The program is used up."""
+    def compile(self, knobs: Mapping[str, Any]) -> Callable[..., Any]:
+        """The executable, with these knobs of its own. The program is used up."""
         program, self.program = self.program, None
         assert program is not None
         number: dict[int, int] = {}
@@ -131,6 +131,7 @@ class Imported:
                 output_orders=self.orders,
                 whole_outputs=self.whole,
                 memory_groups=(groups[0], groups[1]),
+                **knobs,
             )
 
 

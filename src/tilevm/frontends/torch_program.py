@@ -80,7 +80,7 @@ def build(
             condition = relation(expr, int(test.split()[1]))
             if condition != sympy.true and not environment.evaluate_expr(condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
-    executable = importer.result.compile()
+    executable = importer.result.compile(knobs)
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     return Captured(importer.result, sizes, executable, run, graph)

@@ -7,6 +7,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv, Min
 
 from tilevm.ir.types import Dim
@@ -310,3 +311,21 @@ def _expressions(value: Any) -> Iterator[tuple[int, Any]]:
     for dim, size in sizes:
         if isinstance(size, torch.SymInt):
             yield dim, size.node.expr
+
+
+def let_go(graph: torch.fx.Graph) -> None:
+    """Let sizes of a traced graph be freed with it, when all questions about them are asked.
+
+    A ShapeEnv lists FakeTensors, whose sizes are C++ objects that refer to it: a cycle that
+    Python's collector does not see. Caches over all ShapeEnvs keep each of them as well.
+    """
+    for node in graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        for symbolic in value.shape if isinstance(value, torch.Tensor) else (value,):
+            if isinstance(symbolic, torch.SymInt | torch.SymFloat):
+                environment = symbolic.node.shape_env
+                environment.tracked_fakes = []
+                environment.fake_tensor_cache.clear()
+    for method in vars(ShapeEnv).values():
+        if clear := getattr(method, "cache_clear", None):
+            clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from tilevm.errors import DTypeError
+from tilevm.errors import DTypeError, ShapeError, describe
 from tilevm.runtime import program as runtime
 
 FLOATS = ("float32", "bfloat16", "float64", "float16")
@@ -117,14 +117,26 @@ class Dim:
     likely: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.likely, tuple | list):
+            self._refuse("likely is no tuple", "Write likely=(128, 512).")
         object.__setattr__(self, "likely", tuple(self.likely))
+        sizes = (self.min, self.min if self.max is None else self.max, self.multiple_of)
+        if wrong := [size for size in (*sizes, *self.likely) if not _is_int(size)]:
+            self._refuse(f"{wrong[0]!r} is no int", "Sizes are ints: Dim(min=1, max=64).")
         if self.min < 0 or self.multiple_of < 1 or (self.max is not None and self.max < self.min):
-            raise ValueError(f"{self}: 0 <= min <= max and multiple_of >= 1 must hold")
+            self._refuse("it allows no size", "0 <= min <= max and multiple_of >= 1 must hold.")
+
+    def _refuse(self, what: str, remedy: str) -> NoReturn:
+        raise ShapeError(describe(f"{self!r}: {what}", operator="tilevm.Dim", remedy=remedy))
 
     def holds(self, size: int) -> bool:
         """Whether `size` is allowed."""
         above = self.max is not None and size > self.max
         return size >= self.min and not above and size % self.multiple_of == 0
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)

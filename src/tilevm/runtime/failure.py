@@ -19,7 +19,7 @@ _saved: list[Path] = []
 
 def save(executable: Callable[..., Any], inputs: tuple[Any, ...], error: Exception) -> None:
     """Save the call as `config.failures` says, and add to the error's message where it is."""
-    if config.failures == "off" or len(_saved) >= MOST_SAVED:
+    if directory() is None or len(_saved) >= MOST_SAVED:
         return
     text = str(error)
     try:
@@ -34,16 +34,27 @@ def save(executable: Callable[..., Any], inputs: tuple[Any, ...], error: Excepti
     )
 
 
+def directory() -> Path | None:
+    """Where calls are saved, as `config.failures` says; None: nowhere."""
+    if config.failures == "off":
+        return None
+    return (
+        Path(tempfile.gettempdir()) / "tilevm"
+        if config.failures == "auto"
+        else Path(config.failures)
+    )
+
+
 def _write(executable: Callable[..., Any], inputs: tuple[Any, ...], note: str) -> Path:
     size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
     if size > MOST_BYTES:
         raise ValueError(
             f"its inputs have {size >> 20} MiB, and at most {MOST_BYTES >> 20} are kept"
         )
-    automatic = Path(tempfile.gettempdir()) / "tilevm"
-    directory = automatic if config.failures == "auto" else Path(config.failures)
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=directory)
+    folder = directory()
+    assert folder is not None
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=folder)
     os.close(handle)
     path = Path(name)
     try:

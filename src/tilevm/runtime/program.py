@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
 from tilevm.config import config
@@ -177,10 +177,19 @@ def compile_program(
     It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
     call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
     framework, input_names, int_symbols, output_orders, whole_outputs, memory_groups, allow_grad,
-    single (no tuple).
+    single (no tuple), and the knobs tier, threads, verify, for this program alone.
     """
     run: Callable[..., Any] = _core.compile(program, list(targets), **options)
     return run
+
+
+def check_knobs(knobs: dict[str, Any], source: str) -> dict[str, Any]:
+    """`knobs` of one program, if this machine has what they ask for. Raises: ValueError."""
+    try:
+        _core.check_tier(knobs.get("tier", "auto"))
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    return knobs
 
 
 def _configure(knobs: Mapping[str, Any]) -> None:
@@ -188,6 +197,10 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_tier(knobs["tier"])
     _core.set_memory_budget(knobs["memory_budget"])
     _core.set_verify(knobs["verify"])
+    _core.set_perf(knobs["perf"])
+    _core.set_gdb(knobs["gdb"])
+    _core.set_code_memory(knobs["code_memory"])
+    _core.set_most_variants(knobs["variants"])
 
 
 config.watch(_configure)
@@ -206,6 +219,66 @@ def program_text(executable: Callable[..., Any]) -> ProgramText:
     """What an executable runs, lowered."""
     core: Any = executable
     return ProgramText(*core.program())
+
+
+class CodeMemory(TypedDict):
+    """Memory that holds machine code: bytes used, reserved, and allowed (0: no limit).
+
+    target: what code is emitted for, "interp" if there is none, and then why_none says why.
+    """
+
+    used_bytes: int
+    reserved_bytes: int
+    limit_bytes: int
+    target: str
+    why_none: str
+
+
+def code_memory() -> CodeMemory:
+    """The state of the process's code memory."""
+    state: CodeMemory = _core.code_memory()
+    return state
+
+
+class Memory(TypedDict):
+    """Bytes of buffers: in use, kept for later calls, and the most that were ever in use."""
+
+    used_bytes: int
+    idle_bytes: int
+    peak_bytes: int
+
+
+def memory() -> Memory:
+    """The state of the process's buffers."""
+    state: Memory = _core.memory()
+    return state
+
+
+class Threads(TypedDict):
+    """setting: threads asked for, 0: as many as there are. team: whether OpenMP is loaded."""
+
+    setting: int
+    processors: int
+    team: bool
+
+
+def threads() -> Threads:
+    """What decides on how many threads kernels run."""
+    state: Threads = _core.threads()
+    return state
+
+
+class TorchDirect(TypedDict):
+    """usable: whether tensors can be looked at. asked_in_python: what has no C++ function."""
+
+    usable: bool
+    asked_in_python: list[str]
+
+
+def torch_direct() -> TorchDirect:
+    """How the core reads tensors of the torch that is installed. Raises: ImportError."""
+    state: TorchDirect = _core.torch_direct()
+    return state
 
 
 def counters() -> dict[str, Any]:

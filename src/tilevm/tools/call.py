@@ -17,15 +17,15 @@ from tilevm.ir.types import DTYPES, numpy_dtype
 _ARRAY = re.compile(r"(\w+)\[([\d, ]*)\]$")
 
 
-def explain(target: str, texts: Sequence[str]) -> int:
-    """Print what the call runs. Returns the exit code."""
+def explain(target: str, texts: Sequence[str], *, asm: bool = False) -> int:
+    """Print what the call runs; asm: with its machine code. Returns the exit code."""
     from tilevm.tools.explain import explain as explain_call
 
     try:
         function = load(target)
         own = hasattr(function, "variants")  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
-        print(explain_call(function)(*arguments))
+        print(explain_call(function, asm=asm)(*arguments))
     except (TilevmError, ValueError, AttributeError, FileNotFoundError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1

@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument("--list", action="store_true", help="list the cases and columns")
     bench.set_defaults(handler=_bench)
 
-    explain = commands.add_parser("explain", help="graph, kernels and bytecode of a function")
+    explain = commands.add_parser("explain", help="graph, kernels, code of a function")
     explain.add_argument("function", metavar="FILE:FUNCTION")
     explain.add_argument(
         "arguments",
@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="ARRAY",
         help="arguments to call it with: float32[7,33], or a number",
     )
+    explain.add_argument("--asm", action="store_true", help="also the machine code")
     explain.set_defaults(handler=_explain)
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")
@@ -91,7 +92,7 @@ def _bench(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from tilevm.tools import call
 
-    return call.explain(options.function, options.arguments)
+    return call.explain(options.function, options.arguments, asm=options.asm)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -42,7 +44,9 @@ def run() -> int:
     findings = list(examine())
     print(*findings, sep="\n")
     bad = [finding.what for finding in findings if finding.ok is False]
-    print(f"\nNot working: {', '.join(bad)}." if bad else "\nAll well.")
+    interpreted = any(finding.what == "native" and finding.ok is None for finding in findings)
+    well = "All works, without machine code." if interpreted else "All well."
+    print(f"\nNot working: {', '.join(bad)}." if bad else f"\n{well}")
     return 1 if bad else 0
 
 
@@ -50,16 +54,21 @@ def examine() -> Iterator[Finding]:
     """Everything there is to say, the basic things first."""
     yield Finding("Python", f"{platform.python_version()} on {platform.platform()}")
     yield Finding(
-        "processor", f"{os.cpu_count()} cores, {', '.join(features()) or 'no SIMD named'}"
+        "processor",
+        f"{platform.machine()}, {os.cpu_count()} cores, {', '.join(features()) or 'no SIMD named'}",
     )
     yield Finding("numpy", np.__version__)
-    yield _torch()
     core = _tried("core", _core)
     yield core
+    yield _torch(core_works=bool(core.ok))
     if core.ok:
         yield _tried("interp", lambda: _runs("interp"))
-        yield _tried("native", lambda: f"{_runs('auto')}, as {_native()} code")
+        yield _native()
+        tiers = ", ".join(_tiers())
+        yield Finding("tiers", tiers, False if "FAILS" in tiers else None)
+        yield _code_memory()
         yield from _settings()
+        yield _failures()
     yield _backend()
     for package, extra in NEEDED_BY.items():
         if find_spec(package) is None:
@@ -84,13 +93,45 @@ def _tried(what: str, check: Callable[[], str]) -> Finding:
         return Finding(what, last, False)
 
 
-def _torch() -> Finding:
+def _torch(*, core_works: bool) -> Finding:
     try:
         version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         return Finding("torch", "not installed; kernels take NumPy arrays")
     wanted = next((r for r in metadata.requires("tilevm") or () if r.startswith("torch")), "torch")
-    return Finding("torch", f"{version} ({wanted.partition(';')[0].strip()} is supported)")
+    limits = wanted.partition(";")[0].strip().removeprefix("torch")
+    told = f"{version} (supported: {limits})"
+    if not within(version, limits):
+        return Finding("torch", told, False)
+    if not core_works:
+        return Finding("torch", told)
+    return _tried("torch", lambda: f"{told}, {_torch_direct()}")
+
+
+def within(version: str, limits: str) -> bool:
+    """Whether a version like `2.13.0+cpu` keeps `<2.15,>=2.13`; other relations are not read."""
+
+    def numbers(text: str) -> tuple[int, ...]:
+        parts = text.partition("+")[0].split(".")[:2]
+        return tuple(int("".join(filter(str.isdigit, part)) or 0) for part in parts)
+
+    for limit in filter(None, limits.split(",")):
+        if limit.startswith(">=") and numbers(version) < numbers(limit[2:]):
+            return False
+        if limit.startswith("<") and limit[1] != "=" and numbers(version) >= numbers(limit[1:]):
+            return False
+    return True
+
+
+def _torch_direct() -> str:
+    """How the core reads tensors. Raises: RuntimeError, if it cannot."""
+    from tilevm.runtime import program
+
+    state = program.torch_direct()
+    if not state["usable"]:
+        raise RuntimeError("this torch has no DLPack exchange interface: tensors cannot be read")
+    missing = state["asked_in_python"]
+    return f"asked through Python: {', '.join(missing)}" if missing else "read through C++"
 
 
 def _core() -> str:
@@ -119,7 +160,16 @@ def _runs(tier: str) -> str:
     return "a kernel of 7x33 runs, and is right"
 
 
-def _native() -> str:
+def _native() -> Finding:
+    """Whether machine code runs, or why there is none."""
+    from tilevm.runtime import program
+
+    if why := program.code_memory()["why_none"]:
+        return Finding("native", f"none: {why}; kernels are interpreted")
+    return _tried("native", lambda: f"{_runs('auto')}, as {_emitted()} code")
+
+
+def _emitted() -> str:
     """What the core emits here."""
     import tilevm
     from tilevm import lang
@@ -127,9 +177,37 @@ def _native() -> str:
     def exp(x: lang.Array) -> Any:
         return lang.exp(x)
 
-    kernel = tilevm.kernel(exp)
-    kernels = tilevm.explain(kernel)(np.ones(5, np.float32)).kernels
+    with tilevm.config.patch(tier="auto"):
+        kernels = tilevm.explain(tilevm.kernel(exp))(np.ones(5, np.float32)).kernels
     return ", ".join(sorted({v["tier"] for k in kernels for v in k["variants"]})) or "no"
+
+
+def _tiers() -> Iterator[str]:
+    """Every tier, and whether this machine has it."""
+    from tilevm.config import KNOBS
+
+    (knob,) = (knob for knob in KNOBS if knob.name == "tier")
+    for tier in knob.choices:
+        if tier == "auto":
+            continue
+        found = _tried(tier, functools.partial(_runs, tier))
+        # ValueError: this machine has no such tier.
+        absent = found.told.startswith("ValueError")
+        yield f"{tier} works" if found.ok else f"{tier} is not here" if absent else f"{tier} FAILS"
+
+
+def _code_memory() -> Finding:
+    from tilevm.runtime import program
+
+    state = program.code_memory()
+    if state["why_none"]:
+        return Finding("code memory", state["why_none"])
+    limit = f"{state['limit_bytes'] >> 20} MiB at most" if state["limit_bytes"] else "no limit"
+    return Finding(
+        "code memory",
+        f"{state['used_bytes']} of {state['reserved_bytes'] >> 10} KiB used, {limit}; "
+        "written at one address, run at another",
+    )
 
 
 def _settings() -> Iterator[Finding]:
@@ -138,8 +216,36 @@ def _settings() -> Iterator[Finding]:
     values = config.values()
     changed = [f"{k.name}={values[k.name]!r}" for k in KNOBS if values[k.name] != k.default]
     yield Finding("config", ", ".join(changed) or "all defaults")
-    threads = values["threads"] or os.environ.get("OMP_NUM_THREADS") or os.cpu_count()
-    yield Finding("threads", f"{threads} (torch.set_num_threads wins where torch is loaded)")
+    yield Finding("threads", _threads())
+
+
+def _threads() -> str:
+    from tilevm.runtime import program
+
+    state = program.threads()
+    if state["setting"]:
+        wanted = f"{state['setting']} (tilevm.config.threads)"
+    elif "torch" in sys.modules:
+        wanted = f"{sys.modules['torch'].get_num_threads()} for tensors (torch.set_num_threads)"
+        wanted += f", {state['processors']} for NumPy arrays"
+    else:
+        wanted = f"{state['processors']}, all processors"
+    team = "OpenMP" if state["team"] else "no OpenMP is loaded (torch brings it), so that one works"
+    return f"{wanted}; {team}"
+
+
+def _failures() -> Finding:
+    """Where calls that fail are saved, and whether that is possible."""
+    from tilevm.runtime import failure
+
+    folder = failure.directory()
+    if folder is None:
+        return Finding("failures", "are not saved (tilevm.config.failures)")
+    found = len(list(folder.glob("call-*.zip"))) if folder.is_dir() else 0
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        return Finding("failures", f"cannot be saved in {folder}", False)
+    return Finding("failures", f"are saved in {folder}; {found} are there")
 
 
 def _backend() -> Finding:

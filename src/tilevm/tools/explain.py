@@ -1,4 +1,4 @@
-"""`tilevm.explain(f)(*args)`: what a call runs, from the graph down to the bytecode, as text."""
+"""`tilevm.explain(f)(*args)`: what a call runs, from the graph down to machine code, as text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tilevm.errors import CaptureError, describe
+from tilevm.tools import assembly
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Explanation:
     """What runs for a call. `str()` of it is the report; the parts are there for programs.
 
     graph: the program, one line an operator. guards: what it assumes of a call. kernels: as the
-    core describes them, with the variants encoded so far. cuts: (value, why a kernel ends there).
+    core describes them, with the variants encoded so far; `asm` adds "assembly" to these, as
+    `tilevm.tools.assembly` reads it. cuts: (value, why a kernel ends there).
     """
 
     title: str
@@ -73,13 +75,17 @@ def _kernel(number: int, kernel: dict[str, Any]) -> str:
         why = f", not native: {variant['why_interp']}" if variant.get("why_interp") else ""
         rows.append(f"bytecode for {variant['layout']} ({variant['tier']}{why}):")
         rows += [f"  {line}" for line in variant["disassembly"].splitlines()]
+        if variant.get("assembly"):
+            rows.append(f"machine code for {variant['layout']} ({variant['tier']}):")
+            rows += [f"  {line}" for line in assembly.rows(variant)]
     return _section(f"kernel {number} {kernel['name']}", rows)
 
 
-def explain(function: Any) -> Callable[..., Explanation]:
+def explain(function: Any, *, asm: bool = False) -> Callable[..., Explanation]:
     """A function that takes a call's arguments, makes the call, and says what ran.
 
     function: what `tilevm.kernel` or `tilevm.compile` returned; anything else is compiled first.
+    asm: also the machine code, each instruction below that of the bytecode which it is for.
     Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
     if not callable(function):
@@ -88,25 +94,25 @@ def explain(function: Any) -> Callable[..., Explanation]:
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         if hasattr(function, "variants") and hasattr(function, "graph"):
-            return _explain_kernel(function, args, kwargs)
+            return _explain_kernel(function, args, kwargs, asm)
         from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
         compiled = made._tilevm if isinstance(made, CompiledModule) else made
-        return _explain_capture(compiled, args, kwargs)
+        return _explain_capture(compiled, args, kwargs, asm)
 
     return run
 
 
-def _explain_capture(compiled: Any, args: Any, kwargs: Any) -> Explanation:
+def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
     capture = compiled.find(*args, **kwargs)
     imported = capture.captured.imported
     callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
     title = getattr(compiled, "__name__", None) or type(compiled._fn).__name__
-    return _explanation(title, capture.captured.executable, capture.conditions, callouts)
+    return _explanation(title, capture.captured.executable, capture.conditions, callouts, asm)
 
 
-def _explain_kernel(kernel: Any, args: Any, kwargs: Any) -> Explanation:
+def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
     from tilevm.ir.text import to_text
 
     kernel(*args, **kwargs)
@@ -115,12 +121,16 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any) -> Explanation:
         for one in variant if isinstance(variant, list | tuple) else (variant,):
             if one.graph == graph and hasattr(one.run, "steps"):
                 guards = tuple(str(guard) for guard in one.guards)
-                return _explanation(kernel.__name__, one.run, guards, ())
+                return _explanation(kernel.__name__, one.run, guards, (), asm)
     return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
 
 
 def _explanation(
-    title: str, executable: Any, guards: tuple[str, ...], callouts: tuple[CallOut, ...]
+    title: str,
+    executable: Any,
+    guards: tuple[str, ...],
+    callouts: tuple[CallOut, ...],
+    asm: bool,
 ) -> Explanation:
     if not hasattr(executable, "steps"):
         raise CaptureError(f"{title} runs on the reference, which has no kernels")
@@ -130,7 +140,7 @@ def _explanation(
         graph=executable.plan_text().partition("\nsteps:")[0],
         guards=guards,
         steps=tuple(executable.steps()),
-        kernels=tuple(executable.kernels()),
+        kernels=tuple(executable.kernels_with_assembly() if asm else executable.kernels()),
         cuts=tuple(executable.cuts()),
         callouts=named,
     )
