@@ -25,30 +25,85 @@ void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t c
   }
 }
 
-// 128 bits are what every processor of an architecture has.
-using Four = std::uint32_t __attribute__((vector_size(16)));
+using Row4 = std::uint32_t __attribute__((vector_size(16)));
+using Row8 = std::uint32_t __attribute__((vector_size(32)));
 
-Four load_four(const std::byte* from) {
-  Four v;
+template <class T>
+T load(const std::byte* from) {
+  T v;
   std::memcpy(&v, from, sizeof(v));
   return v;
 }
 
-// Four by four elements of 32 bits that lie side by side along y in `from`, along x in `to`.
-void transpose_four(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step) {
-  const Four a = load_four(from);
-  const Four b = load_four(from + from_step);
-  const Four c = load_four(from + 2 * from_step);
-  const Four d = load_four(from + 3 * from_step);
-  const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-  const Four ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-  const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-  const Four cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-  const Four rows[] = {__builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5),
-                       __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
-                       __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5),
-                       __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
-  for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Four));
+// Elements of 32 bits that lie side by side in lines `from_step` apart, to lines `to_step` apart
+// across them. What is asked of the processor is what every one of its architecture has.
+struct Four {
+  static constexpr int64_t kSize = 4;
+  static void transpose(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step) {
+    Row4 r[4];
+    for (int i = 0; i < 4; ++i) r[i] = load<Row4>(from + i * from_step);
+    const Row4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+    const Row4 high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+    const Row4 low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+    const Row4 high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    const Row4 rows[] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
+                         __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
+                         __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
+                         __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
+    for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Row4));
+  }
+};
+
+#if defined(__x86_64__)
+#define TILEVM_AVX2 __attribute__((target("avx2")))
+bool has_eight() { return __builtin_cpu_supports("avx2") != 0; }
+
+struct Eight {
+  static constexpr int64_t kSize = 8;
+  TILEVM_AVX2 static void transpose(std::byte* to, int64_t to_step, const std::byte* from,
+                                    int64_t from_step) {
+    // Halves of lines i and i + 4 beside each other: then all is done within halves.
+    Row8 r[8];
+    for (int i = 0; i < 4; ++i) {
+      for (int half = 0; half < 2; ++half) {
+        const Row4 low = load<Row4>(from + i * from_step + 16 * half);
+        const Row4 high = load<Row4>(from + (i + 4) * from_step + 16 * half);
+        r[4 * half + i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+      }
+    }
+    for (int half = 0; half < 2; ++half) {
+      const Row8* const q = r + 4 * half;
+      const Row8 low01 = __builtin_shufflevector(q[0], q[1], 0, 8, 1, 9, 4, 12, 5, 13);
+      const Row8 high01 = __builtin_shufflevector(q[0], q[1], 2, 10, 3, 11, 6, 14, 7, 15);
+      const Row8 low23 = __builtin_shufflevector(q[2], q[3], 0, 8, 1, 9, 4, 12, 5, 13);
+      const Row8 high23 = __builtin_shufflevector(q[2], q[3], 2, 10, 3, 11, 6, 14, 7, 15);
+      const Row8 rows[] = {__builtin_shufflevector(low01, low23, 0, 1, 8, 9, 4, 5, 12, 13),
+                           __builtin_shufflevector(low01, low23, 2, 3, 10, 11, 6, 7, 14, 15),
+                           __builtin_shufflevector(high01, high23, 0, 1, 8, 9, 4, 5, 12, 13),
+                           __builtin_shufflevector(high01, high23, 2, 3, 10, 11, 6, 7, 14, 15)};
+      for (int i = 0; i < 4; ++i)
+        std::memcpy(to + (4 * half + i) * to_step, &rows[i], sizeof(Row8));
+    }
+  }
+};
+#endif
+
+// A square; `down`: lines of `from` are used up one after the other, else those of `to`.
+template <class Block>
+void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step,
+                      bool down) {
+  constexpr int64_t n = Block::kSize;
+  if (down) {  // the square after the next one: more lines than the processor follows by itself
+    for (int64_t i = 0; i < kSquare; ++i)
+      __builtin_prefetch(from + i * from_step + 2 * 4 * kSquare);
+  }
+  for (int64_t i = 0; i < kSquare; i += n) {
+    for (int64_t j = 0; j < kSquare; j += n) {
+      const int64_t line = down ? i : j, within = down ? j : i;
+      Block::transpose(to + within * to_step + 4 * line, to_step,
+                       from + line * from_step + 4 * within, from_step);
+    }
+  }
 }
 
 template <class T>
@@ -56,21 +111,20 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
   constexpr int64_t kBytes = sizeof(T);
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
-  for (int64_t y = 0; y < rows; y += kSquare) {
-    const int64_t ny = std::min(kSquare, rows - y);
-    for (int64_t x = 0; x < cols; x += kSquare) {
-      const int64_t nx = std::min(kSquare, cols - x);
+  auto* transpose = transpose_square<Four>;
+#if defined(__x86_64__)
+  if (has_eight()) transpose = transpose_square<Eight>;
+#endif
+  for (int64_t x = 0; x < cols; x += kSquare) {
+    const int64_t nx = std::min(kSquare, cols - x);
+    for (int64_t y = 0; y < rows; y += kSquare) {
+      const int64_t ny = std::min(kSquare, rows - y);
       const Plane from_here{element(from, y, x), from.y_stride, from.x_stride};
       const Plane to_here{element(to, y, x), to.y_stride, to.x_stride};
       if (kBytes == 4 && (in || out) && ny == kSquare && nx == kSquare) {
         const int64_t to_step = in ? to.y_stride : to.x_stride;
         const int64_t from_step = in ? from.x_stride : from.y_stride;
-        for (int64_t i = 0; i < kSquare; i += 4) {
-          for (int64_t j = 0; j < kSquare; j += 4) {
-            transpose_four(to_here.base + i * to_step + j * kBytes, to_step,
-                           from_here.base + j * from_step + i * kBytes, from_step);
-          }
-        }
+        transpose(to_here.base, to_step, from_here.base, from_step, in);
       } else {
         copy_by_element<T>(to_here, from_here, ny, nx);
       }
