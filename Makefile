@@ -16,12 +16,14 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilev
 FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv build demo test test-cpp test-py bench lint docs sanitize clean FORCE
+.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
+    clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) \
+	  | sed -E 's/^([a-z0-9-]+):.*## /  \1\t/' | expand -t 16
 
 deps: ## system packages (asmjit, Highway, compiler), or a sentence that says what to install
 	@.ci/deps $(PYTHON) $(CXX)
@@ -64,6 +66,20 @@ test-cpp: build ## the programs in core/tests
 
 test-py: build ## the Python tests
 	$(PY) -m pytest -n $(JOBS) tests $(ARGS)
+
+# What QEMU runs below is built into build/aarch64; launches are recorded by this machine's build.
+AARCH64 := build/aarch64
+RECORDED := test_views.py test_random_programs.py
+test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArch64 under QEMU
+	@.ci/deps $(PYTHON) $(CXX) aarch64
+	@.ci/sysroot-aarch64 $(AARCH64)/sysroot
+	cmake -S . -B $(AARCH64) -G Ninja --toolchain .ci/aarch64.cmake \
+	  -DTILEVM_SYSROOT=$(CURDIR)/$(AARCH64)/sysroot -DTILEVM_MAP_TWICE=OFF \
+	  -DTILEVM_PYTHON=OFF -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+	cmake --build $(AARCH64) --target core_tests
+	ctest --test-dir $(AARCH64) --output-on-failure -j $(JOBS)
+	$(PY) tests/differential/record_launches.py $(AARCH64)/launches $(RECORDED:%=tests/differential/%)
+	qemu-aarch64 -L /usr/aarch64-linux-gnu $(AARCH64)/replay_launches $(AARCH64)/launches
 
 bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor and ONNX Runtime
 	$(VENV)/bin/tilevm bench $(ARGS)

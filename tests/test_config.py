@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def test_patch_puts_back_what_was() -> None:
     with pytest.raises(ValueError, match="debug"), config.patch(tier="interp", debug=5):
         pass
     assert config.tier == os.environ.get("TILEVM_TIER", "auto")
+
+
+def test_instructions_of_another_processor_are_refused() -> None:
+    tilevm.stats()  # loads the core, which is asked
+    foreign = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+    with (
+        pytest.raises(ValueError, match=f"tier {foreign}: this processor has no such instructions"),
+        config.patch(tier=foreign),
+    ):
+        pass
 
 
 def test_watchers_see_every_change() -> None:

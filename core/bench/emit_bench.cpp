@@ -68,8 +68,8 @@ void measure(const char* name, const std::string& text, Target target, int repea
 int main(int argc, char** argv) {
   using namespace tilevm;
   const int repeats = argc > 1 ? std::atoi(argv[1]) : 2000;
-  for (const auto target : {exec::native::Target::kAvx512, exec::native::Target::kAvx2}) {
-    if (!exec::native::available(target)) continue;
+  for (const auto target : exec::native::kTargets) {
+    if (target == exec::native::Target::kNone || !exec::native::available(target)) continue;
     bench::measure("chain of 5", bench::chain(5), target, repeats);
     bench::measure("chain of 20", bench::chain(20), target, repeats);
     bench::measure("chain of 40", bench::chain(40), target, repeats);

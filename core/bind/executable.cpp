@@ -16,6 +16,7 @@
 #include "bind/torch_direct.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
+#include "exec/record.h"
 #include "exec/threads.h"
 #include "schedule/kernel.h"
 
@@ -160,10 +161,10 @@ std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool a
 // The interpreter runs what is not native. Throws ValueError.
 schedule::Tier tier_named(const std::string& tier) {
   using exec::native::Target;
-  const Target target = tier == "auto"     ? exec::native::best()
-                        : tier == "avx512" ? Target::kAvx512
-                        : tier == "avx2"   ? Target::kAvx2
-                                           : Target::kNone;
+  Target target = tier == "auto" ? exec::native::best() : Target::kNone;
+  for (const Target named : exec::native::kTargets) {
+    if (tier == exec::native::name(named)) target = named;
+  }
   if (!exec::native::available(target)) {
     const std::string error = "tier " + tier +
                               ": this processor has no such instructions, or memory may not be "
@@ -350,6 +351,8 @@ void bind_executable(nb::module_& m) {
       },
       nb::arg("perf"));
   m.def("set_gdb", [](bool on) { exec::native::set_debugger(on ? &gdb : nullptr); }, nb::arg("on"));
+  m.def("record_launches", exec::record_launches, nb::arg("path"),
+        "Write what the interpreter runs from now on into a file, until the path is empty.");
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");

@@ -10,6 +10,7 @@
 #include "exec/interp/interp.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
+#include "exec/record.h"
 #include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
@@ -181,7 +182,8 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
   if (variant.native != nullptr && variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
   }
-  return variant.interpreter().run(launch, scratch);
+  const auto interpret = [&] { return variant.interpreter().run(launch, scratch); };
+  return exec::recording() ? exec::record(variant.encoded.bytes, launch, interpret) : interpret();
 }
 
 // One launch cut into parts along a kept axis; results do not depend on the cut.

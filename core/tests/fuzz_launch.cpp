@@ -5,37 +5,19 @@
 //   fuzz_launch [iterations] [seed]
 #include <cstdio>
 #include <cstdlib>
-#include <memory>
 
 #include "exec/check.h"
-#include "exec/interp/interp.h"
-#include "exec/native/native.h"
 #include "tests/check.h"
 #include "tests/mutator.h"
 #include "tests/random_launch.h"
 #include "tests/random_program.h"
+#include "tests/tier.h"
 
 namespace tilevm::test {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 using exec::native::Target;
-
-// A program made ready for one tier. Emitted code leaves some launches to the interpreter.
-class Ready {
- public:
-  Ready(const Bytes& bytes, Target target)
-      : kernel_(bytes), code_(exec::native::Code::emit(bytes, target)) {}
-
-  bool native(const exec::Launch& launch) const { return code_ && code_->can_run(launch); }
-  exec::Status run(const exec::Launch& launch, exec::interp::Scratch& scratch) const {
-    return native(launch) ? code_->run(launch, scratch) : kernel_.run(launch, scratch);
-  }
-
- private:
-  exec::interp::Kernel kernel_;
-  std::unique_ptr<exec::native::Code> code_;
-};
 
 // What the operands hold after a run.
 std::vector<Bytes> contents(const RandomLaunch& launch) {
@@ -60,7 +42,7 @@ class Fuzzer {
   int run(const Bytes& bytes, int gathered) {
     const bytecode::View program = bytecode::view(bytes);
     const RandomLaunch launch = launches_.next(program, gathered);
-    for (const Target target : {Target::kNone, Target::kAvx2, Target::kAvx512}) {
+    for (const Target target : exec::native::kTargets) {
       if (!exec::native::available(target)) continue;
       if (run(program, Ready(bytes, target), launch) != 0) {
         std::fprintf(stderr, "on %s\n", exec::native::name(target));

@@ -1,5 +1,5 @@
-// The interpreter against a slow evaluation of the same bytecode, over awkward sizes, strides and
-// classes. Operands end at pages that must not be touched.
+// Every tier of this processor against a slow evaluation of the same bytecode, over awkward sizes,
+// strides and classes. Operands end at pages that must not be touched.
 #include <hwy/targets.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@
 #include "bytecode/builder.h"
 #include "exec/interp/interp.h"
 #include "tests/interp_trial.h"
+#include "tests/tier.h"
 
 namespace {
 
@@ -23,10 +24,22 @@ using namespace tilevm;
 using namespace tilevm::bytecode;
 using namespace tilevm::testing;
 
+exec::native::Target tier = exec::native::Target::kNone;  // that is tested
+test::Ready ready(const std::vector<std::byte>& program) { return {program, tier}; }
+
+template <class Work>
+void each_tier(Work work) {
+  for (const exec::native::Target target : exec::native::kTargets) {
+    if (!exec::native::available(target)) continue;
+    tier = target;
+    work();
+  }
+}
+
 int failures = 0;
 void check(bool ok, const std::string& what) {
   if (ok) return;
-  if (++failures <= 20) std::printf("FAILED: %s\n", what.c_str());
+  if (++failures <= 20) std::printf("FAILED on %s: %s\n", exec::native::name(tier), what.c_str());
 }
 
 bool same_memory(const std::vector<std::byte>& a, const std::vector<std::byte>& b, Storage s) {
@@ -41,8 +54,85 @@ bool same_memory(const std::vector<std::byte>& a, const std::vector<std::byte>& 
   return true;
 }
 
-void random_trials(int from, int n, bool verbose) {
+using Contents = std::vector<std::vector<std::byte>>;
+
+Contents contents(const Trial& trial) {
+  Contents result;
+  for (const auto& m : trial.memory) result.emplace_back(m->data(), m->data() + m->size());
+  return result;
+}
+void restore(const Trial& trial, const Contents& before) {
+  for (std::size_t i = 0; i < before.size(); ++i) {
+    std::memcpy(trial.memory[i]->data(), before[i].data(), before[i].size());
+  }
+}
+
+void print_difference(const Contents& got, const Contents& want, std::size_t i, Storage s) {
+  const std::size_t bytes = static_cast<std::size_t>(storage_bytes(s));
+  for (std::size_t at = 0, k = 0; at + bytes <= want[i].size() && k < 8; at += bytes) {
+    const Value x = read(s, got[i].data() + at);
+    const Value y = read(s, want[i].data() + at);
+    if (x.f == y.f && x.i == y.i) continue;
+    std::printf("  at %zu: %g %ld, not %g %ld\n", at / bytes, x.f, x.i, y.f, y.i);
+    ++k;
+  }
+}
+
+// Cut in rows, as threads do: the same bits.
+void cut(const Trial& trial, const View& v, const test::Ready& kernel, const Contents& whole,
+         const std::string& name) {
   exec::interp::Scratch scratch;
+  const int64_t cut = trial.space.rows / 3;
+  Space part = trial.space;
+  std::vector<Binding> moved = trial.bindings;
+  part.rows = cut;
+  Status status = kernel.run({part, moved}, scratch);
+  part.rows = trial.space.rows - cut;
+  for (std::size_t i = 0; i < moved.size(); ++i) {
+    if (v.operands[i].role == Role::kIota) {
+      moved[i].start += cut * moved[i].y_stride;
+    } else {
+      moved[i].base += cut * moved[i].y_stride;
+    }
+  }
+  status = status == Status::kOk ? kernel.run({part, moved}, scratch) : status;
+  check(status == Status::kOk, name + ": status when cut");
+  check(contents(trial) == whole, name + ": cut rows differ");
+}
+
+// On the tier at hand, from memory as it was `before`. `want`: what it should hold then.
+void random_trial(const Trial& trial, const std::vector<std::byte>& program, Status want_status,
+                  const Contents& before, const Contents& want, const std::string& name,
+                  bool verbose) {
+  exec::interp::Scratch scratch;
+  restore(trial, before);
+  const test::Ready kernel = ready(program);
+  const Status status = kernel.run({trial.space, trial.bindings}, scratch);
+  check(status == want_status, name + ": status");
+  if (status != Status::kOk || want.empty()) return;
+  const Contents after = contents(trial);
+  const View v = view(program);
+  std::size_t output = 0;
+  for (std::size_t i = 0; i < trial.memory.size(); ++i) {
+    const bool is_output = output < trial.outputs.size() && trial.outputs[output] == i;
+    if (!is_output) {
+      check(after[i] == before[i], name + ": an input was written");
+      continue;
+    }
+    const Storage s = v.operands[trial.output_operands[output++]].storage;
+    const bool same = same_memory(after[i], want[i], s);
+    check(same, name + ": output " + std::to_string(output));
+    if (same || !verbose) continue;
+    std::printf("%s  m%zu\n", disassemble(program).c_str(), trial.output_operands[output - 1]);
+    print_difference(after, want, i, s);
+  }
+  if (v.header->fold == Fold::kColumns && trial.space.rows > 3) {
+    restore(trial, before);
+    cut(trial, v, kernel, after, name);
+  }
+}
+
+void random_trials(int from, int n, bool verbose) {
   const std::initializer_list<int64_t> sizes = {0, 1, 2, 7, 16, 33, 64, 65, 100, 200, 1023};
   for (int t = from; t < from + n; ++t) {
     Trial trial(static_cast<unsigned>(t));
@@ -67,76 +157,16 @@ void random_trials(int from, int n, bool verbose) {
                              "x" + std::to_string(space.cols) + ", fold " + std::to_string(t % 4);
     check(error.empty(), name + ": " + error);
     if (!error.empty()) continue;
-    const Launch launch = {space, trial.bindings};
-    std::vector<std::vector<std::byte>> before;
-    for (const auto& m : trial.memory) before.emplace_back(m->data(), m->data() + m->size());
-    const exec::interp::Kernel kernel(program);
-    const Status got = kernel.run(launch, scratch);
-    std::vector<std::vector<std::byte>> after;
-    for (const auto& m : trial.memory) after.emplace_back(m->data(), m->data() + m->size());
-    for (std::size_t i = 0; i < before.size(); ++i) {
-      std::memcpy(trial.memory[i]->data(), before[i].data(), before[i].size());
-    }
+    const Contents before = contents(trial);
     bool empty = (t & 1 && space.cols == 0) || (t & 2 && space.rows == 0);
     for (int i = 0; i < space.n_reduced; ++i) empty = empty || space.reduced[i] == 0;
-    if (empty) {
-      check(got == Status::kOk, name + ": status of an empty reduction");
-      continue;  // empty_reductions_give_identities
+    Status status = Status::kOk;
+    Contents want;
+    if (!empty) {  // else empty_reductions_give_identities
+      status = Meaning(program, {space, trial.bindings}).run();
+      want = contents(trial);
     }
-    const Status want = Meaning(program, launch).run();
-    check(got == want, name + ": status");
-    if (got != Status::kOk) continue;
-    const View v = view(program);
-    std::size_t output = 0;
-    for (std::size_t i = 0; i < trial.memory.size(); ++i) {
-      const bool is_output = output < trial.outputs.size() && trial.outputs[output] == i;
-      if (!is_output) {
-        check(after[i] == before[i], name + ": an input was written");
-        continue;
-      }
-      const Storage s = v.operands[trial.output_operands[output++]].storage;
-      const std::vector<std::byte> wanted(trial.memory[i]->data(),
-                                          trial.memory[i]->data() + trial.memory[i]->size());
-      const bool same = same_memory(after[i], wanted, s);
-      check(same, name + ": output " + std::to_string(output));
-      if (!same && verbose) {
-        std::printf("%s\n", disassemble(program).c_str());
-        const std::size_t bytes = static_cast<std::size_t>(storage_bytes(s));
-        for (std::size_t at = 0, k = 0; at + bytes <= wanted.size() && k < 8; at += bytes) {
-          const Value x = read(s, after[i].data() + at);
-          const Value y = read(s, wanted.data() + at);
-          if (x.f == y.f && x.i == y.i) continue;
-          std::printf("  m%zu at %zu: %g %ld, not %g %ld\n", trial.output_operands[output - 1],
-                      at / bytes, x.f, x.i, y.f, y.i);
-          ++k;
-        }
-      }
-    }
-    // Cut in rows, as threads do: the same bits.
-    if (fold == Fold::kColumns && space.rows > 3) {
-      for (std::size_t i = 0; i < before.size(); ++i) {
-        std::memcpy(trial.memory[i]->data(), before[i].data(), before[i].size());
-      }
-      const int64_t cut = space.rows / 3;
-      Space part = space;
-      std::vector<Binding> moved = trial.bindings;
-      part.rows = cut;
-      Status status = kernel.run({part, moved}, scratch);
-      part.rows = space.rows - cut;
-      for (std::size_t i = 0; i < moved.size(); ++i) {
-        if (v.operands[i].role == Role::kIota) {
-          moved[i].start += cut * moved[i].y_stride;
-        } else {
-          moved[i].base += cut * moved[i].y_stride;
-        }
-      }
-      status = status == Status::kOk ? kernel.run({part, moved}, scratch) : status;
-      check(status == Status::kOk, name + ": status when cut");
-      for (std::size_t i = 0; i < trial.memory.size(); ++i) {
-        check(std::memcmp(trial.memory[i]->data(), after[i].data(), after[i].size()) == 0,
-              name + ": cut rows differ");
-      }
-    }
+    each_tier([&] { random_trial(trial, program, status, before, want, name, verbose); });
   }
 }
 
@@ -294,7 +324,7 @@ void every_map_instruction() {
       check(verify(program).empty(), std::string(row.name) + ": " + verify(program));
       Space space;
       space.cols = static_cast<int64_t>(n);
-      const Status status = exec::interp::Kernel(program).run({space, bindings}, scratch);
+      const Status status = ready(program).run({space, bindings}, scratch);
       check(status == Status::kOk, std::string(row.name) + ": status");
       for (std::size_t i = 0; i < n; ++i) {
         const auto at = [&](int k) { return values[k].empty() ? Value{} : values[k][i]; };
@@ -309,11 +339,12 @@ void every_map_instruction() {
         } else if (s == Storage::kF64) {
           close = distance_in_ulps(got.f, want.f) <= 2.5 || off < 1e-15 * std::fabs(at(0).f);
         }
-        check(close, std::string(row.name) + " of " + std::to_string(at(0).f) + " " +
-                         std::to_string(at(0).i) + ", " + std::to_string(at(1).f) + " " +
-                         std::to_string(at(1).i) + ": " + std::to_string(got.f) + " " +
-                         std::to_string(got.i) + ", not " + std::to_string(want.f) + " " +
-                         std::to_string(want.i));
+        if (!close)
+          check(false, std::string(row.name) + " of " + std::to_string(at(0).f) + " " +
+                           std::to_string(at(0).i) + ", " + std::to_string(at(1).f) + " " +
+                           std::to_string(at(1).i) + ": " + std::to_string(got.f) + " " +
+                           std::to_string(got.i) + ", not " + std::to_string(want.f) + " " +
+                           std::to_string(want.i));
       }
     }
   }
@@ -344,7 +375,7 @@ void errors_stop_the_launch() {
       }
       Space space;
       space.cols = n;
-      const Status got = exec::interp::Kernel(b.finish()).run({space, bindings}, scratch);
+      const Status got = ready(b.finish()).run({space, bindings}, scratch);
       check(got == (bad ? Status::kDivisionByZero : Status::kOk), "division by zero");
       check(bad || out[n - 1] == INT32_MIN, "the lowest value by -1 wraps");
     }
@@ -376,7 +407,7 @@ void errors_stop_the_launch() {
           (row_index ? bindings[0].y_stride : bindings[0].x_stride) = 8;
           (row_index ? bindings[1].x_stride : bindings[1].y_stride) = 4;
           bindings[2].y_stride = 4 * space.cols;
-          const Status got = exec::interp::Kernel(b.finish()).run({space, bindings}, scratch);
+          const Status got = ready(b.finish()).run({space, bindings}, scratch);
           check(got == Status::kIndexOutOfRange, "index " + std::to_string(wrong));
         }
       }
@@ -408,8 +439,7 @@ void in_place_reads_old_values() {
   }
   Space space;
   space.cols = static_cast<int64_t>(x.size());
-  check(exec::interp::Kernel(b.finish()).run({space, bindings}, scratch) == Status::kOk,
-        "in place");
+  check(ready(b.finish()).run({space, bindings}, scratch) == Status::kOk, "in place");
   bool ok = true;
   for (std::size_t i = 0; i < x.size(); ++i) {
     ok = ok && x[i] == old[i] + 1 && y[i] == (old[i] + 1) * old[i];
@@ -465,7 +495,7 @@ void empty_reductions_give_identities() {
         bindings[1].base = out.data();
         if (fold == Fold::kColumns) bindings[1].y_stride = bytes;
         if (fold == Fold::kRows) bindings[1].x_stride = bytes;
-        const Status got = exec::interp::Kernel(b.finish()).run({space, bindings}, scratch);
+        const Status got = ready(b.finish()).run({space, bindings}, scratch);
         check(got == Status::kOk, "empty reduction: status");
         for (std::size_t i = 0; i < kept; ++i) {
           const Value v = read(s, out.data() + i * static_cast<std::size_t>(bytes));
@@ -514,7 +544,7 @@ void sums_are_precise(Op fold_op) {
     Space space;
     space.rows = rows;
     space.cols = cols;
-    check(exec::interp::Kernel(b.finish()).run({space, bindings}, scratch) == Status::kOk, "sum");
+    check(ready(b.finish()).run({space, bindings}, scratch) == Status::kOk, "sum");
     for (int64_t i = 0; i < kept; ++i) {
       const double unit = std::numeric_limits<Float>::epsilon() * static_cast<double>(want[i]);
       check(std::fabs(static_cast<double>(out[i] - want[i])) <= 2 * unit,
@@ -542,7 +572,7 @@ void every_half() {
     bindings[1].x_stride = storage_bytes(to);
     Space space;
     space.cols = static_cast<int64_t>(n);
-    check(exec::interp::Kernel(b.finish()).run({space, bindings}, scratch) == Status::kOk, "half");
+    check(ready(b.finish()).run({space, bindings}, scratch) == Status::kOk, "half");
   };
   run(Op::load_f16, Storage::kF16, halves.data(), Op::halt, Op::store_f32, Storage::kF32,
       loaded.data(), halves.size());
@@ -589,13 +619,15 @@ int main(int argc, char** argv) {
     }
   }
   std::printf("target %s\n", exec::interp::target_name());
-  every_map_instruction();
-  errors_stop_the_launch();
-  in_place_reads_old_values();
-  sums_are_precise<float>(Op::sum_f32);
-  sums_are_precise<double>(Op::sum_f64);
-  every_half();
-  empty_reductions_give_identities();
+  each_tier([] {
+    every_map_instruction();
+    errors_stop_the_launch();
+    in_place_reads_old_values();
+    sums_are_precise<float>(Op::sum_f32);
+    sums_are_precise<double>(Op::sum_f64);
+    every_half();
+    empty_reductions_give_identities();
+  });
   const int trials = argc > 1 ? std::atoi(argv[1]) : 400;
   random_trials(argc > 2 ? std::atoi(argv[2]) : 0, trials, argc > 2);
   std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);

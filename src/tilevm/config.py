@@ -70,9 +70,9 @@ KNOBS: tuple[Knob, ...] = (
         str,
         "auto",
         "What runs the bytecode. auto: machine code for the widest vectors there are, else the "
-        "interpreter. avx512, avx2: the same for these, refused on a processor without them. "
+        "interpreter. avx512, avx2, neon: the same for these, refused on a processor without them. "
         "reference: kernels run as their graph's meaning in NumPy.",
-        ("auto", "avx512", "avx2", "interp", "reference"),
+        ("auto", "avx512", "avx2", "neon", "interp", "reference"),
         local=True,
     ),
     Knob(

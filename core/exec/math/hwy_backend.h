@@ -48,7 +48,7 @@ struct HwyBackend {
   static HWY_ATTR HWY_INLINE F fnma(F x, F y, F z) { return fma(hn::Neg(x), y, z); }
 #endif
 
-#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128  // there Min and Max drop NaN
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128 || HWY_ARCH_ARM  // Min and Max drop NaN
   static HWY_ATTR HWY_INLINE F min(F x, F y) { return select(lt(x, y), x, y); }
   static HWY_ATTR HWY_INLINE F max(F x, F y) { return select(lt(y, x), x, y); }
 #else

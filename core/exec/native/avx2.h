@@ -187,7 +187,10 @@ class Avx2 : public X86 {
   F maxpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vmaxpd(d, s, t); }); }
   F minpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vminpd(d, s, t); }); }
   F sqrtpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vsqrtpd(d, s); }); }
-  F roundpd(const F& x, int mode) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, mode); }); }
+  F round_evenpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, 8); }); }
+  F floorpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, 9); }); }
+  F ceilpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, 10); }); }
+  F truncpd(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vroundpd(d, s, 11); }); }
   M lt_pd(const Pair& x, const Pair& y) { return compare64(x, y, 17); }
   M le_pd(const Pair& x, const Pair& y) { return compare64(x, y, 18); }
   M eq_pd(const Pair& x, const Pair& y) { return compare64(x, y, 0); }

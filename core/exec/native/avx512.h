@@ -208,7 +208,10 @@ class Avx512 : public X86 {
   F maxpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vmaxpd(d, s, t); }, true); }
   F minpd(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vminpd(d, s, t); }, true); }
   F sqrtpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vsqrtpd(d, s); }, true); }
-  F roundpd(const F& x, int mode) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, mode); }, true); }
+  F round_evenpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, 8); }, true); }
+  F floorpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, 9); }, true); }
+  F ceilpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, 10); }, true); }
+  F truncpd(const F& x) { return in_place(x, [&](auto d, auto s) { a.vrndscalepd(d, s, 11); }, true); }
   M lt_pd(const Pair& x, const Pair& y) { return compare64(x, y, 17); }
   M le_pd(const Pair& x, const Pair& y) { return compare64(x, y, 18); }
   M eq_pd(const Pair& x, const Pair& y) { return compare64(x, y, 0); }

@@ -1,4 +1,4 @@
-#include <asmjit/x86.h>
+#include <asmjit/core.h>
 
 #include <algorithm>
 #include <atomic>
@@ -36,11 +36,12 @@ int64_t up_to_line(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 bool over_x(bytecode::Cls cls) { return (static_cast<int>(cls) & 1) != 0; }
 bool over_y(bytecode::Cls cls) { return (static_cast<int>(cls) & 2) != 0; }
 
-// Memory mapped twice, writable here and executable there; freed with the last program.
+// Memory mapped twice, writable here and executable there (see TILEVM_MAP_TWICE in
+// CMakeLists.txt); freed with the last program.
 asmjit::JitRuntime& runtime() {
   static asmjit::JitAllocator::CreateParams params = [] {
     asmjit::JitAllocator::CreateParams p{};
-    p.options = asmjit::JitAllocatorOptions::kUseDualMapping;
+    if (TILEVM_MAP_TWICE) p.options = asmjit::JitAllocatorOptions::kUseDualMapping;
     p.blockSize = kCodeBlock;
     return p;
   }();
@@ -72,29 +73,28 @@ std::atomic<int64_t> most_bytes{0};
 
 constexpr const char* kNoMemory = "the system does not let memory be made executable";
 
+// What the assembler cannot encode, it leaves out.
+class FirstError final : public asmjit::ErrorHandler {
+ public:
+  void handleError(asmjit::Error, const char* message, asmjit::BaseEmitter*) override {
+    if (message_.empty()) message_ = message;
+  }
+  void clear() { message_.clear(); }
+  void check() const {
+    if (!message_.empty()) throw Unsupported{message_};
+  }
+
+ private:
+  std::string message_;
+};
+
 }  // namespace
 
 bool available(Target target) {
-  const bool memory = memory_allowed();
-  const auto& features = asmjit::CpuInfo::host().features().x86();
-  switch (target) {
-    case Target::kNone:
-      return true;
-    case Target::kAvx2:
-      return memory && features.hasAVX2() && features.hasFMA() && features.hasF16C();
-    case Target::kAvx512:
-      return memory && features.hasAVX512_F() && features.hasAVX512_DQ() &&
-             features.hasAVX512_BW() && features.hasAVX512_VL() && features.hasBMI2();
-  }
-  return false;
+  return target == Target::kNone || (memory_allowed() && processor_has(target));
 }
 
-Target best() {
-  for (const Target target : {Target::kAvx512, Target::kAvx2}) {
-    if (available(target)) return target;
-  }
-  return Target::kNone;
-}
+Target best() { return *std::find_if(std::rbegin(kTargets), std::rend(kTargets), available); }
 
 const char* why_none() {
   if (best() != Target::kNone) return "";
@@ -118,6 +118,8 @@ const char* name(Target target) {
       return "avx2";
     case Target::kAvx512:
       return "avx512";
+    case Target::kNeon:
+      return "neon";
   }
   return "";
 }
@@ -164,13 +166,16 @@ namespace {
 // time; `begin` is called before each try. Throws Unsupported.
 template <class Begin>
 void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, Begin begin) {
+  thread_local FirstError error;
   for (int copies = kMaxCopies;; copies = 1) {
     holder.reset(asmjit::ResetPolicy::kSoft);
     holder.init(runtime().environment());
+    error.clear();
+    holder.setErrorHandler(&error);
     begin();
     try {
-      return target == Target::kAvx512 ? emit_avx512(holder, program, copies)
-                                       : emit_avx2(holder, program, copies);
+      native::emit(target, holder, program, copies);
+      return error.check();
     } catch (const Unsupported&) {
       if (copies == 1) throw;
     }
@@ -207,7 +212,7 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   impl->size = holder.codeSize();
   impl->operands.assign(view.operands.begin(), view.operands.end());
   impl->fold = view.header->fold;
-  impl->lanes = target == Target::kAvx512 ? 16 : 8;
+  impl->lanes = lanes(target);
   for (int i = 0; i < static_cast<int>(view.operands.size()); ++i) {
     const auto& operand = view.operands[at(i)];
     const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;

@@ -1,5 +1,5 @@
-// The emitters, one a processor: machine code for `program` into `holder`, with up to `copies`
-// vectors of columns side by side. They throw Unsupported.
+// The emitters, one a target: machine code for `program` into `holder`, with up to `copies` vectors
+// of columns side by side. They throw Unsupported. Those of other architectures are not linked.
 #pragma once
 
 #include <asmjit/core.h>
@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bytecode/bytecode.h"
+#include "exec/native/native.h"
 
 namespace tilevm::exec::native {
 
@@ -16,5 +17,11 @@ struct Unsupported {
 
 void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, int copies);
 void emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, int copies);
+void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, int copies);
+
+// What the architecture compiled for knows of targets: targets_x86.cpp or targets_a64.cpp.
+bool processor_has(Target target);
+int lanes(Target target);  // of 32 bits
+void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, int copies);
 
 }  // namespace tilevm::exec::native

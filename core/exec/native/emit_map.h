@@ -247,10 +247,10 @@ bool Emitter<T>::map_f64(const Instr& instr, Value<T>& r) {
     case Op::sqrt_f64: return one([&](const F& s) { return t_.sqrtpd(s); });
     case Op::reciprocal_f64: return one([&](const F& s) { return t_.divpd(both(1.0).lo, s); });
     case Op::rsqrt_f64: return one([&](const F& s) { return t_.divpd(both(1.0).lo, t_.sqrtpd(s)); });
-    case Op::round_f64: return one([&](const F& s) { return t_.roundpd(s, 8); });
-    case Op::floor_f64: return one([&](const F& s) { return t_.roundpd(s, 9); });
-    case Op::ceil_f64: return one([&](const F& s) { return t_.roundpd(s, 10); });
-    case Op::trunc_f64: return one([&](const F& s) { return t_.roundpd(s, 11); });
+    case Op::round_f64: return one([&](const F& s) { return t_.round_evenpd(s); });
+    case Op::floor_f64: return one([&](const F& s) { return t_.floorpd(s); });
+    case Op::ceil_f64: return one([&](const F& s) { return t_.ceilpd(s); });
+    case Op::trunc_f64: return one([&](const F& s) { return t_.truncpd(s); });
     case Op::isnan_f64: r.mask = t_.unordered_pd(x(), x()); return true;
     case Op::isinf_f64: r.mask = t_.eq_pd(magnitude(), both(HUGE_VAL)); return true;
     case Op::isfinite_f64: r.mask = t_.lt_pd(magnitude(), both(HUGE_VAL)); return true;

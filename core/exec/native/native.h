@@ -1,5 +1,5 @@
-// Machine code from bytecode: x86-64 with AVX-512 or AVX2. A program that cannot be emitted is
-// refused with the reason, and interpreted.
+// Machine code from bytecode: x86-64 with AVX-512 or AVX2, AArch64. A program that cannot be
+// emitted is refused with the reason, and interpreted.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,12 @@
 namespace tilevm::exec::native {
 
 // What code is emitted for. kNone: nothing, all is interpreted.
-enum class Target : std::uint8_t { kNone, kAvx2, kAvx512 };
+enum class Target : std::uint8_t { kNone, kAvx2, kAvx512, kNeon };
+inline constexpr Target kTargets[] = {Target::kNone, Target::kNeon, Target::kAvx2, Target::kAvx512};
 
 // Can this processor run it, and may memory be made executable?
 bool available(Target target);
-Target best();  // the widest that is available
+Target best();  // the widest that is available: the last of kTargets
 // Why best() is kNone; "" if it is not.
 const char* why_none();
 const char* name(Target target);

@@ -14,29 +14,25 @@
 #include "exec/native/frame.h"
 #include "exec/native/functions.h"
 #include "exec/native/listing.h"
+#include "exec/native/processor.h"
 #include "exec/native/x86_encoder.h"
 
 namespace tilevm::exec::native {
 
-struct VectorKind;
-struct MaskKind;
-
-class X86 {
+class X86 : public Processor {
  public:
   using Address = x86::Mem;
   using Label = asmjit::Label;
 
   X86(asmjit::CodeHolder& holder, Owner& owner, int lanes)
-      : a(&holder),
-        owner_(owner),
+      : Processor(owner),
+        a(&holder),
         lanes_(lanes),
         exit_(Listing::label(a, "exit")),
         call_(Listing::label(a, "call_function")),
         failures_{Listing::label(a, "index_out_of_range"), Listing::label(a, "division_by_zero")} {}
 
   Encoder a;
-  bool failed = false;  // what was emitted is of no use: registers ran out
-  bool masked = false;  // the vector at hand may be less than whole: see tail()
 
   void prologue() {
     for (const auto& reg : kSaved) a.push(reg);
@@ -297,22 +293,6 @@ class X86 {
   }
 
  protected:
-  // A failed emission goes on with some register: its code is thrown away.
-  static std::uint32_t number(int reg, std::uint32_t otherwise) {
-    return reg < 0 ? otherwise : static_cast<std::uint32_t>(reg);
-  }
-
-  template <class H>
-  H fresh(Registers& file) {
-    int reg = file.take();
-    while (reg < 0 && owner_.make_room(file)) reg = file.take();
-    if (reg < 0) {
-      failed = true;
-      return {};
-    }
-    return H::in_register(file, reg);
-  }
-
   // The registers of a set, each with its place in the frame.
   template <class Move>
   static void each_live(std::uint32_t live, std::size_t offset, int bytes, Move move) {
@@ -321,19 +301,6 @@ class X86 {
       move(static_cast<std::uint32_t>(i), x86::ptr(kFrame, static_cast<int>(offset) + bytes * i));
     }
   }
-
-  Slots slots_;
-
-  static std::size_t at(int i) { return static_cast<std::size_t>(i); }
-
-  template <class Body>
-  void same_state(Body body) {
-    const std::size_t mark = owner_.mark();
-    body();
-    owner_.undo(mark);
-  }
-
-  Owner& owner_;
 
  private:
   static constexpr int kPointers = 9;

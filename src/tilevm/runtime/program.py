@@ -281,6 +281,11 @@ def torch_direct() -> TorchDirect:
     return state
 
 
+def record_launches(path: str) -> None:
+    """Write what the interpreter runs from now on into a file, until the path is empty."""
+    _core.record_launches(path)
+
+
 def counters() -> dict[str, Any]:
     """The core's counters, by the names of `tilevm.stats()`."""
     values: dict[str, Any] = _core.stats()

@@ -1,0 +1,12 @@
+# Builds for AArch64 on another machine, where QEMU runs the tests. TILEVM_SYSROOT is the folder that
+# .ci/sysroot-aarch64 filled.
+set(CMAKE_SYSTEM_NAME Linux)
+set(CMAKE_SYSTEM_PROCESSOR aarch64)
+set(CMAKE_CXX_COMPILER aarch64-linux-gnu-g++)
+set(CMAKE_LIBRARY_ARCHITECTURE aarch64-linux-gnu)
+set(CMAKE_CROSSCOMPILING_EMULATOR qemu-aarch64 -L /usr/aarch64-linux-gnu)
+
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES TILEVM_SYSROOT)
+set(CMAKE_FIND_ROOT_PATH ${TILEVM_SYSROOT})
+set(CMAKE_FIND_ROOT_PATH_MODE_LIBRARY ONLY)
+set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)

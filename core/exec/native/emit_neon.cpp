@@ -1,0 +1,11 @@
+#include "exec/native/emit.h"
+#include "exec/native/emitter.h"
+#include "exec/native/neon.h"
+
+namespace tilevm::exec::native {
+
+void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, int copies) {
+  Emitter<Neon>(holder, program, copies).emit();
+}
+
+}  // namespace tilevm::exec::native

@@ -1,0 +1,28 @@
+// The targets of x86-64.
+#include <asmjit/core.h>
+
+#include "exec/native/emit.h"
+
+namespace tilevm::exec::native {
+
+bool processor_has(Target target) {
+  const auto& features = asmjit::CpuInfo::host().features().x86();
+  switch (target) {
+    case Target::kAvx2:
+      return features.hasAVX2() && features.hasFMA() && features.hasF16C();
+    case Target::kAvx512:
+      return features.hasAVX512_F() && features.hasAVX512_DQ() && features.hasAVX512_BW() &&
+             features.hasAVX512_VL() && features.hasBMI2();
+    default:
+      return false;
+  }
+}
+
+int lanes(Target target) { return target == Target::kAvx512 ? 16 : 8; }
+
+void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, int copies) {
+  target == Target::kAvx512 ? emit_avx512(holder, program, copies)
+                            : emit_avx2(holder, program, copies);
+}
+
+}  // namespace tilevm::exec::native
