@@ -26,7 +26,7 @@ struct Counts {
 };
 
 // Functions of doubles are the C library's, and folds are not in one order: a few units in the last
-// place, or more of the largest result where the program folds (`largest` is not 0).
+// place, or more of the largest number where the program folds (`largest` is not 0).
 bool close(Storage s, const testing::Value& x, const testing::Value& y, double largest) {
   if (!testing::is_float(s)) return x.i == y.i;
   if (x.f == y.f || (std::isnan(x.f) && std::isnan(y.f))) return true;
@@ -126,10 +126,18 @@ class Replay {
     const std::byte* const want = recorded.after.data() + recorded.base;
     double largest = 0;
     if (program.header->fold != bytecode::Fold::kNone && testing::is_float(s)) {
-      LaunchGenerator::for_each_element(launch, i, [&](std::ptrdiff_t at) {
-        const double x = std::fabs(testing::read(s, want + at).f);
+      const auto see = [&](Storage storage, const std::byte* at) {
+        const double x = std::fabs(testing::read(storage, at).f);
         if (std::isfinite(x)) largest = std::max(largest, x);
-      });
+      };
+      LaunchGenerator::for_each_element(launch, i, [&](std::ptrdiff_t at) { see(s, want + at); });
+      for (std::size_t in = 0; in < program.operands.size(); ++in) {
+        const auto& operand = program.operands[in];
+        if (operand.role != Role::kInput || !testing::is_float(operand.storage)) continue;
+        LaunchGenerator::for_each_element(launch, in, [&](std::ptrdiff_t at) {
+          see(operand.storage, launch.bindings[in].base + at);
+        });
+      }
     }
     bool same = true;
     LaunchGenerator::for_each_element(launch, i, [&](std::ptrdiff_t at) {
