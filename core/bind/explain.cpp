@@ -168,7 +168,8 @@ std::vector<std::string> source_lines(const Program& program, std::vector<std::s
 nb::list assembly(const schedule::Kernel::VariantInfo& variant) {
   constexpr const char* kinds[] = {"begin", "end", "instruction", "host", "data"};
   nb::list result;
-  for (const exec::native::Line& line : exec::native::list(variant.bytes, variant.target)) {
+  for (const exec::native::Line& line :
+       exec::native::list(variant.bytes, variant.target, variant.streams)) {
     const char* kind = kinds[static_cast<std::size_t>(line.kind)];
     result.append(nb::make_tuple(kind, line.offset, line.instruction, line.text));
   }

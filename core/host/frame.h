@@ -17,6 +17,7 @@ struct Executable::Frame {
   std::vector<Object> args;       // of a call-out, then its results
   std::vector<std::byte*> slots;  // of the arena
   std::vector<Block> blocks;      // by stage: memory of its slots
+  std::int64_t output_bytes = 0;  // allocated for results in this call
 
   ~Frame() {
     for (const Block& block : blocks) release(block);

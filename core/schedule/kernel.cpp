@@ -67,6 +67,7 @@ std::size_t at(bytecode::Fold fold) { return static_cast<std::size_t>(fold); }
 struct Variant {
   LayoutClass cls;
   Target target;
+  bool streams;  // outputs go past the caches
   Encoded encoded;
   std::unique_ptr<exec::native::Code> native;  // null: `refusal` says why
   std::string refusal;
@@ -100,9 +101,9 @@ struct Kernel::Impl {
     }
   }
 
-  const Variant* find(const LayoutClass& cls, Target target) const {
+  const Variant* find(const LayoutClass& cls, Target target, bool streams) const {
     for (const Variant* v = variants.load(std::memory_order_acquire); v != nullptr; v = v->next) {
-      if (v->target == target && v->cls == cls) return v;
+      if (v->target == target && v->streams == streams && v->cls == cls) return v;
     }
     return nullptr;
   }
@@ -122,10 +123,11 @@ struct Kernel::Impl {
   }
 
   // The variant, kept if there is room for it, else owned by `once`. Null: not a valid program.
-  const Variant* compile(const LayoutClass& cls, Tier tier, std::unique_ptr<const Variant>& once) {
+  const Variant* compile(const LayoutClass& cls, Tier tier, bool streams,
+                         std::unique_ptr<const Variant>& once) {
     const std::lock_guard lock(encoding);
     const Target target = tier.target;
-    if (const Variant* v = find(cls, target)) return v;
+    if (const Variant* v = find(cls, target, streams)) return v;
     const auto start = std::chrono::steady_clock::now();
     Encoded encoded = encode(graph, cls);
     if (encoded.bytes.empty()) return nullptr;
@@ -135,11 +137,16 @@ struct Kernel::Impl {
     std::string refusal = tier.interpret ? "tier interp was asked for" : exec::native::why_none();
     auto native = target == Target::kNone
                       ? nullptr
-                      : exec::native::Code::emit(encoded.bytes, target, &refusal);
+                      : exec::native::Code::emit(encoded.bytes, target, &refusal, streams);
     if (native == nullptr && !tier.interpret) interpreted.add(refusal);
-    const auto* variant = new Variant{
-        cls,        target,         std::move(encoded), std::move(native), std::move(refusal),
-        n_operands, variants.load()};
+    const auto* variant = new Variant{cls,
+                                      target,
+                                      streams,
+                                      std::move(encoded),
+                                      std::move(native),
+                                      std::move(refusal),
+                                      n_operands,
+                                      variants.load()};
     if (variant->native == nullptr) variant->interpreter();
     if (variant->native != nullptr && exec::native::wants_names()) {
       exec::native::announce(variant->native->machine_code(), function_name(*variant));
@@ -248,16 +255,40 @@ struct Parts {
 
 }  // namespace
 
+namespace {
+
+// Whether every output's vectors are whole lines, and none is written through a copy.
+bool aligned_outputs(const fuse::KernelGraph& graph, const Layout& layout,
+                     std::span<const exec::Binding> bindings) {
+  for (std::size_t i = 0; i < graph.operands.size(); ++i) {
+    const std::uint8_t cls = layout.cls.operand[i];
+    const bool over_columns = (cls & 1) != 0, contiguous = (cls & 4) != 0;
+    if (graph.operands[i].role != bytecode::Role::kOutput || !over_columns) continue;
+    if (!contiguous) return false;
+    const exec::Binding& b = bindings[i];
+    std::int64_t bits = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(b.base));
+    if (layout.space.rows > 1) bits |= b.y_stride;
+    for (int axis = 0; axis < layout.space.n_outer; ++axis)
+      bits |= b.outer[static_cast<std::size_t>(axis)];
+    if (bits % exec::native::kStreamAlignment != 0) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
-                         std::span<const OperandView> operands, int threads) noexcept {
+                         std::span<const OperandView> operands, int threads, bool large) noexcept {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
   const Tier tier = impl_->tier();
   std::unique_ptr<const Variant> once;
-  const Variant* variant = impl_->find(layout.cls, tier.target);
+  const bool streams = large && exec::native::can_stream(tier.target) &&
+                       aligned_outputs(impl_->graph, layout, bindings);
+  const Variant* variant = impl_->find(layout.cls, tier.target, streams);
   if (variant == nullptr) {
-    variant = impl_->compile(layout.cls, tier, once);
+    variant = impl_->compile(layout.cls, tier, streams, once);
     if (variant == nullptr) return exec::Status::kBadProgram;
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
@@ -275,12 +306,14 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
     constexpr const char* folds[] = {"", ": folds columns", ": folds rows", ": folds both"};
     const bool native = v->native != nullptr;
-    VariantInfo info{std::string(kFoldNames[at(v->cls.fold)]) + folds[at(v->cls.fold)],
+    VariantInfo info{std::string(kFoldNames[at(v->cls.fold)]) + folds[at(v->cls.fold)] +
+                         (v->streams ? ", outputs past the caches" : ""),
                      v->encoded.bytes,
                      {},
                      exec::native::name(native ? v->target : Target::kNone),
                      native ? "" : v->refusal,
-                     native ? v->target : Target::kNone};
+                     native ? v->target : Target::kNone,
+                     v->streams};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));

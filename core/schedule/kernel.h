@@ -55,10 +55,12 @@ class Kernel {
   Kernel(Kernel&&) noexcept;
   const fuse::KernelGraph& graph() const;
 
-  // Runs on `threads` threads (1: inline). Thread-safe. Steady state allocates nothing.
-  // The ranges of all operands have been proven by the caller or by check_launch in debug mode.
+  // Runs on `threads` threads (1: inline). `large`: what it writes, or was written just before, is
+  // more than caches keep, so that outputs had better go past them. Thread-safe. Steady state
+  // allocates nothing. The ranges of all operands have been proven by the caller or by check_launch
+  // in debug mode.
   exec::Status run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
-                   int threads) noexcept;
+                   int threads, bool large = false) noexcept;
 
   // For explain: the encoded variants so far (bytes and a description of the layout class).
   struct VariantInfo {
@@ -68,6 +70,7 @@ class Kernel {
     std::string tier;        // what it is compiled for: native::name(), or "interp"
     std::string why_interp;  // why no machine code was emitted
     exec::native::Target target = exec::native::Target::kNone;  // of the machine code
+    bool streams = false;                                       // outputs go past the caches
   };
   std::vector<VariantInfo> variants() const;
 

@@ -450,7 +450,11 @@ class Avx2 : public X86 {
 
   void store32(const Address& to, const F& x) {
     const F s = in_register(x);
-    masked ? a.vmaskmovps(to, kRest, ymm(s)) : a.vmovups(to, ymm(s));
+    if (masked) {
+      a.vmaskmovps(to, kRest, ymm(s));
+    } else {
+      streaming ? a.vmovntps(to, ymm(s)) : a.vmovups(to, ymm(s));
+    }
   }
   void store16(const Address& to, const I& x) {
     const F s = in_register(x);

@@ -495,7 +495,11 @@ class Avx512 : public X86 {
 
   void store32(const Address& to, const F& x) {
     const F s = in_register(x);
-    masked ? a.k(x86::k7).vmovups(to, zmm(s)) : a.vmovups(to, zmm(s));
+    if (masked) {
+      a.k(x86::k7).vmovups(to, zmm(s));
+    } else {
+      streaming ? a.vmovntps(to, zmm(s)) : a.vmovups(to, zmm(s));
+    }
   }
   // The low halves of the lanes.
   void store16(const Address& to, const I& x) {
@@ -520,7 +524,11 @@ class Avx512 : public X86 {
     a.jz(usual);
     same_state([&] { a.vpmovdw(ymm(r), zmm(in_register(slowly()))); });
     a.bind(usual);
-    masked ? a.k(x86::k7).vmovdqu16(to, ymm(r)) : a.vmovdqu16(to, ymm(r));
+    if (masked) {
+      a.k(x86::k7).vmovdqu16(to, ymm(r));
+    } else {
+      streaming ? a.vmovntdq(to, ymm(r)) : a.vmovdqu16(to, ymm(r));
+    }
   }
   // The low bytes of the lanes.
   void store8(const Address& to, const I& x) {
@@ -546,6 +554,9 @@ class Avx512 : public X86 {
       a.kshiftrw(k(upper), x86::k7, 8);
       a.k(x86::k7).vmovupd(to, zmm(lo));
       a.k(k(upper)).vmovupd(second, zmm(hi));
+    } else if (streaming) {
+      a.vmovntpd(to, zmm(lo));
+      a.vmovntpd(second, zmm(hi));
     } else {
       a.vmovupd(to, zmm(lo));
       a.vmovupd(second, zmm(hi));

@@ -165,7 +165,8 @@ namespace {
 // Emits with vectors side by side if the registers suffice, else with one vector of columns at a
 // time; `begin` is called before each try. Throws Unsupported.
 template <class Begin>
-void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, Begin begin) {
+void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, bool streams,
+               Begin begin) {
   thread_local FirstError error;
   for (int copies = kMaxCopies;; copies = 1) {
     holder.reset(asmjit::ResetPolicy::kSoft);
@@ -174,7 +175,7 @@ void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target
     holder.setErrorHandler(&error);
     begin();
     try {
-      native::emit(target, holder, program, copies);
+      native::emit(target, holder, program, {copies, streams});
       return error.check();
     } catch (const Unsupported&) {
       if (copies == 1) throw;
@@ -185,7 +186,7 @@ void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target
 }  // namespace
 
 std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target target,
-                                 std::string* why) {
+                                 std::string* why, bool streams) {
   if (target == Target::kNone || !available(target)) {
     if (why != nullptr) *why = "the processor or the system does not allow it";
     return nullptr;
@@ -193,7 +194,7 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   const auto view = bytecode::view(program);
   thread_local asmjit::CodeHolder holder;  // keeps its memory
   try {
-    emit_into(holder, view, target, [] {});
+    emit_into(holder, view, target, streams, [] {});
   } catch (const Unsupported& u) {
     if (why != nullptr) *why = u.what;
     return nullptr;
@@ -222,12 +223,12 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   return std::unique_ptr<Code>(new Code(std::move(impl)));
 }
 
-std::vector<Line> list(std::span<const std::byte> program, Target target) {
+std::vector<Line> list(std::span<const std::byte> program, Target target, bool streams) {
   if (target == Target::kNone) return {};
   asmjit::CodeHolder holder;
   std::optional<Listing> listing;
   try {
-    emit_into(holder, bytecode::view(program), target, [&] { listing.emplace(holder); });
+    emit_into(holder, bytecode::view(program), target, streams, [&] { listing.emplace(holder); });
   } catch (const Unsupported&) {
     return {};
   }

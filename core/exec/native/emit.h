@@ -1,5 +1,5 @@
-// The emitters, one a target: machine code for `program` into `holder`, with up to `copies` vectors
-// of columns side by side. They throw Unsupported. Those of other architectures are not linked.
+// The emitters, one a target: machine code for `program` into `holder`, as `how` says.
+// They throw Unsupported. Those of other architectures are not linked.
 #pragma once
 
 #include <asmjit/core.h>
@@ -15,13 +15,18 @@ struct Unsupported {
   std::string what;
 };
 
-void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, int copies);
-void emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, int copies);
-void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, int copies);
+struct How {
+  int copies = 1;        // vectors of columns side by side, at most
+  bool streams = false;  // outputs go past the caches; the launch's are aligned (see Code)
+};
+
+void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how);
+void emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, How how);
+void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 // What the architecture compiled for knows of targets: targets_x86.cpp or targets_a64.cpp.
 bool processor_has(Target target);
 int lanes(Target target);  // of 32 bits
-void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, int copies);
+void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 }  // namespace tilevm::exec::native

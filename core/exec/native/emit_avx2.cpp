@@ -4,8 +4,8 @@
 
 namespace tilevm::exec::native {
 
-void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, int copies) {
-  Emitter<Avx2>(holder, program, copies).emit();
+void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  Emitter<Avx2>(holder, program, how).emit();
 }
 
 }  // namespace tilevm::exec::native

@@ -81,6 +81,7 @@ void Emitter<T>::store(const Instr& instr) {
   const auto storage = info(instr).storage;
   const int bytes = bytecode::storage_bytes(storage);
   const auto to = [&] { return t_.address(instr.mem, over_x, bytes, copy_); };
+  t_.streaming = streams_ && p_.operands[instr.mem].role == bytecode::Role::kOutput;
   switch (storage) {
     case Storage::kF32:
     case Storage::kI32: {

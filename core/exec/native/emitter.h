@@ -43,11 +43,12 @@ class Emitter final : private Owner {
   using Fold = bytecode::Fold;
   using Cls = bytecode::Cls;
 
-  Emitter(asmjit::CodeHolder& holder, bytecode::View program, int copies)
+  Emitter(asmjit::CodeHolder& holder, bytecode::View program, How how)
       : p_(program),
         n_(static_cast<int>(program.code.size())),
         n_operands_(static_cast<int>(program.operands.size())),
-        copies_(copies),
+        copies_(how.copies),
+        streams_(how.streams),
         listing_(Listing::of(holder)),
         t_(holder, *this) {
     const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
@@ -79,6 +80,9 @@ class Emitter final : private Owner {
         t_.load_pointers(n_operands_);
         fold_all();
         break;
+    }
+    if constexpr (T::kStreams) {
+      if (streams_) t_.end_streams();
     }
     t_.epilogue([&] { t_.save_registers(); }, [&] { t_.load_registers(); });
     t_.emit_constants();
@@ -201,7 +205,8 @@ class Emitter final : private Owner {
     };
     if (copies > 1) t_.for_whole(copies, loop(kSideBySide, [&] { body(copies); }));
     if constexpr (T::kMasksAreCheap) {
-      if (copies > 1 || weight(begin, end, filter) >= kLongBody) {
+      // Stores under a mask cannot stream.
+      if (copies > 1 || (weight(begin, end, filter) >= kLongBody && !streams_)) {
         t_.for_masked([&] { t_.mask_some(); }, loop(kMasked, [&] { body(1); }));
         return;
       }
@@ -538,6 +543,7 @@ class Emitter final : private Owner {
   int n_operands_;
   int n_iotas_ = 0;
   int copies_;
+  bool streams_;
   int wide_ = 1;      // copies of section code, in a fold over rows
   int in_trees_ = 1;  // copies whose elements are folded among themselves first
   int copy_ = 0;

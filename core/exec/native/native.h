@@ -35,12 +35,16 @@ CodeMemory code_memory() noexcept;
 // Programs that would need more are refused until others are gone.
 void set_code_memory_limit(std::int64_t bytes) noexcept;
 
+inline constexpr std::int64_t kStreamAlignment = 64;
+bool can_stream(Target target);
+
 class Code {
  public:
   // Null if the program has an instruction, an operand or a structure that is not emitted, or
-  // needs more registers than there are. `why`, if given, says which.
+  // needs more registers than there are. `why`, if given, says which. `streams`: whole vectors of
+  // outputs go past the caches; launches must then have those at multiples of kStreamAlignment.
   static std::unique_ptr<Code> emit(std::span<const std::byte> program, Target target,
-                                    std::string* why = nullptr);
+                                    std::string* why = nullptr, bool streams = false);
   ~Code();
 
   // Not launches with several reduced axes beside rows and columns, nor those whose strided
@@ -72,6 +76,6 @@ struct Line {
 };
 
 // What emit() makes of `program`, emitted anew. Empty if it is refused.
-std::vector<Line> list(std::span<const std::byte> program, Target target);
+std::vector<Line> list(std::span<const std::byte> program, Target target, bool streams = false);
 
 }  // namespace tilevm::exec::native

@@ -16,8 +16,9 @@ class Processor {
  public:
   explicit Processor(Owner& owner) : owner_(owner) {}
 
-  bool failed = false;  // what was emitted is of no use: registers ran out
-  bool masked = false;  // the vector at hand may be less than whole
+  bool failed = false;     // what was emitted is of no use: registers ran out
+  bool masked = false;     // the vector at hand may be less than whole
+  bool streaming = false;  // whole vectors are stored past the caches
 
  protected:
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }

@@ -5,10 +5,12 @@ namespace tilevm::exec::native {
 
 bool processor_has(Target target) { return target == Target::kNeon; }
 
+bool can_stream(Target) { return false; }
+
 int lanes(Target) { return 4; }
 
-void emit(Target, asmjit::CodeHolder& holder, bytecode::View program, int copies) {
-  emit_neon(holder, program, copies);
+void emit(Target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  emit_neon(holder, program, how);
 }
 
 }  // namespace tilevm::exec::native

@@ -18,11 +18,12 @@ bool processor_has(Target target) {
   }
 }
 
+bool can_stream(Target target) { return target != Target::kNone; }
+
 int lanes(Target target) { return target == Target::kAvx512 ? 16 : 8; }
 
-void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, int copies) {
-  target == Target::kAvx512 ? emit_avx512(holder, program, copies)
-                            : emit_avx2(holder, program, copies);
+void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  target == Target::kAvx512 ? emit_avx512(holder, program, how) : emit_avx2(holder, program, how);
 }
 
 }  // namespace tilevm::exec::native

@@ -57,6 +57,10 @@ class X86 : public Processor {
     if (calls_) call_stub(save, load);
   }
 
+  static constexpr bool kStreams = true;
+  // Others see what was stored past the caches.
+  void end_streams() { a.sfence(); }
+
   // Operands ------------------------------------------------------------------------------------
 
   void load_pointers(int n) {
