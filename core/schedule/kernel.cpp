@@ -189,6 +189,12 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
   if (variant.native != nullptr && variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
   }
+  if (variant.native != nullptr) {
+    static const std::string kLeft =
+        "a launch that machine code leaves: several reduced axes beside rows and columns, or strided "
+        "operands too large to copy";
+    interpreted.add(kLeft);
+  }
   const auto interpret = [&] { return variant.interpreter().run(launch, scratch); };
   return exec::recording() ? exec::record(variant.encoded.bytes, launch, interpret) : interpret();
 }

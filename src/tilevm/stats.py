@@ -15,7 +15,8 @@ COUNTERS: dict[str, str] = {
     "compiles": "programs compiled by the core",
     "compile_total_us": "microseconds of compiling, together",
     "compile_max_us": "microseconds of the longest compile",
-    "interpreted": "kernels that should have machine code and have none, by reason",
+    "interpreted": "kernels without the machine code they should have, and launches that machine "
+    "code leaves, by reason",
     "cache_hits": "compiles saved by the program cache",
     "launches": "kernels run",
     "callouts": "calls of the host framework, by operator",

@@ -193,3 +193,14 @@ def test_the_limit_is_kept_and_code_goes_with_its_program() -> None:
         np.testing.assert_allclose(kept[2](x), np.tanh(x) * 2, rtol=1e-6)
         del kept
         assert used() == before
+
+
+def test_launches_that_machine_code_leaves_are_counted() -> None:
+    x = np.random.default_rng(0).normal(size=(3, 4, 5, 6, 7)).astype(np.float32)
+    kernel = tilevm.kernel(lambda x: lang.sum(x, (0, 2, 4)))
+    kernel(x)
+    tilevm.stats.reset()
+    np.testing.assert_allclose(kernel(x), x.sum((0, 2, 4)), rtol=1e-4)
+    ((reason, count),) = tilevm.stats()["interpreted"].items()
+    assert "several reduced axes" in reason
+    assert count == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import linecache
 import logging
 import math
@@ -15,7 +14,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbolic_config
@@ -27,8 +26,8 @@ from torch.fx import graph_module, proxy
 from torch.fx.experimental import symbolic_shapes
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, ShapeError, describe
 from tilevm.frontends import (
+    torch_dims,
     torch_effects,
     torch_memory,
     torch_program,
@@ -42,8 +41,6 @@ from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Constant, Leaf, Tree
 from tilevm.ir.types import Dim
-
-Dims = Mapping[str, Mapping[int, Dim]]
 
 
 @dataclass(frozen=True)
@@ -248,7 +245,7 @@ def capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    dims: Dims | None,
+    dims: torch_dims.Dims | None,
     knobs: dict[str, Any],
 ) -> Capture:
     """Capture `fn(*args, **kwargs)` for all sizes that take the same branches.
@@ -259,7 +256,7 @@ def capture(
     tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves)
     if not leaves:
         raise Refused("the call has no tensors or numbers")
-    facts = facts_of(fn, args, kwargs, dims, leaves)
+    facts = torch_dims.facts_of(fn, args, kwargs, dims, leaves)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
             raise Refused(f"an argument is on {leaf.device.type}")
@@ -657,7 +654,7 @@ def _conditions(
     found: dict[str, Condition] = {}
     where = {s: (places[i], d) for s, i, d in sizes.sources if i in places}
     written = {s: str(s) for s in where}
-    said = {s: _place(call.tree, *at) for s, at in where.items()}
+    said = {s: torch_tree.place(call.tree, *at) for s, at in where.items()}
     sources = set(where.values())
     shown: dict[Any, set[tuple[int, int]]] = {}  # symbol -> all places whose size it is part of
     for place, index in places.items():
@@ -675,7 +672,7 @@ def _conditions(
         about = {at} if at else set()
         about.update(*(shown[s] for s in expr.free_symbols))
         texts = []
-        for names, place in ((written, _source_place), (said, _place)):
+        for names, place in ((written, torch_tree.source_place), (said, torch_tree.place)):
             text = sizes.python(expr, names)
             tail = f" == {place(call.tree, *at)}" if at else test
             texts.append(f"({text}){tail}" if " or " in text or " and " in text else text + tail)
@@ -684,10 +681,10 @@ def _conditions(
     def equal(at: tuple[int, int], value: Any) -> None:
         """The size or number at that place is `value`."""
         test = f" == {value!r}"
-        source = _source_place(call.tree, *at)
+        source = torch_tree.source_place(call.tree, *at)
         if isinstance(value, float) and math.isnan(value):
             test = f" != {source}"  # NaN
-        text = _place(call.tree, *at) + f" == {value!r}"
+        text = torch_tree.place(call.tree, *at) + f" == {value!r}"
         found.setdefault(source + test, Condition(source + test, text, frozenset({at})))
 
     for place, index in places.items():
@@ -713,7 +710,7 @@ def _conditions(
             if isinstance(leaves[index], torch.Tensor):
                 source, text = (
                     torch_strides.row_major(name, leaves[index].dim())
-                    for name in (f"l[{index}]", _leaf_name(call.tree, index))
+                    for name in (f"l[{index}]", torch_tree.leaf_name(call.tree, index))
                 )
                 found.setdefault(source, Condition(source, text))
     for expr in sizes.guards():
@@ -723,106 +720,3 @@ def _conditions(
     for expr, test in captured.imported.assumed:
         add(expr, test=f" {test}")
     return list(found.values())
-
-
-def _source_place(tree: Tree, index: int, axis: int) -> str:
-    return f"l[{index}]" + (f".shape[{axis}]" if axis >= 0 else "")
-
-
-def _place(tree: Tree, index: int, axis: int) -> str:
-    return _leaf_name(tree, index) + (f".shape[{axis}]" if axis >= 0 else "")
-
-
-def _leaf_name(tree: Tree, index: int) -> str:
-    """`args[0]`, `input_ids`, `args[1]['x']`: where a leaf is in the call."""
-
-    def find(tree: Tree, text: str) -> str | None:
-        if isinstance(tree, Leaf):
-            return text if tree.index == index else None
-        if isinstance(tree, Branch):
-            for key, child in zip(tree.keys, tree.children, strict=True):
-                step = f".{key}" if tree.kind == "object" else f"[{key!r}]"
-                found = find(child, text + step)
-                if found is not None:
-                    return found
-        return None
-
-    assert isinstance(tree, Branch)
-    args, kwargs = tree.children
-    assert isinstance(kwargs, Branch)
-    for key, child in zip(kwargs.keys, kwargs.children, strict=True):
-        if (found := find(child, str(key))) is not None:
-            return found
-    return find(args, "args") or f"leaf {index}"
-
-
-def dims_of(dims: Mapping[str, Any]) -> Dims:
-    """Dims by argument and axis, of what `tilevm.compile` takes. Raises: CaptureError.
-
-    ("B", "N") of an argument names its sizes, {"B": Dim(max=64)} says what is known of a name.
-    """
-    if not isinstance(dims, Mapping):
-        _refuse_dims(None, dims)
-    named = {name: dim for name, dim in dims.items() if isinstance(dim, Dim)}
-    found: dict[str, dict[int, Dim]] = {}
-    for name, given in dims.items():
-        if name in named:
-            continue
-        axes = dict(enumerate(given)) if isinstance(given, tuple | list) else given
-        if not isinstance(axes, Mapping):
-            _refuse_dims(name, given)
-        known = found[name] = {}
-        for axis, dim in axes.items():
-            if dim is None:
-                continue
-            if isinstance(dim, str):
-                known[axis] = named.setdefault(dim, Dim())
-            elif type(axis) is int and isinstance(dim, Dim | int) and not isinstance(dim, bool):
-                known[axis] = dim if isinstance(dim, Dim) else Dim(min=dim, max=dim)
-            else:
-                _refuse_dims(name, given)
-    return found
-
-
-def _refuse_dims(name: str | None, given: Any) -> NoReturn:
-    remedy = 'Write {"x": ("B", "N")} or {"x": {0: Dim(max=64)}}, {"B": Dim(max=64)} for a name.'
-    what = f"{'dims' if name is None else f'dims[{name!r}]'} is {given!r}"
-    raise CaptureError(describe(what, operator="tilevm.compile", remedy=remedy))
-
-
-def facts_of(
-    fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    dims: Dims | None,
-    leaves: list[Any],
-) -> dict[tuple[int, int], Dim]:
-    """(leaf, axis) -> what the user knows of it. Raises: ShapeError, if a size contradicts it."""
-    if not dims:
-        return {}
-    forward = fn.forward if isinstance(fn, nn.Module) else fn
-    given = inspect.signature(forward).bind(*args, **kwargs).arguments
-    by_id = {id(leaf): index for index, leaf in reversed(list(enumerate(leaves)))}
-    found: dict[tuple[int, int], Dim] = {}
-    seen: dict[int, tuple[str, int]] = {}
-    for name, axes in dims.items():
-        value = given.get(name)
-        if not isinstance(value, torch.Tensor):
-            raise ShapeError(f"dims: there is no tensor argument {name!r} in this call")
-        for axis, dim in axes.items():
-            if not -value.dim() <= axis < value.dim():
-                raise ShapeError(
-                    f"dims: {name} has no axis {axis}: pass a tensor of rank {axis + 1} or more, "
-                    f"not {value.dim()}"
-                )
-            size = value.shape[axis]
-            where = f"{name}.shape[{axis}]"
-            if not dim.holds(size):
-                raise ShapeError(f"{where} is {size}, but dims says {dim}: pass a size it allows")
-            other = seen.setdefault(id(dim), (where, size))
-            if other[1] != size:
-                raise ShapeError(
-                    f"{where} is {size} and {other[0]} is {other[1]}, but dims says they are equal"
-                )
-            found[by_id[id(value)], axis % value.dim()] = dim
-    return found

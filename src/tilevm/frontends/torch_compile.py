@@ -24,16 +24,14 @@ from torch.autograd import forward_ad
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, InternalError, describe
-from tilevm.frontends import torch_capture, torch_guards, torch_memory, torch_tree
+from tilevm.frontends import torch_capture, torch_dims, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
+from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
-from tilevm.ir.types import Dim
 from tilevm.runtime.program import Dispatch, add_variant, check_knobs
 from tilevm.stats import stats
-
-Dims = Mapping[str, Mapping[int, Dim]]
 
 MOST_EFFECTS = 4  # captures of a function that changes something else: the first may set it up
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
@@ -114,7 +112,7 @@ class Compiled(Dispatch):
         if same != list(range(len(same))):
             key.append(tuple(same))
         if self._dims:
-            torch_capture.facts_of(self._fn, args, kwargs, self._dims, leaves)
+            torch_dims.facts_of(self._fn, args, kwargs, self._dims, leaves)
         state = self._state
         if state is None or not state.watch.same():
             state = self._renew()
@@ -305,7 +303,7 @@ def _promises(
 ) -> Iterator[str]:
     """What `dims` says of a call, as conditions over its leaves."""
     at: dict[int, str] = {}
-    for (leaf, axis), dim in torch_capture.facts_of(fn, args, {}, dims, leaves).items():
+    for (leaf, axis), dim in torch_dims.facts_of(fn, args, {}, dims, leaves).items():
         size = f"l[{leaf}].shape[{axis}]"
         yield f"{size} >= {dim.min}"
         yield f"{size} % {dim.multiple_of} == 0"
@@ -410,7 +408,7 @@ def compile(
     source = "tilevm.compile"
     check_knobs(config.check_local(knobs, source), source)
     if dims is not None:
-        dims = torch_capture.dims_of(dims)
+        dims = torch_dims.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):
         return fn
     if isinstance(fn, nn.Module):

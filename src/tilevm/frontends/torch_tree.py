@@ -225,3 +225,36 @@ def layout(value: torch.Tensor) -> tuple[int, ...]:
     strides = value.stride()
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     return tuple(d if strides[d] else ~d for d in order)
+
+
+def source_place(tree: Tree, index: int, axis: int) -> str:
+    """A size, or the number, of a leaf as Python over the leaves `l`; axis -1: the leaf itself."""
+    return f"l[{index}]" + (f".shape[{axis}]" if axis >= 0 else "")
+
+
+def place(tree: Tree, index: int, axis: int) -> str:
+    """The same for people."""
+    return leaf_name(tree, index) + (f".shape[{axis}]" if axis >= 0 else "")
+
+
+def leaf_name(tree: Tree, index: int) -> str:
+    """`args[0]`, `input_ids`, `args[1]['x']`: where a leaf is in the call."""
+
+    def find(tree: Tree, text: str) -> str | None:
+        if isinstance(tree, Leaf):
+            return text if tree.index == index else None
+        if isinstance(tree, Branch):
+            for key, child in zip(tree.keys, tree.children, strict=True):
+                step = f".{key}" if tree.kind == "object" else f"[{key!r}]"
+                found = find(child, text + step)
+                if found is not None:
+                    return found
+        return None
+
+    assert isinstance(tree, Branch)
+    args, kwargs = tree.children
+    assert isinstance(kwargs, Branch)
+    for key, child in zip(kwargs.keys, kwargs.children, strict=True):
+        if (found := find(child, str(key))) is not None:
+            return found
+    return find(args, "args") or f"leaf {index}"
