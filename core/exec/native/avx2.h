@@ -564,7 +564,8 @@ class Avx2 : public X86 {
   static M mask(const F& x) { return x.as<MaskKind>(); }
 
   F constant(const Constant& lanes) {
-    const auto bits = static_cast<std::uint32_t>(lanes[0] ^ 31 * lanes[1]);
+    const auto bits =
+        static_cast<std::uint32_t>(lanes[0]) ^ 31 * static_cast<std::uint32_t>(lanes[1]);
     std::uint16_t& recent = recent_[(bits * 0x9e3779b9U) >> (32 - kRecentBits)];
     if (recent < constants_.size() && constants_[recent] == lanes) return F::of_constant(recent);
     const auto found = std::find(constants_.begin(), constants_.end(), lanes);
