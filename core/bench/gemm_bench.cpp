@@ -1,0 +1,114 @@
+// Rates of matrix products on one thread: each way, by shape.
+//
+//   gemm_bench [f32|bf16|f16|i8] [narrow]
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "exec/gemm/multiply.h"
+
+namespace tilevm::bench {
+namespace {
+
+using namespace exec::gemm;
+
+// As tensors are: at the start of a cache line.
+template <class T>
+struct Array {
+  explicit Array(std::size_t n, T value = {})
+      : data(static_cast<T*>(std::aligned_alloc(64, (n * sizeof(T) + 127) / 64 * 64))) {
+    std::fill_n(data, n, value);
+  }
+  Array(const Array&) = delete;
+  Array& operator=(const Array&) = delete;
+  ~Array() { std::free(data); }
+  T* data;
+};
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+double seconds_of(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a,
+                  const Matrix& b) {
+  const Array<float> c(static_cast<std::size_t>(sizes.m * sizes.n));
+  const Array<float> room(static_cast<std::size_t>(room_elements(tiles, way, sizes)));
+  const Array<float> packed(
+      way == Way::kPacked ? static_cast<std::size_t>(packed_elements(tiles, sizes)) : 0);
+  const auto once = [&] {
+    if (way == Way::kPacked) pack(tiles, sizes, b, packed.data);
+    multiply(tiles, way, sizes, a, b, packed.data, room.data, c.data, sizes.n);
+  };
+  once();
+  double best = 1e9;
+  const double end = now() + 0.15;
+  while (now() < end) {
+    const double start = now();
+    once();
+    best = std::min(best, now() - start);
+  }
+  return best;
+}
+
+}  // namespace
+}  // namespace tilevm::bench
+
+int main(int argc, char** argv) {
+  using namespace tilevm;
+  using namespace tilevm::bench;
+  Storage storage = Storage::kF32;
+  bool narrow = false;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    if (word == "bf16") storage = Storage::kBF16;
+    if (word == "f16") storage = Storage::kF16;
+    if (word == "i8") storage = Storage::kI8;
+    if (word == "narrow") narrow = true;
+  }
+  const Tiles& t = tiles(narrow);
+  const std::int64_t shapes[][3] = {
+      {1, 768, 768},   {1, 3072, 768}, {1, 4096, 4096}, {2, 768, 768},      {3, 768, 768},
+      {4, 768, 768},   {5, 768, 768},  {7, 768, 768},   {7, 64, 64},        {7, 4096, 4096},
+      {8, 768, 768},   {12, 768, 768}, {16, 768, 768},  {24, 768, 768},     {33, 777, 511},
+      {33, 65, 127},   {64, 768, 768}, {128, 768, 768}, {128, 3072, 768},   {511, 1000, 1000},
+      {512, 512, 512}, {512, 512, 64}, {512, 64, 512},  {1024, 1024, 1024}, {1024, 4096, 4096}};
+  std::printf("%-18s %-3s", "m x n x k", "");
+  for (int w = 0; w < 4; ++w) std::printf(" %14s", name(static_cast<Way>(w)));
+  std::printf("   GFLOP/s (GB/s of B)\n");
+  for (const auto& shape : shapes) {
+    const Sizes sizes{shape[0], shape[1], shape[2]};
+    const Array<float> a(static_cast<std::size_t>(sizes.m * sizes.k), 1.0f);
+    const auto bytes =
+        static_cast<std::size_t>(sizes.n * sizes.k * bytecode::storage_bytes(storage));
+    const Array<std::byte> b(bytes);
+    std::memset(b.data, 0x3c, bytes);
+    const Matrix left{reinterpret_cast<const std::byte*>(a.data), sizes.k, 1, Storage::kF32};
+    for (const bool transposed : {false, true}) {
+      const Matrix right{b.data, transposed ? 1 : sizes.n, transposed ? sizes.k : 1, storage};
+      const std::string text =
+          std::to_string(sizes.m) + "x" + std::to_string(sizes.n) + "x" + std::to_string(sizes.k);
+      std::printf("%-18s %-3s", text.c_str(), transposed ? "NT" : "NN");
+      const Way chosen = choose(t, sizes, right);
+      for (int w = 0; w < 4; ++w) {
+        const Way way = static_cast<Way>(w);
+        const bool can = way == Way::kSweep   ? !transposed && sizes.m <= 24
+                         : way == Way::kDots  ? transposed && sizes.m <= 128
+                         : way == Way::kTiles ? !transposed && storage == Storage::kF32
+                                              : true;
+        if (!can) {
+          std::printf(" %14s", "");
+          continue;
+        }
+        const double s = seconds_of(t, way, sizes, left, right);
+        std::printf(" %6.1f (%5.1f)%s",
+                    2.0 * static_cast<double>(sizes.m * sizes.n * sizes.k) / s / 1e9,
+                    static_cast<double>(bytes) / s / 1e9, way == chosen ? "*" : " ");
+      }
+      std::printf("\n");
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,243 @@
+#include "exec/gemm/multiply.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tilevm::exec::gemm {
+namespace {
+
+// A panel of B is kDepth x 2 vectors, in the first cache; a block of A is kBlockRows x kDepth, in
+// the second. Sums over more than kDepth are sums of such sums, which loses less.
+constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kBlockRows = 240;
+// Columns of B that dots take at a time stay in the first cache for all rows of A.
+constexpr std::int64_t kDotBytes = 16 << 10;
+// Rows of B that sweeps take at a time stay in the second.
+constexpr std::int64_t kSweepBytes = 256 << 10;
+constexpr std::int64_t kSweepRows = 8;
+// Up to how many rows of A packing B costs more than it saves.
+constexpr std::int64_t kTileRows = 256;
+constexpr std::int64_t kDotRows = 96;
+constexpr std::int64_t kSweepsBeforePacking = 16;
+
+std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
+std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
+
+// Of `count` rows in tiles of at most `most`, those of a tile: all alike, up to one.
+std::int64_t even(std::int64_t count, std::int64_t most) {
+  return parts(count, std::max<std::int64_t>(parts(count, most), 1));
+}
+
+const std::byte* element(const Matrix& x, std::int64_t row, std::int64_t column) {
+  return x.data +
+         (row * x.row_stride + column * x.column_stride) * bytecode::storage_bytes(x.storage);
+}
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::size_t index(Storage storage) { return at(storage_index(storage)); }
+
+float read(const std::byte* from, const Tiles& tiles, Storage storage) {
+  float value;
+  tiles.copy[index(storage)](from, 0, &value, 0, 1, 1);
+  return value;
+}
+
+// to (float32, rows x columns) = the block of x that begins at (row, column).
+void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t column,
+          std::int64_t rows, std::int64_t columns, float* to, std::int64_t to_stride) {
+  const std::byte* from = element(x, row, column);
+  if (x.column_stride == 1 || columns == 1) {
+    tiles.copy[index(x.storage)](from, x.row_stride, to, to_stride, rows, columns);
+  } else if (x.row_stride == 1 || rows == 1) {
+    tiles.transpose[index(x.storage)](from, x.column_stride, to, to_stride, rows, columns);
+  } else {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j)
+        to[i * to_stride + j] = read(element(x, row + i, column + j), tiles, x.storage);
+    }
+  }
+}
+
+// A block of A as tiles read it: where it is, or a copy in room.
+struct Rows {
+  const float* data;
+  std::int64_t stride;
+};
+
+// Rows a multiple of 1 KiB apart would meet in few sets of the first cache.
+bool readable(const Matrix& a, std::int64_t rows) {
+  return a.storage == Storage::kF32 && a.column_stride == 1 &&
+         (rows <= 4 || a.row_stride % 256 != 0);
+}
+
+Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t rows,
+             std::int64_t p, std::int64_t depth, float* room) {
+  if (readable(a, rows)) return {reinterpret_cast<const float*>(element(a, row, p)), a.row_stride};
+  const std::int64_t stride = rounded_up(depth, tiles.lanes) + tiles.lanes;
+  take(tiles, a, row, p, rows, depth, room, stride);
+  return {room, stride};
+}
+
+void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
+                     float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t padded = rounded_up(sizes.n, width);
+  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t block_rows = even(sizes.m, kBlockRows);
+  for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
+    const std::int64_t rows = std::min(block_rows, sizes.m - i0);
+    const std::int64_t tile_rows = even(rows, tiles.rows);
+    for (std::int64_t p = 0; p < sizes.k; p += step) {
+      const std::int64_t depth = std::min(step, sizes.k - p);
+      const Rows from = rows_of(tiles, a, i0, rows, p, depth, room);
+      for (std::int64_t j = 0; j < sizes.n; j += width) {
+        const float* panel = packed + p * padded + j * depth;
+        for (std::int64_t i = 0; i < rows; i += tile_rows) {
+          const std::int64_t r = std::min(tile_rows, rows - i);
+          tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
+                             c + (i0 + i) * c_stride + j, c_stride, depth,
+                             std::min(width, sizes.n - j), p > 0});
+        }
+      }
+    }
+  }
+}
+
+void multiply_tiles(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                    float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t tile_rows = even(sizes.m, tiles.rows);
+  float* edge = room;  // the last columns, as a panel
+  float* copied = room + step * width;
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    const std::int64_t depth = std::min(step, sizes.k - p);
+    const Rows from = rows_of(tiles, a, 0, sizes.m, p, depth, copied);
+    for (std::int64_t j = 0; j < sizes.n; j += width) {
+      const std::int64_t columns = std::min(width, sizes.n - j);
+      const void* panel = element(b, p, j);
+      std::int64_t stride = b.row_stride;
+      if (columns < width) {
+        std::fill_n(edge, depth * width, 0.0f);
+        take(tiles, b, p, j, depth, columns, edge, width);
+        panel = edge;
+        stride = width;
+      }
+      for (std::int64_t i = 0; i < sizes.m; i += tile_rows) {
+        const std::int64_t r = std::min(tile_rows, sizes.m - i);
+        tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, stride,
+                           c + i * c_stride + j, c_stride, depth, columns, p > 0});
+      }
+    }
+  }
+}
+
+void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                    float* room, float* c, std::int64_t c_stride) {
+  const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
+  const std::int64_t rows = even(sizes.m, kMostSweeps);
+  const std::int64_t row_bytes = sizes.n * bytecode::storage_bytes(b.storage);
+  const std::int64_t step =
+      rows == sizes.m
+          ? sizes.k
+          : std::max<std::int64_t>(kSweepBytes / row_bytes / kSweepRows, 1) * kSweepRows;
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    for (std::int64_t i = 0; i < sizes.m; i += rows) {
+      const std::int64_t r = std::min(rows, sizes.m - i);
+      tiles.sweep[at(r)][index(b.storage)]({from.data + i * from.stride + p, from.stride,
+                                            element(b, p, 0), b.row_stride, c + i * c_stride,
+                                            c_stride, std::min(step, sizes.k - p), sizes.n, p > 0});
+    }
+  }
+}
+
+void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                   float* room, float* c, std::int64_t c_stride) {
+  const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
+  const std::int64_t rows = even(sizes.m, kMostDots);
+  const std::int64_t row_bytes = sizes.k * bytecode::storage_bytes(b.storage);
+  const std::int64_t columns =
+      rows == sizes.m
+          ? sizes.n
+          : std::max<std::int64_t>(kDotBytes / row_bytes / kDotColumns, 1) * kDotColumns;
+  for (std::int64_t j = 0; j < sizes.n; j += columns) {
+    for (std::int64_t i = 0; i < sizes.m; i += rows) {
+      const std::int64_t r = std::min(rows, sizes.m - i);
+      tiles.dots[at(r)][index(b.storage)](
+          {from.data + i * from.stride, from.stride, element(b, 0, j), b.column_stride,
+           c + i * c_stride + j, c_stride, sizes.k, std::min(columns, sizes.n - j), false});
+    }
+  }
+}
+
+}  // namespace
+
+const char* name(Way way) {
+  constexpr const char* kNames[] = {"sweep", "dots", "tiles", "packed"};
+  return kNames[static_cast<std::size_t>(way)];
+}
+
+// Measured with core/bench/gemm_bench.cpp on AMD Zen 4; the crossings are flat.
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b) {
+  const std::int64_t item = bytecode::storage_bytes(b.storage);
+  const std::int64_t m = sizes.m;
+  if (b.column_stride == 1 || sizes.n == 1) {
+    // Rows of B a multiple of 4 KiB apart share the sets of the first cache, and a page each.
+    const bool apart = b.row_stride * item % 4096 == 0;
+    if (m <= kMostSweeps) return Way::kSweep;
+    if (b.storage == Storage::kF32 && !apart && m <= kTileRows && sizes.n >= tiles.columns)
+      return Way::kTiles;
+    if (m <= kSweepsBeforePacking) return Way::kSweep;
+  } else if (b.row_stride == 1 || sizes.k == 1) {
+    const bool whole_lines = b.column_stride * item % 64 == 0;
+    if (m <= kMostDots && (m <= 4 || sizes.k >= 128)) return Way::kDots;
+    if (whole_lines && sizes.k >= 256 && m <= kDotRows) return Way::kDots;
+  }
+  return Way::kPacked;
+}
+
+std::int64_t packed_elements(const Tiles& tiles, const Sizes& sizes) {
+  return rounded_up(sizes.n, tiles.columns) * sizes.k;
+}
+
+std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
+  const bool all_of_k = way == Way::kSweep || way == Way::kDots;
+  const std::int64_t depth = all_of_k ? sizes.k : std::min(sizes.k, kDepth);
+  const std::int64_t rows = way == Way::kPacked ? std::min(sizes.m, kBlockRows) : sizes.m;
+  return rows * (depth + 2 * tiles.lanes) + (way == Way::kTiles ? depth * tiles.columns : 0);
+}
+
+void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, float* packed) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t padded = rounded_up(sizes.n, width);
+  const std::int64_t step = even(sizes.k, kDepth);
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    const std::int64_t depth = std::min(step, sizes.k - p);
+    for (std::int64_t j = 0; j < sizes.n; j += width) {
+      float* panel = packed + p * padded + j * depth;
+      const std::int64_t columns = std::min(width, sizes.n - j);
+      if (columns < width) std::fill_n(panel, depth * width, 0.0f);
+      take(tiles, b, p, j, depth, columns, panel, width);
+    }
+  }
+}
+
+void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,
+              const float* packed, float* room, float* c, std::int64_t c_stride) {
+  if (sizes.k == 0) {
+    for (std::int64_t i = 0; i < sizes.m; ++i) std::fill_n(c + i * c_stride, sizes.n, 0.0f);
+    return;
+  }
+  switch (way) {
+    case Way::kSweep:
+      return multiply_sweep(tiles, sizes, a, b, room, c, c_stride);
+    case Way::kDots:
+      return multiply_dots(tiles, sizes, a, b, room, c, c_stride);
+    case Way::kTiles:
+      return multiply_tiles(tiles, sizes, a, b, room, c, c_stride);
+    case Way::kPacked:
+      return multiply_packed(tiles, sizes, a, packed, room, c, c_stride);
+  }
+}
+
+}  // namespace tilevm::exec::gemm

@@ -1,0 +1,46 @@
+// One matrix product on one thread: which way, packing, blocks for the caches.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "exec/gemm/tiles.h"
+
+namespace tilevm::exec::gemm {
+
+// A factor in memory; strides in elements.
+struct Matrix {
+  const std::byte* data;
+  std::int64_t row_stride;
+  std::int64_t column_stride;
+  Storage storage;
+};
+
+struct Sizes {
+  std::int64_t m, n, k;  // the product is m x n, k is summed over
+};
+
+// How a product is computed.
+enum class Way : std::uint8_t {
+  kSweep,   // few rows of A: B is read once, from front to back, and C is in the first cache
+  kDots,    // few rows of A, columns of B contiguous
+  kTiles,   // few rows of A, rows of B contiguous: tiles read B where it is
+  kPacked,  // panels of B are copied, so that tiles read them in order
+};
+const char* name(Way way);
+
+// The quickest way for these sizes, where b is used for `m` rows in all.
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b);
+
+// Float32 elements of a packed B; of working memory for multiply().
+std::int64_t packed_elements(const Tiles& tiles, const Sizes& sizes);
+std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes);
+
+// Packs all of b.
+void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, float* packed);
+
+// c = a b, in float32; rows of c are contiguous. `packed`: of kPacked, what pack() wrote.
+void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,
+              const float* packed, float* room, float* c, std::int64_t c_stride);
+
+}  // namespace tilevm::exec::gemm

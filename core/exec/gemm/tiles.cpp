@@ -1,0 +1,431 @@
+#include "exec/gemm/tiles.h"
+
+#include <algorithm>
+#include <array>
+#include <type_traits>
+#include <utility>
+
+#include "exec/interp/targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "exec/gemm/tiles.cpp"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace tilevm::exec::gemm::HWY_NAMESPACE {
+namespace {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(D()));
+constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
+constexpr int kVectors = 2;  // of a tile's row
+constexpr int kRows = kRegisters == 32 ? 12 : 6;
+
+// Memory types of factors.
+struct Half {  // float16
+  std::uint16_t bits;
+};
+struct Brain {  // bfloat16
+  std::uint16_t bits;
+};
+using Byte = std::int8_t;
+
+HWY_INLINE V load(const float* from) { return hn::LoadU(D(), from); }
+HWY_INLINE V load(const Brain* from) {
+  const hn::Rebind<std::uint16_t, D> narrow;
+  const hn::RebindToUnsigned<D> wide;
+  const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
+}
+HWY_INLINE V load(const Half* from) {
+  const hn::Rebind<hwy::float16_t, D> narrow;
+  return hn::PromoteTo(D(), hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+}
+HWY_INLINE V load(const Byte* from) {
+  const hn::Rebind<Byte, D> narrow;
+  const hn::RebindToSigned<D> wide;
+  return hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, from)));
+}
+
+// The first n < kLanes elements, then zeros. Reads nothing else.
+template <class T>
+HWY_INLINE V load_some(const T* from, std::int64_t n) {
+  T some[hn::MaxLanes(D())] = {};
+  for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) some[i] = from[i];
+  return load(some);
+}
+HWY_INLINE void store_some(V v, float* to, std::int64_t n) {
+  float some[hn::MaxLanes(D())];
+  hn::StoreU(v, D(), some);
+  for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) to[i] = some[i];
+}
+
+// kM x two vectors of the product stay in registers while k goes by.
+template <int kM>
+void tile(const Block& t) {
+  const D d;
+  V acc[kM][kVectors];
+  const bool whole = t.n == kVectors * kLanes;
+  float edge[kM * kVectors * hn::MaxLanes(D())];
+  float* c = whole ? t.c : edge;
+  const std::int64_t c_stride = whole ? t.c_stride : kVectors * kLanes;
+#pragma GCC unroll 16
+  for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) acc[i][j] = hn::Zero(d);
+  }
+  // Three rows of A an address register: what addressing modes reach.
+  constexpr int kBases = (kM + 2) / 3;
+  const float* a[kBases];
+#pragma GCC unroll 16
+  for (int i = 0; i < kBases; ++i) a[i] = t.a + 3 * i * t.a_stride;
+  const float* b = static_cast<const float*>(t.b);
+  const std::int64_t stride = t.a_stride;
+#pragma GCC unroll 1
+  for (std::int64_t p = 0; p < t.k; ++p) {
+    V row[kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < kM; ++i) {
+      const V x = hn::Set(d, a[i / 3][(i % 3) * stride + p]);
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
+    }
+    b += t.b_stride;
+  }
+  if (t.add && whole) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j)
+        acc[i][j] = hn::Add(acc[i][j], hn::LoadU(d, c + i * c_stride + j * kLanes));
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) hn::StoreU(acc[i][j], d, c + i * c_stride + j * kLanes);
+  }
+  if (whole) return;
+  for (int i = 0; i < kM; ++i) {
+    float* to = t.c + i * t.c_stride;
+    const float* from = edge + i * c_stride;
+    for (std::int64_t j = 0; j < t.n; ++j) to[j] = t.add ? to[j] + from[j] : from[j];
+  }
+}
+
+// c += some rows of B, each times its elements of A: B is read once, from front to back.
+template <int kM, int kDepth, class T>
+HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, bool add) {
+  const D d;
+  V x[kM][kDepth];
+#pragma GCC unroll 8
+  for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kDepth; ++q) x[i][q] = hn::Set(d, t.a[i * t.a_stride + p + q]);
+  }
+  const T* b = static_cast<const T*>(t.b) + p * t.b_stride;
+  const auto column = [&](std::int64_t j, auto&& read, auto&& from, auto&& to) HWY_ATTR {
+    V acc[kM];
+#pragma GCC unroll 8
+    for (int i = 0; i < kM; ++i) {
+      acc[i] = hn::Zero(d);
+    }
+#pragma GCC unroll 8
+    for (int q = 0; q < kDepth; ++q) {
+      const V row = read(b + q * t.b_stride + j);
+#pragma GCC unroll 8
+      for (int i = 0; i < kM; ++i) acc[i] = hn::MulAdd(x[i][q], row, acc[i]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < kM; ++i) {
+      float* c = t.c + i * t.c_stride + j;
+      to(add ? hn::Add(from(c), acc[i]) : acc[i], c);
+    }
+  };
+  std::int64_t j = 0;
+  for (; j + kLanes <= t.n; j += kLanes) {
+    column(
+        j, [](const T* from) HWY_ATTR { return load(from); },
+        [](const float* from) HWY_ATTR { return load(from); },
+        [](V v, float* to) HWY_ATTR { hn::StoreU(v, D(), to); });
+  }
+  const std::int64_t left = t.n - j;
+  if (left == 0) return;
+  column(
+      j, [left](const T* from) HWY_ATTR { return load_some(from, left); },
+      [left](const float* from) HWY_ATTR { return load_some(from, left); },
+      [left](V v, float* to) HWY_ATTR { store_some(v, to, left); });
+}
+
+template <int kM, class T>
+void sweep(const Block& t) {
+  constexpr int kDepth = kM * 8 + kM + 1 <= kRegisters ? 8 : kM * 4 + kM + 1 <= kRegisters ? 4 : 2;
+  std::int64_t p = 0;
+  bool add = t.add;
+  for (; p + kDepth <= t.k; p += kDepth) {
+    sweep_rows<kM, kDepth, T>(t, p, add);
+    add = true;
+  }
+  for (; p < t.k; ++p) {
+    sweep_rows<kM, 1, T>(t, p, add);
+    add = true;
+  }
+}
+
+#if HWY_TARGET == HWY_SCALAR
+
+HWY_INLINE void store_sums(V a, V b, V c, V e, float* to) {
+  to[0] = a.raw, to[1] = b.raw, to[2] = c.raw, to[3] = e.raw;
+}
+
+#else
+
+// The sum of the 128-bit blocks of a vector.
+template <class Of>
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> folded(Of, hn::Vec<Of> v) {
+  if constexpr (hn::MaxLanes(Of()) == 4) {
+    return v;
+  } else {
+    const hn::Half<Of> half;
+    return folded(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// to[0 .. 3] = the sums of the lanes of four vectors.
+HWY_INLINE void store_sums(V a, V b, V c, V e, float* to) {
+  const D d;
+  const hn::Repartition<double, D> wide;
+  const auto ab =
+      hn::BitCast(wide, hn::Add(hn::InterleaveLower(d, a, b), hn::InterleaveUpper(d, a, b)));
+  const auto ce =
+      hn::BitCast(wide, hn::Add(hn::InterleaveLower(d, c, e), hn::InterleaveUpper(d, c, e)));
+  const V all = hn::Add(hn::BitCast(d, hn::InterleaveLower(wide, ab, ce)),
+                        hn::BitCast(d, hn::InterleaveUpper(wide, ab, ce)));
+  hn::StoreU(folded(d, all), hn::FixedTag<float, 4>(), to);
+}
+
+#endif
+
+// kM x four columns: rows of A and rows of b go by together.
+template <int kM, class T>
+HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns) {
+  const D d;
+  V acc[kM][kDotColumns];
+#pragma GCC unroll 8
+  for (int i = 0; i < kM; ++i) {
+#pragma GCC unroll 8
+    for (int q = 0; q < kDotColumns; ++q) acc[i][q] = hn::Zero(d);
+  }
+  const T* b[kDotColumns];
+  for (int q = 0; q < kDotColumns; ++q)
+    b[q] = static_cast<const T*>(t.b) + (j + std::min(q, columns - 1)) * t.b_stride;
+  std::int64_t p = 0;
+  const std::int64_t stride = t.a_stride;
+  const float* const lower = t.a;
+  const float* const upper = t.a + 3 * stride;
+#pragma GCC unroll 1
+  for (; p + kLanes <= t.k; p += kLanes) {
+    V x[kM];
+#pragma GCC unroll 8
+    for (int i = 0; i < kM; ++i) x[i] = load((i < 3 ? lower : upper) + (i % 3) * stride + p);
+#pragma GCC unroll 8
+    for (int q = 0; q < kDotColumns; ++q) {
+      const V row = load(b[q] + p);
+#pragma GCC unroll 8
+      for (int i = 0; i < kM; ++i) acc[i][q] = hn::MulAdd(x[i], row, acc[i][q]);
+    }
+  }
+  if (const std::int64_t left = t.k - p; left > 0) {
+    V x[kM];
+#pragma GCC unroll 8
+    for (int i = 0; i < kM; ++i) x[i] = load_some(t.a + i * stride + p, left);
+#pragma GCC unroll 8
+    for (int q = 0; q < kDotColumns; ++q) {
+      const V row = load_some(b[q] + p, left);
+#pragma GCC unroll 8
+      for (int i = 0; i < kM; ++i) acc[i][q] = hn::MulAdd(x[i], row, acc[i][q]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < kM; ++i) {
+    float sums[kDotColumns];
+    store_sums(acc[i][0], acc[i][1], acc[i][2], acc[i][3], sums);
+    float* c = t.c + i * t.c_stride + j;
+    for (int q = 0; q < columns; ++q) c[q] = t.add ? c[q] + sums[q] : sums[q];
+  }
+}
+
+template <int kM, class T>
+void dots(const Block& t) {
+  std::int64_t j = 0;
+  for (; j + kDotColumns <= t.n; j += kDotColumns) dot_columns<kM, T>(t, j, kDotColumns);
+  if (j < t.n) dot_columns<kM, T>(t, j, static_cast<int>(t.n - j));
+}
+
+template <class T>
+void copy(const void* from, std::int64_t from_stride, float* to, std::int64_t to_stride,
+          std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const T* source = static_cast<const T*>(from) + i * from_stride;
+    float* target = to + i * to_stride;
+    std::int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) hn::StoreU(load(source + j), D(), target + j);
+    if (j < columns) store_some(load_some(source + j, columns - j), target + j, columns - j);
+  }
+}
+
+#if HWY_TARGET != HWY_SCALAR
+
+// Four elements of a row of `from`.
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const float* from) {
+  return hn::LoadU(hn::FixedTag<float, 4>(), from);
+}
+template <class T>
+HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const T* from) {
+  const hn::FixedTag<float, 4> d;
+  if constexpr (std::is_same_v<T, Byte>) {
+    const hn::Rebind<Byte, decltype(d)> narrow;
+    return hn::ConvertTo(d,
+                         hn::PromoteTo(hn::RebindToSigned<decltype(d)>(), hn::LoadU(narrow, from)));
+  } else if constexpr (std::is_same_v<T, Half>) {
+    const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
+    return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+  } else {
+    const hn::Rebind<std::uint16_t, decltype(d)> narrow;
+    const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
+    const auto wide = hn::PromoteTo(hn::RebindToUnsigned<decltype(d)>(), bits);
+    return hn::BitCast(d, hn::ShiftLeft<16>(wide));
+  }
+}
+
+// Block b of vector i is four elements of row 4 b + i: then squares of 4 x 4 are transposed within
+// the blocks, and each vector is a row of the result.
+template <class T>
+HWY_INLINE V gather_rows(const T* from, std::int64_t stride) {
+  if constexpr (kLanes == 4) {
+    return load4(from);
+  } else {
+    const std::conditional_t<kLanes == 8, D, hn::Half<D>> eight;
+    const auto low = hn::Combine(eight, load4(from + 4 * stride), load4(from));
+    if constexpr (kLanes == 8) {
+      return low;
+    } else {
+      const auto high = hn::Combine(eight, load4(from + 12 * stride), load4(from + 8 * stride));
+      return hn::Combine(D(), high, low);
+    }
+  }
+}
+
+// A row of squares: `rows` a multiple of 4, one vector of columns.
+template <class T>
+HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float* to,
+                                  std::int64_t to_stride, std::int64_t rows) {
+  const D d;
+  const hn::Repartition<double, D> wide;
+  for (std::int64_t i = 0; i < rows; i += 4) {
+    const V r0 = gather_rows(from + i, from_stride);
+    const V r1 = gather_rows(from + i + from_stride, from_stride);
+    const V r2 = gather_rows(from + i + 2 * from_stride, from_stride);
+    const V r3 = gather_rows(from + i + 3 * from_stride, from_stride);
+    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, r0, r1));
+    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, r2, r3));
+    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, r0, r1));
+    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, r2, r3));
+    float* row = to + i * to_stride;
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, row);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, row + to_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, row + 2 * to_stride);
+    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, row + 3 * to_stride);
+  }
+}
+
+#else
+
+template <class T>
+HWY_INLINE void transpose_squares(const T* from, std::int64_t, float* to, std::int64_t to_stride,
+                                  std::int64_t rows) {
+  for (std::int64_t i = 0; i < rows; ++i) to[i * to_stride] = load(from + i).raw;
+}
+
+#endif
+
+template <class T>
+void transpose(const void* from, std::int64_t from_stride, float* to, std::int64_t to_stride,
+               std::int64_t rows, std::int64_t columns) {
+  const T* source = static_cast<const T*>(from);
+  const std::int64_t whole_rows = rows / 4 * 4;
+  const std::int64_t whole_columns = columns / kLanes * kLanes;
+  for (std::int64_t j = 0; j < whole_columns; j += kLanes)
+    transpose_squares(source + j * from_stride, from_stride, to + j, to_stride, whole_rows);
+  for (std::int64_t j = 0; j < columns; ++j) {
+    const std::int64_t done = j < whole_columns ? whole_rows : 0;
+    for (std::int64_t i = done; i < rows; ++i)
+      to[i * to_stride + j] = hn::GetLane(load_some(source + j * from_stride + i, 1));
+  }
+}
+
+template <int... kM>
+void fill_tiles(Tiles& t, std::integer_sequence<int, kM...>) {
+  ((t.tile[kM + 1] = kM < kRows ? &tile<std::min(kM + 1, kRows)> : nullptr), ...);
+}
+template <class T, int... kM>
+void fill_sweeps(Tiles& t, int storage, std::integer_sequence<int, kM...>) {
+  ((t.sweep[kM + 1][storage] = &sweep<kM + 1, T>), ...);
+}
+template <class T, int... kM>
+void fill_dots(Tiles& t, int storage, std::integer_sequence<int, kM...>) {
+  ((t.dots[kM + 1][storage] = &dots<kM + 1, T>), ...);
+}
+
+template <class T>
+void fill_storage(Tiles& t, Storage storage) {
+  const int s = storage_index(storage);
+  fill_sweeps<T>(t, s, std::make_integer_sequence<int, kMostSweeps>());
+  fill_dots<T>(t, s, std::make_integer_sequence<int, kMostDots>());
+  t.copy[s] = &copy<T>;
+  t.transpose[s] = &transpose<T>;
+}
+
+}  // namespace
+
+Tiles make() {
+  Tiles t{};
+  t.lanes = static_cast<int>(kLanes);
+  t.rows = kRows;
+  t.columns = kVectors * static_cast<int>(kLanes);
+  fill_tiles(t, std::make_integer_sequence<int, kMostRows>());
+  fill_storage<float>(t, Storage::kF32);
+  fill_storage<Brain>(t, Storage::kBF16);
+  fill_storage<Half>(t, Storage::kF16);
+  fill_storage<Byte>(t, Storage::kI8);
+  return t;
+}
+
+}  // namespace tilevm::exec::gemm::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace tilevm::exec::gemm {
+
+HWY_EXPORT(make);
+
+const Tiles& tiles(bool narrow) {
+  static const Tiles best = HWY_DYNAMIC_DISPATCH(make)();
+#if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
+  if (narrow && best.lanes > 8) {
+    static const Tiles avx2 = N_AVX2::make();
+    return avx2;
+  }
+#endif
+  (void)narrow;
+  return best;
+}
+
+}  // namespace tilevm::exec::gemm
+#endif

@@ -1,0 +1,70 @@
+// Micro-kernels of matrix products: one set a processor, compiled by Highway, used by every tier.
+// All of them compute in float32 and write float32.
+#pragma once
+
+#include <cstdint>
+
+#include "bytecode/bytecode.h"
+
+namespace tilevm::exec::gemm {
+
+using bytecode::Storage;
+
+inline constexpr int kMostRows = 12;   // of a tile
+inline constexpr int kMostSweeps = 4;  // rows of A that a sweep takes
+inline constexpr int kMostDots = 6;    // rows of A that dots take
+inline constexpr int kStorages = 4;    // f32, bf16, f16, i8: see storage_index
+inline constexpr int kDotColumns = 4;  // columns of the product that dots make side by side
+
+// Index of a storage that factors may have, or -1.
+constexpr int storage_index(Storage storage) {
+  switch (storage) {
+    case Storage::kF32:
+      return 0;
+    case Storage::kBF16:
+      return 1;
+    case Storage::kF16:
+      return 2;
+    case Storage::kI8:
+      return 3;
+    default:
+      return -1;
+  }
+}
+
+// A block of a product. Strides are in elements, between rows as they lie in memory.
+struct Block {
+  const float* a;  // m x k, rows contiguous
+  std::int64_t a_stride;
+  const void* b;  // see each kind
+  std::int64_t b_stride;
+  float* c;  // m x n, rows contiguous
+  std::int64_t c_stride;
+  std::int64_t k;
+  std::int64_t n;
+  bool add;  // to what c holds
+};
+
+struct Tiles {
+  int lanes;    // of a vector of float32
+  int rows;     // the most rows of a tile
+  int columns;  // of a tile, and of a panel of packed B: two vectors
+  // By number of rows. b: k rows of `columns` float32 each, b_stride apart; n <= columns.
+  void (*tile[kMostRows + 1])(const Block& block);
+  // By rows of A and storage of B. b: k rows of n; all of c in rows of k, a few at a time.
+  void (*sweep[kMostSweeps + 1][kStorages])(const Block& block);
+  // By rows of A and storage of B. b: n rows of k: the product of A and the transpose of b.
+  void (*dots[kMostDots + 1][kStorages])(const Block& block);
+  // By storage. `to` (float32, rows of `columns` elements, to_stride apart) = rows x columns of
+  // from.
+  void (*copy[kStorages])(const void* from, std::int64_t from_stride, float* to,
+                          std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
+  // The same, where `from` is columns x rows.
+  void (*transpose[kStorages])(const void* from, std::int64_t from_stride, float* to,
+                               std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
+};
+
+// Those of this processor; narrow: with vectors of at most 256 bits.
+const Tiles& tiles(bool narrow = false);
+
+}  // namespace tilevm::exec::gemm
