@@ -39,7 +39,7 @@ double seconds_of(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix&
   const Array<float> packed(
       way == Way::kPacked ? static_cast<std::size_t>(packed_elements(tiles, sizes)) : 0);
   const auto once = [&] {
-    if (way == Way::kPacked) pack(tiles, sizes, b, packed.data);
+    if (way == Way::kPacked) pack(tiles, sizes, b, 0, sizes.n, packed.data);
     multiply(tiles, way, sizes, a, b, packed.data, room.data, c.data, sizes.n);
   };
   once();

@@ -236,14 +236,14 @@ nb::dict stats() {
   result["cache_hits"] = compiles.hits;
   result["launches"] = host::launches();
   result["callouts"] = callouts;
-  result["peak_bytes"] = host::memory_stats().peak_bytes;
+  result["peak_bytes"] = exec::memory_stats().peak_bytes;
   return result;
 }
 
 void reset_stats() {
   schedule::reset_compile_stats();
   host::reset_launches();
-  host::reset_memory_peak();
+  exec::reset_memory_peak();
   reset_callout_counts();
 }
 
@@ -354,11 +354,11 @@ void bind_executable(nb::module_& m) {
   m.def("record_launches", exec::record_launches, nb::arg("path"),
         "Write what the interpreter runs from now on into a file, until the path is empty.");
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
-  m.def("set_memory_budget", host::set_memory_budget, nb::arg("bytes"),
+  m.def("set_memory_budget", exec::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");
-  m.def("free_memory", host::free_idle_memory, "Free the buffers kept for later calls.");
+  m.def("free_memory", exec::free_idle_memory, "Free the buffers kept for later calls.");
   m.def("memory", [] {
-    const host::MemoryStats stats = host::memory_stats();
+    const exec::MemoryStats stats = exec::memory_stats();
     nb::dict result;
     result["used_bytes"] = stats.used_bytes;
     result["idle_bytes"] = stats.idle_bytes;

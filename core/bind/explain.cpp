@@ -41,6 +41,8 @@ const char* kind_name(Kind kind) {
       return "slice";
     case Kind::kKernel:
       return "kernel";
+    case Kind::kChain:
+      return "chain";
     case Kind::kCall:
       return "call";
   }
@@ -61,6 +63,28 @@ std::vector<ValueId> operands(const fuse::KernelGraph& graph, bool outputs) {
 std::string join(const Program& program, const std::vector<ValueId>& values) {
   std::string text;
   for (const ValueId value : values) text += (text.empty() ? "" : ", ") + typed(program, value);
+  return text;
+}
+
+// The stages, one a line; what one stage makes of some rows, the next finds in the cache.
+std::string chain_text(const host::Executable& exe, int which) {
+  const Program& program = exe.plan().program;
+  const fuse::Chain& chain = exe.plan().chains[static_cast<std::size_t>(which)];
+  std::string text = "chain over rows [";
+  for (const SizeId size : chain.rows)
+    text += (text.back() == '[' ? "" : ", ") + program.sizes.print(size);
+  text += "]";
+  for (const fuse::Chain::Stage& stage : chain.stages) {
+    text += "\n      ";
+    if (stage.kernel < 0) {
+      text += typed(program, stage.out) + " = product of " + typed(program, stage.a) + " and " +
+              typed(program, stage.b);
+      continue;
+    }
+    const fuse::KernelGraph& graph = exe.kernels()[static_cast<std::size_t>(stage.kernel)].graph();
+    text += join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
+            join(program, operands(graph, false)) + ")";
+  }
   return text;
 }
 
@@ -90,6 +114,8 @@ std::string step_text(const host::Executable& exe, const PythonFramework& python
       return join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
              join(program, operands(graph, false)) + ")";
     }
+    case Kind::kChain:
+      return chain_text(exe, step.chain);
     case Kind::kCall: {
       std::vector<ValueId> results, args;
       for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);

@@ -6,7 +6,7 @@
 #include "bind/framework.h"
 #include "bind/torch_direct.h"
 #include "host/dlpack.h"
-#include "host/memory.h"
+#include "exec/memory.h"
 
 namespace tilevm::bind {
 namespace {
@@ -91,15 +91,15 @@ const Torch& load() { return mutable_torch(); }
 // Memory, shape and owner of a tensor that we made, in front of its elements.
 struct Header {
   dlpack::Managed managed;
-  host::Block block;
+  exec::Block block;
   std::int64_t sizes[kMaxRank];
   std::int64_t strides[kMaxRank];
 };
 constexpr std::size_t kHeaderBytes =
-    (sizeof(Header) + host::kAlignment - 1) / host::kAlignment * host::kAlignment;
+    (sizeof(Header) + exec::kAlignment - 1) / exec::kAlignment * exec::kAlignment;
 
 void release_header(dlpack::Managed* managed) {
-  host::release(static_cast<Header*>(managed->manager_ctx)->block);
+  exec::release(static_cast<Header*>(managed->manager_ctx)->block);
 }
 
 class TorchFramework final : public PythonFramework {
@@ -143,7 +143,7 @@ class TorchFramework final : public PythonFramework {
   Object empty(DType dtype, std::int64_t elements, Record& out) override {
     if (torch_.api == nullptr) return empty_slowly(dtype, out);
     const std::size_t bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
-    const host::Block block = host::acquire(kHeaderBytes + bytes);
+    const exec::Block block = exec::acquire(kHeaderBytes + bytes);
     if (block.data == nullptr) no_memory(bytes);
     auto* header = new (block.data) Header;
     header->block = block;
@@ -166,7 +166,7 @@ class TorchFramework final : public PythonFramework {
     try {
       return torch_.direct->make(&header->managed);
     } catch (...) {
-      host::release(block);
+      exec::release(block);
       throw;
     }
   }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "fuse/chain.h"
 #include "fuse/groups.h"
 #include "fuse/kernel_graph.h"
 
@@ -62,7 +63,7 @@ class Scheduler {
   }
 
  private:
-  Step step(Step::Kind kind) { return {kind, -1, -1, -1, -1, -1, shape::kNoSize}; }
+  Step step(Step::Kind kind) { return {kind, -1, -1, -1, -1, -1, shape::kNoSize, -1}; }
 
   // Emits the views that lead to v; what v is a view of has been produced by now.
   void ensure(ValueId v) {
@@ -121,10 +122,27 @@ class Scheduler {
     for (const ValueId v : node.inputs) {
       if (!g_.program.type(v).weak) ensure(v);
     }
+    if (is_product(g_.program, node)) return emit_product(node);
     Step s = step(Step::Kind::kCall);
     s.node = n;
     plan_.steps.push_back(s);
     for (int i = 0; i < node.n_out; ++i) ready_[at(node.out + i)] = true;
+  }
+
+  void emit_product(const Node& node) {
+    ensure_target(node.out);
+    Chain chain;
+    Chain::Stage& stage = chain.stages.emplace_back();
+    stage.a = node.inputs[0];
+    stage.b = node.inputs[1];
+    stage.out = node.out;
+    const Shape& shape = g_.program.type(node.out).shape;
+    chain.rows.assign(shape.dims.begin(), shape.dims.begin() + shape.rank - 1);
+    Step s = step(Step::Kind::kChain);
+    s.node = static_cast<std::int32_t>(&node - g_.program.nodes.data());
+    s.chain = static_cast<std::int32_t>(plan_.chains.size());
+    plan_.chains.push_back(std::move(chain));
+    plan_.steps.push_back(s);
   }
 
   Plan& plan_;
@@ -136,8 +154,9 @@ class Scheduler {
 }  // namespace
 
 Plan fuse(Program lowered) {
-  Plan plan{std::move(lowered), {}, {}, {}};
+  Plan plan{std::move(lowered), {}, {}, {}, {}};
   Scheduler(plan).run();
+  join_chains(plan);
   return plan;
 }
 

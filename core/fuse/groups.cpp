@@ -226,7 +226,7 @@ void Grouping::need_buffer(ValueId value, int user_unit, const char* reason) {
       g.targets.push_back(value);
       info[at(value)].unit = unit;
       info[at(value)].stored = true;
-      parts.push_back({Step::Kind::kAlloc, -1, value, -1, -1, -1, shape::kNoSize});
+      parts.push_back({Step::Kind::kAlloc, -1, value, -1, -1, -1, shape::kNoSize, -1});
     }
     if (user_unit >= 0) order.depend(user_unit, v.unit);
     return;

@@ -234,12 +234,12 @@ void Grouping::place_concat(int n) {
   const int join = new_unit();
   unit_of_node[n] = join;
   const int axis = static_cast<int>(node.attrs[0].ints[0]);
-  parts.push_back({Step::Kind::kAlloc, -1, node.out, n, -1, -1, shape::kNoSize});
+  parts.push_back({Step::Kind::kAlloc, -1, node.out, n, -1, -1, shape::kNoSize, -1});
   SizeId offset = program.sizes.constant(0);
   for (const ValueId v : node.inputs) {
     const Type type{program.type(node.out).dtype, false, shape(v)};
     const ValueId part = append_value(type);
-    parts.push_back({Step::Kind::kSlice, node.out, part, n, -1, axis, offset});
+    parts.push_back({Step::Kind::kSlice, node.out, part, n, -1, axis, offset, -1});
     store_into(v, part, join);
     offset = program.sizes.add(offset, type.shape[axis]);
   }
@@ -250,7 +250,9 @@ void Grouping::place_call(int n) {
   const Node& node = program.nodes[at(n)];
   const int unit = new_unit();
   unit_of_node[n] = unit;
-  for (const ValueId v : node.inputs) need_buffer(v, unit, "operand of a call-out");
+  const char* reason =
+      is_product(program, node) ? "a factor of a matrix product" : "operand of a call-out";
+  for (const ValueId v : node.inputs) need_buffer(v, unit, reason);
   for (int i = 0; i < node.n_out; ++i) define_buffer(node.out + i, unit);
 }
 

@@ -50,6 +50,24 @@ struct KernelGraph {
   std::string name;  // e.g. "softmax_3": operators of note, for explain and traces
 };
 
+// Matrix products, and kernels between and behind them, that run for some rows at a time: what one
+// stage makes for these rows, the next one finds in the cache.
+struct Chain {
+  // A product `out` = a b, as NumPy's matmul of tensors of rank 2 and more; or a kernel.
+  struct Stage {
+    int kernel = -1;  // index of Plan::kernels
+    ValueId a = -1, b = -1, out = -1;
+    // Of a kernel: its axis along each of the chain's rows, and along the columns of what comes
+    // from the stages before; -1: of size 1.
+    std::array<std::int8_t, kMaxRank> row_axis{};
+    std::int8_t column_axis = -1;
+  };
+  std::vector<Stage> stages;
+  std::vector<SizeId> rows;     // the axes that all stages have: batches, then rows of a product
+  std::vector<ValueId> panels;  // values that exist for some rows at a time only
+  bool columns_too = false;     // the stages may also run for some columns at a time
+};
+
 struct Step {
   enum class Kind : std::uint8_t {
     kAlloc,    // out: a new dense buffer of its type's shape
@@ -58,6 +76,7 @@ struct Step {
     kSlice,    // out = in narrowed on `axis` from `offset` by out's size there (parts of a concat,
                // pad)
     kKernel,   // run kernels[kernel]; its output operands have been allocated
+    kChain,    // run chains[chain]; what it stores has been allocated
     kCall      // program node `node` through its call-out; defines its results
   };
   Kind kind;
@@ -66,6 +85,7 @@ struct Step {
   std::int32_t kernel = -1;  // kKernel; kReshape: the copying kernel (input operand 0, output 1)
   std::int32_t axis = -1;    // kSlice
   SizeId offset = shape::kNoSize;
+  std::int32_t chain = -1;  // kChain
 };
 
 // Why a kernel begins where it does: for explain.
@@ -77,10 +97,14 @@ struct Cut {
 struct Plan {
   Program program;  // lowered; fuse may have appended values (parts of concats), never nodes
   std::vector<KernelGraph> kernels;
+  std::vector<Chain> chains;
   std::vector<Step> steps;  // in execution order
   std::vector<Cut> cuts;
 };
 
 Plan fuse(Program lowered);
+
+// Whether a matrix product of a lowered program is one that kernels compute; others are called out.
+bool is_product(const Program& program, const Node& node);
 
 }  // namespace tilevm::fuse

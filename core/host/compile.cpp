@@ -46,7 +46,7 @@ std::string first_line(const Program& program, const fuse::KernelGraph& graph) {
 }  // namespace
 
 Executable::Executable(fuse::Plan plan, const Options& options, Framework& framework)
-    : plan_(std::move(plan)), framework_(framework) {
+    : plan_(std::move(plan)), framework_(framework), tier_(options.settings.tier) {
   kernels_.reserve(plan_.kernels.size());
   for (fuse::KernelGraph& graph : plan_.kernels) {
     most_operands_ = std::max(most_operands_, graph.operands.size());
@@ -107,6 +107,10 @@ Source Executable::source_of(ValueId value) {
 void Executable::compile_steps() {
   const Program& program = plan_.program;
   roots_.resize(program.values.size());
+  is_panel_.resize(program.values.size());
+  for (const fuse::Chain& chain : plan_.chains) {
+    for (const ValueId v : chain.panels) is_panel_[index(v)] = !chain.stages.empty();
+  }
   number_storage_.resize(program.values.size(), bytecode::Storage::kI64);
   for (const schedule::Kernel& kernel : kernels_) {
     for (const fuse::OperandRef& operand : kernel.graph().operands) {
@@ -124,6 +128,7 @@ void Executable::compile_steps() {
     step.kernel = from.kernel;
     step.axis = from.axis;
     step.offset = from.offset;
+    step.chain = from.chain;
     if (from.out >= 0) {
       // Of tensors that only call-outs understand, addresses count elements.
       const DType dtype = program.type(from.out).dtype;
@@ -149,6 +154,7 @@ void Executable::compile_steps() {
         roots_[index(from.out)] = roots_[index(from.in)];
         break;
       case Kind::kKernel:
+      case Kind::kChain:
         break;
       case Kind::kCall: {
         const Node& node = program.nodes[static_cast<std::size_t>(from.node)];
@@ -259,12 +265,7 @@ void Executable::compile_memory() {
     } else if (step.out >= 0) {
       touch(step.out, now);
     }
-    if (step.kind == Kind::kKernel) {
-      for (const fuse::OperandRef& operand :
-           kernels_[static_cast<std::size_t>(step.kernel)].graph().operands) {
-        if (operand.value >= 0) touch(operand.value, now);
-      }
-    }
+    visit_operands(step, [&](ValueId value, bool) { touch(value, now); });
   }
   for (const Source& output : outputs_) escape(output, kForever);
 
@@ -354,6 +355,12 @@ void Executable::compile_sizes() {
     if (step.out < 0 || step.kind == Kind::kCall) continue;
     for (const SizeId size : program.type(step.out).shape.span()) want(size);
   }
+  for (const HostStep& step : steps_) {
+    if (step.kind != Kind::kChain) continue;
+    visit_operands(step, [&](ValueId value, bool) {
+      for (const SizeId size : program.type(value).shape.span()) want(size);
+    });
+  }
   for (const Source& output : outputs_) want_source(output);
   for (const schedule::Kernel& kernel : kernels_) {
     for (const SizeId size : kernel.graph().axes) want(size);
@@ -388,15 +395,20 @@ void Executable::check_stages() const {
     if (step.out >= 0 && step.kind != Kind::kCall) {
       for (const SizeId size : plan_.program.type(step.out).shape.span()) check(size);
     }
-    if (step.kind == Kind::kKernel) {
-      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(step.kernel)].graph();
+    if (step.kind == Kind::kChain) {
+      visit_operands(step, [&](ValueId value, bool) {
+        for (const SizeId size : plan_.program.type(value).shape.span()) check(size);
+      });
+    }
+    visit_kernels(step, [&](int kernel) {
+      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
       for (const SizeId size : graph.axes) check(size);
       for (const fuse::OperandRef& operand : graph.operands) {
         check(operand.size);
         check(operand.start);
         check(operand.step);
       }
-    }
+    });
     reached = std::max(reached, step.stage);
   }
 }

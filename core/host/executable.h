@@ -12,9 +12,10 @@
 #include "fuse/plan.h"
 #include "host/arena.h"
 #include "host/framework.h"
-#include "host/memory.h"
+#include "exec/memory.h"
 #include "host/sizes.h"
 #include "host/views.h"
+#include "schedule/chain.h"
 #include "schedule/kernel.h"
 
 namespace tilevm::host {
@@ -57,6 +58,7 @@ struct HostStep {
   std::int32_t kernel = -1;
   std::int32_t axis = -1;
   SizeId offset = shape::kNoSize;
+  std::int32_t chain = -1;  // kChain
   int item_bytes = 0;
   bool owned = false;              // kAlloc, kReshape: the framework owns the buffer
   std::int32_t order = -1;         // kAlloc: index of orders, -1: row-major
@@ -122,6 +124,36 @@ class Executable {
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
+  // Calls visit(value, is_written) for what the kernels and products of a step read and write.
+  template <class AnyStep, class Visit>
+  void visit_operands(const AnyStep& step, Visit&& visit) const {
+    const auto kernel = [&](int k) {
+      for (const fuse::OperandRef& operand :
+           kernels_[static_cast<std::size_t>(k)].graph().operands) {
+        if (operand.value >= 0) visit(operand.value, operand.role == bytecode::Role::kOutput);
+      }
+    };
+    if (step.kind == fuse::Step::Kind::kKernel) kernel(step.kernel);
+    if (step.kind != fuse::Step::Kind::kChain) return;
+    for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
+      if (stage.kernel >= 0) {
+        kernel(stage.kernel);
+        continue;
+      }
+      visit(stage.a, false);
+      visit(stage.b, false);
+      visit(stage.out, true);
+    }
+  }
+  // Calls visit(kernel) for the kernels of a step.
+  template <class AnyStep, class Visit>
+  void visit_kernels(const AnyStep& step, Visit&& visit) const {
+    if (step.kind == fuse::Step::Kind::kKernel) visit(step.kernel);
+    if (step.kind != fuse::Step::Kind::kChain) return;
+    for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
+      if (stage.kernel >= 0) visit(stage.kernel);
+    }
+  }
 
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
@@ -131,11 +163,21 @@ class Executable {
   void allocate(Frame& frame, const HostStep& step) const;
   void reshape(Frame& frame, const HostStep& step);
   void run_kernel(Frame& frame, int kernel, const Record* first, const Record* second);
+  schedule::OperandView view_of(Frame& frame, const fuse::KernelGraph& graph, std::size_t operand,
+                                std::span<const std::int64_t> extents, const Record* given,
+                                double& bytes) const;
+  schedule::ChainLaunch new_launch(const fuse::Chain& chain);
+  void fill_product(Frame& frame, const fuse::Chain& chain, std::size_t s,
+                    schedule::ChainLaunch& launch) const;
+  void fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t s,
+                   schedule::ChainLaunch& launch) const;
+  void run_chain(Frame& frame, int chain);
   void call_out(Frame& frame, const HostStep& step) const;
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;
   Object fresh_copy(Frame& frame, std::size_t output) const;
+  void count_launches(std::int64_t n) const noexcept;
   [[noreturn]] void fail(exec::Status status, int kernel) const;
 
   fuse::Plan plan_;
@@ -151,10 +193,12 @@ class Executable {
   std::vector<bool> separate_;                     // by output: hand out a copy
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
+  std::vector<bool> is_panel_;                     // by value: never whole in memory
   std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in
   std::vector<bytecode::Storage> number_storage_;  // by value: how kernels store weak values
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
   std::vector<Object> constants_;                  // owned
+  std::optional<schedule::Tier> tier_;             // what its kernels were asked for
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
 

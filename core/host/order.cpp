@@ -86,16 +86,16 @@ void Executable::order_steps() {
       for (int r = 0; step.kind == Kind::kCall && r < node->n_out; ++r)
         writes.push_back(node->out + r);
     }
-    if (step.kind == Kind::kKernel) {
-      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(step.kernel)].graph();
+    visit_operands(step, [&](ValueId value, bool written) {
+      (written ? writes : reads).push_back(value);
+      if (step.kind == Kind::kChain) add_shape(value);
+    });
+    visit_kernels(step, [&](int kernel) {
+      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
       sizes.insert(sizes.end(), graph.axes.begin(), graph.axes.end());
-      for (const fuse::OperandRef& operand : graph.operands) {
+      for (const fuse::OperandRef& operand : graph.operands)
         sizes.insert(sizes.end(), {operand.size, operand.start, operand.step});
-        if (operand.value < 0) continue;
-        reads.push_back(operand.value);
-        if (operand.role == bytecode::Role::kOutput) writes.push_back(operand.value);
-      }
-    }
+    });
     const int call = needs(sizes);
     bool ready = call < 0 || done[static_cast<std::size_t>(call)];
     for (const ValueId value : reads) ready = ready && !late[index(value)];

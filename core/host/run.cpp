@@ -116,6 +116,7 @@ std::unique_ptr<Executable::Frame> Executable::take_frame() {
   frame->tensors.assign(n_values, nullptr);
   frame->numbers.resize(n_values);
   frame->operands.resize(most_operands_);
+  for (const fuse::Chain& chain : plan_.chains) frame->chains.push_back(new_launch(chain));
   frame->args.resize(2 * most_args_);
   frame->slots.resize(arena_.slots.size());
   frame->blocks.resize(static_cast<std::size_t>(sizes_.stages()));
@@ -123,8 +124,8 @@ std::unique_ptr<Executable::Frame> Executable::take_frame() {
 }
 
 void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
-  for (Block& block : frame->blocks) {
-    if (block.bytes > kKeepBytes) release(std::exchange(block, {}));
+  for (exec::Block& block : frame->blocks) {
+    if (block.bytes > kKeepBytes) exec::release(std::exchange(block, {}));
   }
   frame.reset(spare_.exchange(frame.release(), std::memory_order_acq_rel));
   if (!frame) return;
@@ -160,6 +161,9 @@ void Executable::run(Call& call) {
       }
       case Kind::kKernel:
         run_kernel(frame, step.kernel, nullptr, nullptr);
+        break;
+      case Kind::kChain:
+        run_chain(frame, step.chain);
         break;
       case Kind::kCall:
         call_out(frame, step);
@@ -231,16 +235,16 @@ void Executable::run_stage(Frame& frame, int stage) const {
     if (slot.stage != stage) continue;
     std::int64_t bytes = 0;
     for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
-    const auto mask = static_cast<std::int64_t>(kAlignment) - 1;
+    const auto mask = static_cast<std::int64_t>(exec::kAlignment) - 1;
     if (__builtin_add_overflow(bytes, mask, &bytes) ||
         __builtin_add_overflow(total, bytes & ~mask, &total)) {
       throw MemoryError("intermediate buffers are too large");
     }
   }
-  Block& block = frame.blocks[static_cast<std::size_t>(stage)];
+  exec::Block& block = frame.blocks[static_cast<std::size_t>(stage)];
   if (static_cast<std::int64_t>(block.bytes) < total) {
-    release(std::exchange(block, {}));
-    block = acquire(static_cast<std::size_t>(total));
+    exec::release(std::exchange(block, {}));
+    block = exec::acquire(static_cast<std::size_t>(total));
     if (block.data == nullptr) {
       throw MemoryError("no memory for " + std::to_string(total) +
                         " bytes of intermediate buffers");
@@ -253,7 +257,8 @@ void Executable::run_stage(Frame& frame, int stage) const {
     frame.slots[s] = next;
     std::int64_t bytes = 0;
     for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
-    next += (static_cast<std::size_t>(bytes) + kAlignment - 1) / kAlignment * kAlignment;
+    next += (static_cast<std::size_t>(bytes) + exec::kAlignment - 1) / exec::kAlignment *
+            exec::kAlignment;
   }
 }
 
@@ -308,6 +313,54 @@ void Executable::reshape(Frame& frame, const HostStep& step) {
   }
 }
 
+// Memory of one operand of a kernel with these extents: of its value's record, or of `given`. Adds
+// the bytes that the kernel touches there.
+schedule::OperandView Executable::view_of(Frame& frame, const fuse::KernelGraph& graph,
+                                          std::size_t operand,
+                                          std::span<const std::int64_t> extents,
+                                          const Record* given, double& bytes) const {
+  const fuse::OperandRef& ref = graph.operands[operand];
+  schedule::OperandView view;
+  if (ref.role == bytecode::Role::kIota) {
+    if (ref.start != shape::kNoSize) view.start = frame.regs[at(ref.start)];
+    if (ref.iota_axis >= 0) {
+      const std::int64_t step = ref.step == shape::kNoSize ? 1 : frame.regs[at(ref.step)];
+      view.stride[static_cast<std::size_t>(ref.iota_axis)] = step;
+    }
+    return view;
+  }
+  if (ref.value < 0) {
+    if (ref.size != shape::kNoSize)  // else scratch
+      view.base = reinterpret_cast<std::byte*>(&frame.regs[at(ref.size)]);
+    return view;
+  }
+  const Record& record = given != nullptr ? *given : frame.records[index(ref.value)];
+  const std::int64_t item = bytecode::storage_bytes(ref.storage);
+  view.base = record.data;
+  double touched = static_cast<double>(item);
+  for (std::size_t a = 0; a < extents.size(); ++a) {
+    const int dim = ref.dim[a];
+    if (dim < 0) continue;
+    const std::int64_t size = record.size(dim);
+    // A gather may read from more than its result spans (torch.gather).
+    const bool larger = ref.role == bytecode::Role::kGather && size > extents[a];
+    if (size == extents[a] || larger) {
+      view.stride[a] = record.stride(dim) * item;
+      touched *= static_cast<double>(size);
+    } else if (size != 1 || ref.role == bytecode::Role::kOutput) {
+      throw InternalError("kernel " + graph.name + ": operand " + std::to_string(operand) +
+                          " has size " + std::to_string(size) + " along an axis of " +
+                          std::to_string(extents[a]));
+    }
+  }
+  if (ref.gather_dim >= 0) {
+    view.gather_stride = record.stride(ref.gather_dim) * item;
+    view.gather_size = record.size(ref.gather_dim);
+  }
+  bytes += touched;
+  return view;
+}
+
 // Runs a kernel on the records of its operands' values, or on two that are given.
 void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const Record* second) {
   schedule::Kernel& k = kernels_[static_cast<std::size_t>(kernel)];
@@ -315,54 +368,19 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   const std::size_t n_axes = graph.axes.size();
   std::array<std::int64_t, fuse::kMaxAxes> extents{};
   for (std::size_t a = 0; a < n_axes; ++a) extents[a] = frame.regs[at(graph.axes[a])];
+  const std::span<const std::int64_t> axes(extents.data(), n_axes);
   double bytes = 0;
   bool large = frame.output_bytes >= stream_bytes();
   for (std::size_t o = 0; o < graph.operands.size(); ++o) {
+    const Record* given = first == nullptr ? nullptr : o == 0 ? first : second;
+    frame.operands[o] = view_of(frame, graph, o, axes, given, bytes);
     const fuse::OperandRef& ref = graph.operands[o];
-    schedule::OperandView& view = frame.operands[o];
-    view = {};
-    if (ref.role == bytecode::Role::kIota) {
-      if (ref.start != shape::kNoSize) view.start = frame.regs[at(ref.start)];
-      if (ref.iota_axis >= 0) {
-        const std::int64_t step = ref.step == shape::kNoSize ? 1 : frame.regs[at(ref.step)];
-        view.stride[static_cast<std::size_t>(ref.iota_axis)] = step;
-      }
-      continue;
+    if (large && ref.role == bytecode::Role::kOutput && ref.value >= 0) {
+      const Record& record = given != nullptr ? *given : frame.records[index(ref.value)];
+      large = record.root >= 0;  // a result
     }
-    if (ref.value < 0) {
-      if (ref.size == shape::kNoSize) continue;  // scratch
-      view.base = reinterpret_cast<std::byte*>(&frame.regs[at(ref.size)]);
-      continue;
-    }
-    const Record& record =
-        first != nullptr ? (o == 0 ? *first : *second) : frame.records[index(ref.value)];
-    const std::int64_t item = bytecode::storage_bytes(ref.storage);
-    view.base = record.data;
-    if (ref.role == bytecode::Role::kOutput) large = large && record.root >= 0;  // a result
-    double touched = static_cast<double>(item);
-    for (std::size_t a = 0; a < n_axes; ++a) {
-      const int dim = ref.dim[a];
-      if (dim < 0) continue;
-      const std::int64_t size = record.size(dim);
-      // A gather may read from more than its result spans (torch.gather).
-      const bool larger = ref.role == bytecode::Role::kGather && size > extents[a];
-      if (size == extents[a] || larger) {
-        view.stride[a] = record.stride(dim) * item;
-        touched *= static_cast<double>(size);
-      } else if (size != 1 || ref.role == bytecode::Role::kOutput) {
-        throw InternalError("kernel " + graph.name + ": operand " + std::to_string(o) +
-                            " has size " + std::to_string(size) + " along an axis of " +
-                            std::to_string(extents[a]));
-      }
-    }
-    if (ref.gather_dim >= 0) {
-      view.gather_stride = record.stride(ref.gather_dim) * item;
-      view.gather_size = record.size(ref.gather_dim);
-    }
-    bytes += touched;
   }
   const int threads = bytes < kInlineBytes ? 1 : framework_.threads();
-  const std::span<const std::int64_t> axes(extents.data(), n_axes);
   const std::span<const schedule::OperandView> views(frame.operands.data(), graph.operands.size());
   exec::Status status;
   if (bytes > kUnlockBytes) {
@@ -372,8 +390,12 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   } else {
     status = k.run(axes, views, threads, large);
   }
-  launch_count.fetch_add(1, std::memory_order_relaxed);
+  count_launches(1);
   if (status != exec::Status::kOk) fail(status, kernel);
+}
+
+void Executable::count_launches(std::int64_t n) const noexcept {
+  launch_count.fetch_add(n, std::memory_order_relaxed);
 }
 
 void Executable::fail(exec::Status status, int kernel) const {

@@ -77,6 +77,12 @@ double as_double(const Number& n) {
   return n.kind == NumberKind::kFloat ? n.number : static_cast<double>(n.integer);
 }
 
+// Dtypes of matrix products that kernels compute, and of their factors in memory.
+bool multiplied_in_kernels(DType d) {
+  return d == DType::kFloat32 || d == DType::kBFloat16 || d == DType::kFloat16;
+}
+bool is_factor(DType d) { return multiplied_in_kernels(d) || d == DType::kInt8; }
+
 // The number as a constant of `dtype` holds it.
 Attr in_dtype(const Number& n, DType dtype) {
   if (is_float(dtype)) return Attr::of_number(as_double(n));
@@ -180,6 +186,8 @@ class Lowering {
     attrs[2].ints = {static_cast<std::int64_t>(dtype)};
     return emit(Op::full, {}, std::move(attrs), {dtype, false, shape});
   }
+  ValueId factor(ValueId v);
+  ValueId product(ValueId a, ValueId b, const Type& type);
   ValueId cast(ValueId v, DType to);
   ValueId materialise(const High& h, DType dtype);
   ValueId widened(const High& h);
@@ -577,6 +585,53 @@ ValueId Lowering::pad(ValueId x, const std::vector<Attr>& attrs, const Type& typ
   return x;
 }
 
+// A factor of a product as it lies in memory: what widened it, before or after views, is left out.
+ValueId Lowering::factor(ValueId v) {
+  const std::int32_t def = out_.values[static_cast<std::size_t>(v)].node;
+  if (def < 0) return v;
+  const Node node = out_.nodes[static_cast<std::size_t>(def)];
+  const Type type = out_.type(v);
+  if (node.op == Op::cast) {
+    const Type from = out_.type(node.inputs[0]);
+    const bool exact = from.dtype == DType::kInt8 || keeps_values(from.dtype, type.dtype);
+    return exact && !from.weak && is_factor(from.dtype) ? node.inputs[0] : v;
+  }
+  if (node.op != Op::permute && node.op != Op::unsqueeze && node.op != Op::squeeze) return v;
+  const ValueId source = factor(node.inputs[0]);
+  if (source == node.inputs[0]) return v;
+  return emit(node.op, {source}, node.attrs, {out_.type(source).dtype, false, type.shape});
+}
+
+// A matrix product over tensors of rank 2 and more, in float32, cast to the dtype that it has.
+ValueId Lowering::product(ValueId a, ValueId b, const Type& type) {
+  const auto with_axis = [&](ValueId v, int axis) {
+    Shape shape;
+    for (int d = 0; d < 2; ++d)
+      shape.push(d == axis ? out_.sizes.constant(1) : out_.type(v).shape[0]);
+    return emit(Op::unsqueeze, {v}, {Attr::of_ints({axis})}, {out_.type(v).dtype, false, shape});
+  };
+  a = factor(a);
+  b = factor(b);
+  Type whole{DType::kFloat32, false, type.shape};
+  const bool vector_a = out_.type(a).shape.rank == 1, vector_b = out_.type(b).shape.rank == 1;
+  Ints gone;
+  if (vector_a || vector_b) {
+    const int batch = type.shape.rank - (vector_a ? 0 : 1) - (vector_b ? 0 : 1);
+    const SizeId rows = vector_a ? out_.sizes.constant(1) : type.shape[batch];
+    const SizeId columns = vector_b ? out_.sizes.constant(1) : type.shape[type.shape.rank - 1];
+    whole.shape = Shape();
+    for (int d = 0; d < batch; ++d) whole.shape.push(type.shape[d]);
+    whole.shape.push(rows);
+    whole.shape.push(columns);
+    if (vector_a) a = with_axis(a, 0), gone.push_back(batch);
+    if (vector_b) b = with_axis(b, 1), gone.push_back(batch + 1);
+  }
+  ValueId result = emit(Op::matmul, {a, b}, {}, whole);
+  result = cast(result, type.dtype);
+  if (!gone.empty()) result = emit(Op::squeeze, {result}, {Attr::of_ints(gone)}, type);
+  return result;
+}
+
 High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs,
                      const Type& type) {
   const OpInfo& row = info(op);
@@ -629,6 +684,8 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     if (op == Op::amax) op = Op::any;
     if (op == Op::amin) op = Op::all;
   }
+  if (op == Op::matmul && multiplied_in_kernels(type.dtype))
+    return value(product(operands[0], operands[1], type), type);
   std::vector<Attr> parameters(attrs);
   if (op == Op::pad) return value(pad(operands[0], parameters, type), type);
   return value(emit(op, std::move(operands), std::move(parameters), type), type);

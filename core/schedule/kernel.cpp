@@ -352,6 +352,8 @@ void warm_up() {
 
 void set_verify(bool verify) { verify_own = verify; }
 
+Tier tier() noexcept { return chosen_tier().load(std::memory_order_relaxed); }
+
 void set_tier(Tier tier) { chosen_tier() = tier; }
 
 void set_most_variants(int count) { most_variants = count; }

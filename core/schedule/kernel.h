@@ -33,6 +33,9 @@ struct Tier {
   bool interpret = false;
 };
 
+// What the process's kernels are compiled for; see set_tier().
+Tier tier() noexcept;
+
 // What one program wants otherwise than the process.
 struct Settings {
   std::optional<Tier> tier;

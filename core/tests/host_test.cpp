@@ -4,7 +4,7 @@
 #include "host/arena.h"
 #include "host/errors.h"
 #include "host/executable.h"
-#include "host/memory.h"
+#include "exec/memory.h"
 #include "host/sizes.h"
 #include "host/views.h"
 #include "tests/check.h"

@@ -207,13 +207,14 @@ std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   return rows * (depth + 2 * tiles.lanes) + (way == Way::kTiles ? depth * tiles.columns : 0);
 }
 
-void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, float* packed) {
+void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+          std::int64_t count, float* packed) {
   const std::int64_t width = tiles.columns;
   const std::int64_t padded = rounded_up(sizes.n, width);
   const std::int64_t step = even(sizes.k, kDepth);
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     const std::int64_t depth = std::min(step, sizes.k - p);
-    for (std::int64_t j = 0; j < sizes.n; j += width) {
+    for (std::int64_t j = first; j < first + count; j += width) {
       float* panel = packed + p * padded + j * depth;
       const std::int64_t columns = std::min(width, sizes.n - j);
       if (columns < width) std::fill_n(panel, depth * width, 0.0f);

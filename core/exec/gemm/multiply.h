@@ -36,8 +36,9 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b);
 std::int64_t packed_elements(const Tiles& tiles, const Sizes& sizes);
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 
-// Packs all of b.
-void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, float* packed);
+// Packs columns first .. first + count of b, where first is a multiple of tiles.columns.
+void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+          std::int64_t count, float* packed);
 
 // c = a b, in float32; rows of c are contiguous. `packed`: of kPacked, what pack() wrote.
 void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace tilevm::host {
+namespace tilevm::exec {
 
 inline constexpr std::size_t kAlignment = 64;
 
@@ -32,4 +32,4 @@ void set_memory_budget(std::int64_t bytes) noexcept;
 // Frees everything kept.
 void free_idle_memory() noexcept;
 
-}  // namespace tilevm::host
+}  // namespace tilevm::exec

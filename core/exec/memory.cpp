@@ -1,4 +1,4 @@
-#include "host/memory.h"
+#include "exec/memory.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <mutex>
 #include <new>
 
-namespace tilevm::host {
+namespace tilevm::exec {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
@@ -147,4 +147,4 @@ void free_idle_memory() noexcept {
   trim(p, 0);
 }
 
-}  // namespace tilevm::host
+}  // namespace tilevm::exec

@@ -1,0 +1,157 @@
+// Matrix products and what runs with them: from records of values to a launch.
+#include <algorithm>
+
+#include "host/errors.h"
+#include "host/executable.h"
+#include "host/frame.h"
+
+namespace tilevm::host {
+namespace {
+
+using bytecode::Storage;
+
+// Above this much work, other Python threads may run meanwhile: about 50 us.
+constexpr double kUnlockFlops = 1 << 22;
+
+std::size_t at(SizeId id) { return static_cast<std::size_t>(id); }
+
+Storage storage_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return Storage::kF32;
+    case DType::kBFloat16:
+      return Storage::kBF16;
+    case DType::kFloat16:
+      return Storage::kF16;
+    case DType::kInt8:
+      return Storage::kI8;
+    default:
+      throw InternalError("a factor of a product is of " + std::string(dtype_name(dtype)));
+  }
+}
+
+int panel_of(const fuse::Chain& chain, ValueId value) {
+  const auto found = std::ranges::find(chain.panels, value);
+  return found == chain.panels.end() ? -1 : static_cast<int>(found - chain.panels.begin());
+}
+
+// Byte strides of a factor's or result's batches along the chain's rows; of a size of 1: 0.
+void set_batches(const Record& record, std::int64_t item, int n_rows, schedule::RowStrides& to) {
+  to = {};
+  for (int d = 0; d < record.rank - 2; ++d) {
+    const int row = n_rows - 1 - (record.rank - 2) + d;
+    if (record.size(d) != 1) to[static_cast<std::size_t>(row)] = record.stride(d) * item;
+  }
+}
+
+}  // namespace
+
+// What does not depend on sizes; the rest is written at each launch.
+schedule::ChainLaunch Executable::new_launch(const fuse::Chain& chain) {
+  schedule::ChainLaunch launch;
+  launch.panels.resize(chain.panels.size());
+  for (const fuse::Chain::Stage& from : chain.stages) {
+    schedule::Stage& stage = launch.stages.emplace_back();
+    if (from.kernel < 0) {
+      stage.a_panel = panel_of(chain, from.a);
+      stage.out_panel = panel_of(chain, from.out);
+      continue;
+    }
+    stage.kernel = &kernels_[static_cast<std::size_t>(from.kernel)];
+    const fuse::KernelGraph& graph = stage.kernel->graph();
+    stage.axis_sizes.resize(graph.axes.size());
+    stage.operands.resize(graph.operands.size());
+    for (const fuse::OperandRef& operand : graph.operands) {
+      const int panel = operand.value < 0 ? -1 : panel_of(chain, operand.value);
+      stage.panel.push_back(panel);
+      if (panel >= 0)
+        launch.panels[static_cast<std::size_t>(panel)].item_bytes =
+            bytecode::storage_bytes(operand.storage);
+    }
+  }
+  return launch;
+}
+
+void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_t s,
+                              schedule::ChainLaunch& launch) const {
+  const fuse::Chain::Stage& from = chain.stages[s];
+  schedule::Stage& stage = launch.stages[s];
+  const Program& program = plan_.program;
+  const int n_rows = static_cast<int>(chain.rows.size());
+  const auto last = static_cast<std::size_t>(n_rows - 1);
+  const Shape& shape = program.type(from.out).shape;
+  stage.n = frame.regs[at(shape[shape.rank - 1])];
+
+  const Record& b = frame.records[index(from.b)];
+  const Storage b_storage = storage_of(program.type(from.b).dtype);
+  const std::int64_t b_item = bytecode::storage_bytes(b_storage);
+  stage.k = b.size(b.rank - 2);
+  stage.b = {b.data, b.stride(b.rank - 2), b.stride(b.rank - 1), b_storage};
+  set_batches(b, b_item, n_rows, stage.b_rows);
+
+  const Storage a_storage = storage_of(program.type(from.a).dtype);
+  stage.a = {nullptr, 0, 1, a_storage};
+  if (stage.a_panel < 0) {
+    const Record& a = frame.records[index(from.a)];
+    const std::int64_t item = bytecode::storage_bytes(a_storage);
+    stage.a.data = a.data;
+    stage.a.column_stride = a.stride(a.rank - 1);
+    set_batches(a, item, n_rows, stage.a_rows);
+    stage.a_rows[last] = a.stride(a.rank - 2) * item;
+  } else {
+    launch.panels[static_cast<std::size_t>(stage.a_panel)].columns = stage.k;
+  }
+  if (stage.out_panel < 0) {
+    const Record& out = frame.records[index(from.out)];
+    stage.out = out.data;
+    set_batches(out, sizeof(float), n_rows, stage.out_rows);
+    stage.out_rows[last] = out.stride(out.rank - 2) * static_cast<std::int64_t>(sizeof(float));
+    stage.out_column = out.stride(out.rank - 1) * static_cast<std::int64_t>(sizeof(float));
+  } else {
+    launch.panels[static_cast<std::size_t>(stage.out_panel)].columns = stage.n;
+  }
+}
+
+void Executable::fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t s,
+                             schedule::ChainLaunch& launch) const {
+  const fuse::Chain::Stage& from = chain.stages[s];
+  schedule::Stage& stage = launch.stages[s];
+  const fuse::KernelGraph& graph = stage.kernel->graph();
+  for (std::size_t a = 0; a < graph.axes.size(); ++a)
+    stage.axis_sizes[a] = frame.regs[at(graph.axes[a])];
+  std::copy(from.row_axis.begin(), from.row_axis.end(), stage.row_axis.begin());
+  stage.column_axis = from.column_axis;
+  double bytes = 0;
+  for (std::size_t o = 0; o < graph.operands.size(); ++o) {
+    if (stage.panel[o] >= 0) continue;
+    stage.operands[o] = view_of(frame, graph, o, stage.axis_sizes, nullptr, bytes);
+  }
+}
+
+void Executable::run_chain(Frame& frame, int which) {
+  const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(which)];
+  schedule::ChainLaunch& launch = frame.chains[static_cast<std::size_t>(which)];
+  launch.n_rows = static_cast<int>(chain.rows.size());
+  launch.columns_too = chain.columns_too;
+  for (std::size_t i = 0; i < chain.rows.size(); ++i)
+    launch.rows[i] = frame.regs[at(chain.rows[i])];
+  int kernel = -1;
+  for (std::size_t s = 0; s < chain.stages.size(); ++s) {
+    if (chain.stages[s].kernel < 0) {
+      fill_product(frame, chain, s, launch);
+    } else {
+      fill_kernel(frame, chain, s, launch);
+      kernel = chain.stages[s].kernel;
+    }
+  }
+  const bool unlocks = schedule::flops(launch) > kUnlockFlops;
+  const int threads = framework_.threads();
+  if (unlocks) framework_.unlock();
+  const exec::Status status = schedule::run_chain(launch, threads, tier_);
+  if (unlocks) framework_.lock();
+  count_launches(1);
+  if (status == exec::Status::kNoMemory) throw MemoryError("no memory for a matrix product");
+  if (status != exec::Status::kOk) fail(status, kernel);
+}
+
+}  // namespace tilevm::host

@@ -1,0 +1,542 @@
+#include "schedule/chain.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "exec/memory.h"
+#include "exec/threads.h"
+
+namespace tilevm::schedule {
+namespace {
+
+using exec::Status;
+using exec::gemm::Matrix;
+using exec::gemm::Sizes;
+using exec::gemm::Tiles;
+using exec::gemm::Way;
+
+// What passes between stages stays in the second cache.
+constexpr std::int64_t kPanelBytes = 256 << 10;
+// Rows of a block, if no panel asks for fewer; so many rows are never divided.
+constexpr std::int64_t kBlockRows = 240;
+constexpr std::int64_t kFewRows = 16;
+// Packed factors that are larger are made and used for some columns at a time.
+constexpr std::int64_t kPackedBytes = 8 << 20;
+// Below this much work, everything runs on one thread: about 10 us.
+constexpr double kInlineFlops = 1 << 20;
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
+std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return parts(x, to) * to; }
+
+const Tiles& tiles_of(Tier tier) {
+  return exec::gemm::tiles(tier.target == exec::native::Target::kAvx2);
+}
+
+// ---- Rows
+
+// Axis i disappears: `to`, an axis that stays, stands for both.
+void drop_axis(ChainLaunch& launch, int i, int to, bool take_strides) {
+  const auto erase = [&](auto& list, auto fill) {
+    if (take_strides) list[at(to)] = list[at(i)];
+    std::copy(list.begin() + i + 1, list.begin() + launch.n_rows, list.begin() + i);
+    list[at(launch.n_rows - 1)] = fill;
+  };
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) {
+      const int gone = stage.row_axis[at(take_strides ? to : i)];
+      if (gone >= 0) stage.axis_sizes[at(gone)] = 1;
+      erase(stage.row_axis, std::int8_t{-1});
+    } else {
+      erase(stage.a_rows, std::int64_t{0});
+      erase(stage.b_rows, std::int64_t{0});
+      erase(stage.out_rows, std::int64_t{0});
+    }
+  }
+  std::copy(launch.rows.begin() + i + 1, launch.rows.begin() + launch.n_rows,
+            launch.rows.begin() + i);
+  --launch.n_rows;
+}
+
+// Whether axes i and i + 1 are one run in everything that is not a panel.
+bool one_run(const ChainLaunch& launch, int i) {
+  const std::int64_t size = launch.rows[at(i + 1)];
+  const auto run = [&](std::int64_t outer, std::int64_t inner) { return outer == inner * size; };
+  return std::ranges::all_of(launch.stages, [&](const Stage& stage) {
+    if (stage.kernel == nullptr) {
+      return (stage.a_panel >= 0 || run(stage.a_rows[at(i)], stage.a_rows[at(i + 1)])) &&
+             run(stage.b_rows[at(i)], stage.b_rows[at(i + 1)]) &&
+             (stage.out_panel >= 0 || run(stage.out_rows[at(i)], stage.out_rows[at(i + 1)]));
+    }
+    const int outer = stage.row_axis[at(i)], inner = stage.row_axis[at(i + 1)];
+    if (outer < 0 || inner < 0) return false;
+    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
+      const OperandView& view = stage.operands[o];
+      if (stage.panel[o] < 0 && !run(view.stride[at(outer)], view.stride[at(inner)])) return false;
+    }
+    return true;
+  });
+}
+
+// Fewer axes, where that changes nothing: no axes of size 1 but the rows, and no neighbours that
+// are one run. A batch that shares its right factors is rows.
+void simplify(ChainLaunch& launch) {
+  for (int i = launch.n_rows - 2; i >= 0; --i) {
+    if (launch.rows[at(i)] == 1) drop_axis(launch, i, i + 1, false);
+  }
+  while (launch.n_rows > 1 && launch.rows[at(launch.n_rows - 1)] == 1) {
+    const int i = launch.n_rows - 2;
+    if (!std::ranges::all_of(launch.stages, [i](const Stage& stage) {
+          return stage.kernel != nullptr || stage.b_rows[at(i)] == 0;
+        }))
+      break;
+    launch.rows[at(i + 1)] = launch.rows[at(i)];
+    drop_axis(launch, i, i + 1, true);
+  }
+  for (int i = launch.n_rows - 2; i >= 0; --i) {
+    if (!one_run(launch, i)) continue;
+    const std::int64_t size = launch.rows[at(i)] * launch.rows[at(i + 1)];
+    launch.rows[at(i + 1)] = size;
+    for (Stage& stage : launch.stages) {
+      if (stage.kernel == nullptr) continue;
+      const int inner = stage.row_axis[at(i + 1)];
+      if (inner >= 0) stage.axis_sizes[at(inner)] = size;
+    }
+    drop_axis(launch, i, i + 1, false);
+  }
+}
+
+// ---- One launch
+
+void move(OperandView& view, std::int64_t bytes) {
+  if (view.base != nullptr) {
+    view.base += bytes;
+  } else {
+    view.start += bytes;  // iota
+  }
+}
+
+// Columns first .. first + n of a launch that may be divided so.
+void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel == nullptr) {
+      stage.b.data += first * stage.b.column_stride * bytecode::storage_bytes(stage.b.storage);
+      if (stage.out != nullptr) stage.out += first * stage.out_column;
+      stage.n = n;
+      continue;
+    }
+    stage.axis_sizes[at(stage.column_axis)] = n;
+    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
+      if (stage.panel[o] < 0)
+        move(stage.operands[o], first * stage.operands[o].stride[at(stage.column_axis)]);
+    }
+  }
+  for (Panel& panel : launch.panels) panel.columns = n;
+}
+
+class Running {
+ public:
+  Running(ChainLaunch& launch, const Tiles& tiles, int threads)
+      : launch_(launch), tiles_(tiles), threads_(threads), products_(launch.stages.size()) {}
+
+  Status run() {
+    rows_ = launch_.rows[at(launch_.n_rows - 1)];
+    batches_ = launch_.n_rows > 1 ? launch_.rows[at(launch_.n_rows - 2)] : 1;
+    outer_ = 1;
+    for (int i = 0; i < launch_.n_rows - 2; ++i) outer_ *= launch_.rows[at(i)];
+    if (rows_ * batches_ * outer_ == 0) return Status::kOk;
+    divide();
+    choose_ways();
+    if (!lay_out_memory()) return Status::kNoMemory;
+    if (n_items_ < threads_) {
+      // Few rows: the stages one after the other, each on all threads.
+      for (std::int64_t i = 0; i < n_items_; ++i) run_item(i, 0, threads_);
+    } else {
+      pack_shared();
+      exec::parallel(
+          threads_,
+          [](void* self, int thread) {
+            Running& r = *static_cast<Running*>(self);
+            const std::int64_t begin = r.n_items_ * thread / r.threads_;
+            const std::int64_t end = r.n_items_ * (thread + 1) / r.threads_;
+            for (std::int64_t i = begin; i < end; ++i) r.run_item(i, thread, 1);
+          },
+          this);
+    }
+    exec::release(shared_block_);
+    for (const exec::Block& block : blocks_) exec::release(block);
+    return status_.load();
+  }
+
+ private:
+  struct Product {
+    Way way = Way::kPacked;
+    bool shared = false;      // all items have the same right factor, packed once
+    float* packed = nullptr;  // of a shared factor
+  };
+  // Some rows of some batches.
+  struct Item {
+    std::array<std::int64_t, kMaxRows> index{};  // where it begins
+    std::int64_t batches, rows;
+  };
+  // What one thread writes.
+  struct Memory {
+    std::byte* base = nullptr;
+    // By product: the right factor that is packed there.
+    std::vector<const std::byte*> packed;
+  };
+
+  Sizes sizes_of(const Stage& stage) const { return {rows_, stage.n, stage.k}; }
+
+  void choose_ways() {
+    for (std::size_t s = 0; s < products_.size(); ++s) {
+      const Stage& stage = launch_.stages[s];
+      if (stage.kernel != nullptr) continue;
+      Product& product = products_[s];
+      product.shared = n_items_ >= threads_ &&
+                       std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
+      product.way = choose(tiles_, sizes_of(stage), stage.b);
+    }
+  }
+
+  // How many rows and batches an item has. Fewer than kFewRows are one item whatever the number of
+  // threads, since how their sums are made depends on how many there are.
+  void divide() {
+    std::int64_t row_bytes = 0;
+    for (const Panel& panel : launch_.panels) row_bytes += panel.columns * panel.item_bytes;
+    const std::int64_t most =
+        std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1), tiles_.rows,
+                                 kBlockRows) /
+        tiles_.rows * tiles_.rows;
+    const std::int64_t groups = batches_ * outer_;
+    item_rows_ = rows_;
+    if (rows_ > kFewRows) {
+      item_rows_ = std::min(rows_, most);
+      const std::int64_t wanted = parts(threads_, groups);  // items of a batch
+      item_rows_ = std::min(item_rows_, std::max(kFewRows, parts(rows_, wanted)));
+      item_rows_ = parts(rows_, parts(rows_, item_rows_));
+    }
+    item_batches_ = 1;
+    if (item_rows_ == rows_) {
+      item_batches_ = std::clamp<std::int64_t>(most / rows_, 1, batches_);
+      item_batches_ = std::min(item_batches_, parts(groups, threads_));
+    }
+    batch_items_ = parts(batches_, item_batches_);
+    row_items_ = parts(rows_, item_rows_);
+    n_items_ = outer_ * batch_items_ * row_items_;
+  }
+
+  static std::int64_t bytes_of(std::int64_t floats) {
+    return rounded_up(floats * static_cast<std::int64_t>(sizeof(float)),
+                      static_cast<std::int64_t>(exec::kAlignment));
+  }
+
+  // A row of a panel: whole cache lines, not a multiple of 4 KiB.
+  std::int64_t stride_of(const Panel& panel) const {
+    const std::int64_t bytes = rounded_up(panel.columns * panel.item_bytes, 64);
+    return bytes % 4096 == 0 ? bytes + 64 : bytes;
+  }
+
+  // Panels, packed factors that are not shared, and room, for each thread.
+  bool lay_out_memory() {
+    std::int64_t bytes = 0;
+    for (const Panel& panel : launch_.panels) {
+      panel_offsets_.push_back(bytes);
+      bytes += item_batches_ * item_rows_ * stride_of(panel);
+    }
+    std::int64_t shared = 0, room = 0;
+    packed_offsets_.assign(products_.size(), -1);
+    for (std::size_t s = 0; s < products_.size(); ++s) {
+      const Stage& stage = launch_.stages[s];
+      if (stage.kernel != nullptr) continue;
+      const Sizes sizes{item_rows_, stage.n, stage.k};
+      room = std::max(room, room_elements(tiles_, products_[s].way, sizes));
+      if (stage.out_panel < 0 && stage.out_column != sizeof(float))
+        room =
+            std::max(room, room_elements(tiles_, products_[s].way, sizes) + item_rows_ * stage.n);
+      if (products_[s].way != Way::kPacked) continue;
+      const std::int64_t packed = bytes_of(packed_elements(tiles_, sizes));
+      std::int64_t& total = products_[s].shared ? shared : bytes;
+      packed_offsets_[s] = total;
+      total += packed;
+    }
+    room_offset_ = bytes;
+    bytes += bytes_of(room);
+    if (shared > 0) {
+      shared_block_ = exec::acquire(at(shared));
+      if (shared_block_.data == nullptr) return false;
+      for (std::size_t s = 0; s < products_.size(); ++s) {
+        if (products_[s].shared && packed_offsets_[s] >= 0)
+          products_[s].packed = reinterpret_cast<float*>(shared_block_.data + packed_offsets_[s]);
+      }
+    }
+    // Few rows: each thread has room of its own behind what all of them see.
+    memories_.resize(at(threads_));
+    for (Memory& memory : memories_) {
+      const exec::Block block = exec::acquire(at(std::max<std::int64_t>(bytes, 1)));
+      if (block.data == nullptr) return false;
+      blocks_.push_back(block);
+      memory.base = block.data;
+      memory.packed.assign(products_.size(), nullptr);
+    }
+    return true;
+  }
+
+  // Calls work(self, s, first, n) for runs of a product's columns, in parallel.
+  template <class Work>
+  void by_columns(std::int64_t n, int threads, Work&& work) {
+    const std::int64_t width = tiles_.columns;
+    const std::int64_t panels = parts(n, width);
+    threads = static_cast<int>(std::clamp<std::int64_t>(panels, 1, threads));
+    struct Job {
+      Work& work;
+      std::int64_t panels, n, width;
+      int threads;
+    } job{work, panels, n, width, threads};
+    exec::parallel(
+        threads,
+        [](void* data, int thread) {
+          const Job& j = *static_cast<Job*>(data);
+          const std::int64_t first = j.panels * thread / j.threads * j.width;
+          const std::int64_t end = std::min(j.panels * (thread + 1) / j.threads * j.width, j.n);
+          j.work(thread, first, end - first);
+        },
+        &job);
+  }
+
+  void pack_shared() {
+    for (std::size_t s = 0; s < products_.size(); ++s) {
+      const Product& product = products_[s];
+      if (product.packed == nullptr) continue;
+      const Stage& stage = launch_.stages[s];
+      const Sizes sizes{item_rows_, stage.n, stage.k};
+      by_columns(stage.n, threads_, [&](int, std::int64_t first, std::int64_t n) {
+        pack(tiles_, sizes, stage.b, first, n, product.packed);
+      });
+    }
+  }
+
+  Item item(std::int64_t i) const {
+    Item item;
+    const std::int64_t row = i % row_items_ * item_rows_;
+    i /= row_items_;
+    const std::int64_t batch = i % batch_items_ * item_batches_;
+    i /= batch_items_;
+    for (int axis = launch_.n_rows - 3; axis >= 0; --axis) {
+      item.index[at(axis)] = i % launch_.rows[at(axis)];
+      i /= launch_.rows[at(axis)];
+    }
+    item.index[at(launch_.n_rows - 1)] = row;
+    item.rows = std::min(item_rows_, rows_ - row);
+    item.batches = 1;
+    if (launch_.n_rows > 1) {
+      item.index[at(launch_.n_rows - 2)] = batch;
+      item.batches = std::min(item_batches_, batches_ - batch);
+    }
+    return item;
+  }
+
+  std::int64_t offset(const RowStrides& strides, const Item& item, std::int64_t batch) const {
+    std::int64_t bytes = 0;
+    for (int i = 0; i < launch_.n_rows; ++i) bytes += strides[at(i)] * item.index[at(i)];
+    if (launch_.n_rows > 1) bytes += strides[at(launch_.n_rows - 2)] * batch;
+    return bytes;
+  }
+
+  std::byte* panel_at(int panel, int thread, std::int64_t batch) {
+    return memories_[at(thread)].base + panel_offsets_[at(panel)] +
+           batch * item_rows_ * stride_of(launch_.panels[at(panel)]);
+  }
+
+  void run_item(std::int64_t i, int thread, int threads) noexcept {
+    const Item box = item(i);
+    for (std::size_t s = 0; s < launch_.stages.size(); ++s) {
+      if (launch_.stages[s].kernel != nullptr) {
+        run_kernel(launch_.stages[s], box, thread, threads);
+        continue;
+      }
+      for (std::int64_t batch = 0; batch < box.batches; ++batch)
+        run_product(s, box, batch, thread, threads);
+    }
+  }
+
+  void run_product(std::size_t s, const Item& box, std::int64_t batch, int thread, int threads) {
+    const Stage& stage = launch_.stages[s];
+    const int last = launch_.n_rows - 1;
+    Matrix a = stage.a;
+    if (stage.a_panel >= 0) {
+      a.data = panel_at(stage.a_panel, thread, batch);
+      a.row_stride =
+          stride_of(launch_.panels[at(stage.a_panel)]) / bytecode::storage_bytes(a.storage);
+      a.column_stride = 1;
+    } else {
+      a.data += offset(stage.a_rows, box, batch);
+      a.row_stride = stage.a_rows[at(last)] / bytecode::storage_bytes(a.storage);
+    }
+    Matrix b = stage.b;
+    b.data += offset(stage.b_rows, box, batch);
+    std::byte* out = stage.out;
+    std::int64_t row_bytes = stage.out_rows[at(last)];
+    std::int64_t column_bytes = stage.out_column;
+    if (stage.out_panel >= 0) {
+      out = panel_at(stage.out_panel, thread, batch);
+      row_bytes = stride_of(launch_.panels[at(stage.out_panel)]);
+      column_bytes = sizeof(float);
+    } else {
+      out += offset(stage.out_rows, box, batch);
+    }
+    if (threads == 1)
+      return multiply_columns(s, box.rows, a, b, out, row_bytes, column_bytes, thread);
+    by_columns(stage.n, threads, [&](int worker, std::int64_t first, std::int64_t n) {
+      Matrix part = b;
+      part.data += first * b.column_stride * bytecode::storage_bytes(b.storage);
+      multiply_part(s, {box.rows, n, stage.k}, a, part, out + first * column_bytes, row_bytes,
+                    column_bytes, worker);
+    });
+  }
+
+  // All columns on this thread, with the factor that is packed already if there is one.
+  void multiply_columns(std::size_t s, std::int64_t rows, const Matrix& a, const Matrix& b,
+                        std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes,
+                        int thread) {
+    const Stage& stage = launch_.stages[s];
+    const Sizes sizes{rows, stage.n, stage.k};
+    const float* packed = products_[s].packed;
+    if (products_[s].way == Way::kPacked && packed == nullptr)
+      packed = pack_own(s, sizes, b, thread);
+    finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
+  }
+
+  // Some columns: what is packed is packed for this alone.
+  void multiply_part(std::size_t s, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                     std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes,
+                     int thread) {
+    if (sizes.n <= 0) return;
+    const float* packed = nullptr;
+    if (products_[s].way == Way::kPacked) {
+      memories_[at(thread)].packed[s] = nullptr;
+      packed = pack_own(s, sizes, b, thread);
+      memories_[at(thread)].packed[s] = nullptr;
+    }
+    finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
+  }
+
+  const float* pack_own(std::size_t s, const Sizes& sizes, const Matrix& b, int thread) {
+    Memory& memory = memories_[at(thread)];
+    auto* packed = reinterpret_cast<float*>(memory.base + packed_offsets_[s]);
+    if (memory.packed[s] == b.data) return packed;
+    pack(tiles_, sizes, b, 0, sizes.n, packed);
+    memory.packed[s] = b.data;
+    return packed;
+  }
+
+  void finish(Way way, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* packed,
+              std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes, int thread) {
+    auto* room = reinterpret_cast<float*>(memories_[at(thread)].base + room_offset_);
+    if (column_bytes == sizeof(float) || sizes.n == 1) {
+      multiply(tiles_, way, sizes, a, b, packed, room, reinterpret_cast<float*>(out),
+               row_bytes / static_cast<std::int64_t>(sizeof(float)));
+      return;
+    }
+    // Columns that do not lie side by side.
+    float* const c = room + room_elements(tiles_, way, sizes);
+    multiply(tiles_, way, sizes, a, b, packed, room, c, sizes.n);
+    for (std::int64_t i = 0; i < sizes.m; ++i) {
+      for (std::int64_t j = 0; j < sizes.n; ++j)
+        *reinterpret_cast<float*>(out + i * row_bytes + j * column_bytes) = c[i * sizes.n + j];
+    }
+  }
+
+  void run_kernel(const Stage& stage, const Item& box, int thread, int threads) {
+    thread_local std::vector<OperandView> views;
+    thread_local std::vector<std::int64_t> axis_sizes;
+    axis_sizes.assign(stage.axis_sizes.begin(), stage.axis_sizes.end());
+    const int last = launch_.n_rows - 1;
+    for (int i = 0; i <= last; ++i) {
+      const int axis = stage.row_axis[at(i)];
+      if (axis >= 0) axis_sizes[at(axis)] = i == last ? box.rows : i == last - 1 ? box.batches : 1;
+    }
+    views.assign(stage.operands.begin(), stage.operands.end());
+    for (std::size_t o = 0; o < views.size(); ++o) {
+      OperandView& view = views[o];
+      const int panel = stage.panel[o];
+      if (panel >= 0) {
+        view.base = panel_at(panel, thread, 0);
+        const std::int64_t stride = stride_of(launch_.panels[at(panel)]);
+        view.stride = {};
+        const int row = stage.row_axis[at(last)];
+        if (row >= 0) view.stride[at(row)] = stride;
+        const int batch = last > 0 ? stage.row_axis[at(last - 1)] : -1;
+        if (batch >= 0) view.stride[at(batch)] = stride * item_rows_;
+        if (stage.column_axis >= 0)
+          view.stride[at(stage.column_axis)] = launch_.panels[at(panel)].item_bytes;
+        continue;
+      }
+      for (int i = 0; i <= last; ++i) {
+        const int axis = stage.row_axis[at(i)];
+        if (axis >= 0) move(view, view.stride[at(axis)] * box.index[at(i)]);
+      }
+    }
+    const Status status = stage.kernel->run(axis_sizes, views, threads);
+    if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
+  }
+
+  ChainLaunch& launch_;
+  const Tiles& tiles_;
+  int threads_;
+  std::vector<Product> products_;  // by stage
+  std::int64_t rows_ = 1, batches_ = 1, outer_ = 1;
+  std::int64_t item_rows_ = 1, item_batches_ = 1, batch_items_ = 1, row_items_ = 1, n_items_ = 1;
+  std::vector<std::int64_t> panel_offsets_, packed_offsets_;  // in a thread's memory
+  std::int64_t room_offset_ = 0;
+  exec::Block shared_block_;
+  std::vector<exec::Block> blocks_;
+  std::vector<Memory> memories_;
+  std::atomic<Status> status_{Status::kOk};
+};
+
+// Columns at a time, so that packed factors stay in a cache; 0: all at once.
+std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
+  if (!launch.columns_too) return 0;
+  std::int64_t depth = 0;
+  bool packs = false;
+  for (const Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) continue;
+    depth += stage.k;
+    const Sizes sizes{launch.rows[at(launch.n_rows - 1)], stage.n, stage.k};
+    packs = packs || choose(tiles, sizes, stage.b) == Way::kPacked;
+  }
+  if (!packs || depth == 0) return 0;
+  const std::int64_t columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
+  return std::max<std::int64_t>(columns / tiles.columns, 2) * tiles.columns;
+}
+
+}  // namespace
+
+double flops(const ChainLaunch& launch) noexcept {
+  double rows = 1, work = 0;
+  for (int i = 0; i < launch.n_rows; ++i) rows *= static_cast<double>(launch.rows[at(i)]);
+  for (const Stage& stage : launch.stages) {
+    if (stage.kernel == nullptr)
+      work += 2 * static_cast<double>(stage.n) * static_cast<double>(stage.k);
+  }
+  return rows * work;
+}
+
+Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept {
+  const Tiles& tiles = tiles_of(tier ? *tier : schedule::tier());
+  if (flops(launch) < kInlineFlops) threads = 1;
+  simplify(launch);
+  const std::int64_t n = launch.stages.front().kernel == nullptr ? launch.stages.front().n : 0;
+  const std::int64_t step = columns_at_a_time(launch, tiles);
+  if (step == 0 || step >= n) return Running(launch, tiles, std::max(threads, 1)).run();
+  for (std::int64_t first = 0; first < n; first += step) {
+    ChainLaunch part = launch;
+    narrow(part, first, std::min(step, n - first));
+    const Status status = Running(part, tiles, std::max(threads, 1)).run();
+    if (status != Status::kOk) return status;
+  }
+  return Status::kOk;
+}
+
+}  // namespace tilevm::schedule

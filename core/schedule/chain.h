@@ -1,0 +1,60 @@
+// Matrix products and kernels that run together: some rows at a time, through all stages.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "exec/gemm/multiply.h"
+#include "schedule/kernel.h"
+
+namespace tilevm::schedule {
+
+inline constexpr int kMaxRows = kMaxRank;
+
+// Byte strides along the rows of a chain.
+using RowStrides = std::array<std::int64_t, kMaxRows>;
+
+// One stage at a launch: a product, or a kernel.
+struct Stage {
+  Kernel* kernel = nullptr;
+
+  // Of a product. Strides of rows in bytes; those of b along the last row axis are 0.
+  exec::gemm::Matrix a{}, b{};  // without batches: m x k and k x n, strides in elements
+  RowStrides a_rows{}, b_rows{}, out_rows{};
+  std::byte* out = nullptr;  // float32
+  std::int64_t out_column = 0;
+  std::int64_t n = 0, k = 0;
+  int a_panel = -1, out_panel = -1;  // that a is, that the product goes to: index of panels
+
+  // Of a kernel, as Kernel::run takes them; `panel`: by operand, which panel it is, or -1.
+  std::vector<std::int64_t> axis_sizes;
+  std::vector<OperandView> operands;
+  std::vector<int> panel;
+  std::array<std::int8_t, kMaxRows> row_axis{};
+  int column_axis = -1;
+};
+
+// What passes between two stages: rows of `columns` elements.
+struct Panel {
+  std::int64_t columns = 0;
+  int item_bytes = 4;
+};
+
+struct ChainLaunch {
+  std::vector<Stage> stages;
+  std::vector<Panel> panels;
+  std::array<std::int64_t, kMaxRows> rows{};
+  int n_rows = 0;
+  bool columns_too = false;  // as fuse::Chain
+};
+
+// Runs on up to `threads` threads. Results do not depend on their number, nor on how rows are
+// divided. Changes the launch: what it says is used up.
+exec::Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept;
+
+// Floating-point operations of the launch's products.
+double flops(const ChainLaunch& launch) noexcept;
+
+}  // namespace tilevm::schedule
