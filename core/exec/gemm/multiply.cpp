@@ -181,7 +181,7 @@ const char* name(Way way) {
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b) {
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
-  if (b.column_stride == 1 || sizes.n == 1) {
+  if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
     // Rows of B a multiple of 4 KiB apart share the sets of the first cache, and a page each.
     const bool apart = b.row_stride * item % 4096 == 0;
     if (m <= kMostSweeps) return Way::kSweep;

@@ -51,14 +51,26 @@ HWY_INLINE V load(const Byte* from) {
   return hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, from)));
 }
 
+// Whether a masked load or store of T touches nothing outside its mask.
+template <class T>
+constexpr bool kMasks =
+    HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_AVX2 && std::is_same_v<T, float>);
+
 // The first n < kLanes elements, then zeros. Reads nothing else.
 template <class T>
 HWY_INLINE V load_some(const T* from, std::int64_t n) {
+  if constexpr (std::is_same_v<T, float> && kMasks<T>) {
+    return hn::MaskedLoad(hn::FirstN(D(), static_cast<std::size_t>(n)), D(), from);
+  }
   T some[hn::MaxLanes(D())] = {};
   for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) some[i] = from[i];
   return load(some);
 }
 HWY_INLINE void store_some(V v, float* to, std::int64_t n) {
+  if constexpr (kMasks<float>) {
+    hn::BlendedStore(v, hn::FirstN(D(), static_cast<std::size_t>(n)), D(), to);
+    return;
+  }
   float some[hn::MaxLanes(D())];
   hn::StoreU(v, D(), some);
   for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) to[i] = some[i];
@@ -305,43 +317,49 @@ HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const T* from) {
 }
 
 // Block b of vector i is four elements of row 4 b + i: then squares of 4 x 4 are transposed within
-// the blocks, and each vector is a row of the result.
+// the blocks, and each vector is a row of the result. Rows from `last` on are taken for `last`.
 template <class T>
-HWY_INLINE V gather_rows(const T* from, std::int64_t stride) {
+HWY_INLINE V gather_rows(const T* from, std::int64_t stride, std::int64_t row, std::int64_t last) {
+  const auto at = [&](std::int64_t r)
+                      HWY_ATTR { return load4(from + std::min(row + r, last) * stride); };
   if constexpr (kLanes == 4) {
-    return load4(from);
+    return at(0);
   } else {
     const std::conditional_t<kLanes == 8, D, hn::Half<D>> eight;
-    const auto low = hn::Combine(eight, load4(from + 4 * stride), load4(from));
+    const auto low = hn::Combine(eight, at(4), at(0));
     if constexpr (kLanes == 8) {
       return low;
     } else {
-      const auto high = hn::Combine(eight, load4(from + 12 * stride), load4(from + 8 * stride));
-      return hn::Combine(D(), high, low);
+      return hn::Combine(D(), hn::Combine(eight, at(12), at(8)), low);
     }
   }
 }
 
-// A row of squares: `rows` a multiple of 4, one vector of columns.
+// Four rows of the result: n <= kLanes columns.
 template <class T>
 HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float* to,
-                                  std::int64_t to_stride, std::int64_t rows) {
+                                  std::int64_t to_stride, std::int64_t n) {
   const D d;
   const hn::Repartition<double, D> wide;
-  for (std::int64_t i = 0; i < rows; i += 4) {
-    const V r0 = gather_rows(from + i, from_stride);
-    const V r1 = gather_rows(from + i + from_stride, from_stride);
-    const V r2 = gather_rows(from + i + 2 * from_stride, from_stride);
-    const V r3 = gather_rows(from + i + 3 * from_stride, from_stride);
-    const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, r0, r1));
-    const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, r2, r3));
-    const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, r0, r1));
-    const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, r2, r3));
-    float* row = to + i * to_stride;
-    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)), d, row);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)), d, row + to_stride);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)), d, row + 2 * to_stride);
-    hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23)), d, row + 3 * to_stride);
+  const V r0 = gather_rows(from, from_stride, 0, n - 1);
+  const V r1 = gather_rows(from, from_stride, 1, n - 1);
+  const V r2 = gather_rows(from, from_stride, 2, n - 1);
+  const V r3 = gather_rows(from, from_stride, 3, n - 1);
+  const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, r0, r1));
+  const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, r2, r3));
+  const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, r0, r1));
+  const auto high23 = hn::BitCast(wide, hn::InterleaveUpper(d, r2, r3));
+  const V rows[4] = {hn::BitCast(d, hn::InterleaveLower(wide, low01, low23)),
+                     hn::BitCast(d, hn::InterleaveUpper(wide, low01, low23)),
+                     hn::BitCast(d, hn::InterleaveLower(wide, high01, high23)),
+                     hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23))};
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    if (n == kLanes) {
+      hn::StoreU(rows[i], d, to + i * to_stride);
+    } else {
+      store_some(rows[i], to + i * to_stride, n);
+    }
   }
 }
 
@@ -349,8 +367,8 @@ HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float
 
 template <class T>
 HWY_INLINE void transpose_squares(const T* from, std::int64_t, float* to, std::int64_t to_stride,
-                                  std::int64_t rows) {
-  for (std::int64_t i = 0; i < rows; ++i) to[i * to_stride] = load(from + i).raw;
+                                  std::int64_t) {
+  for (std::int64_t i = 0; i < 4; ++i) to[i * to_stride] = load(from + i).raw;
 }
 
 #endif
@@ -359,14 +377,22 @@ template <class T>
 void transpose(const void* from, std::int64_t from_stride, float* to, std::int64_t to_stride,
                std::int64_t rows, std::int64_t columns) {
   const T* source = static_cast<const T*>(from);
-  const std::int64_t whole_rows = rows / 4 * 4;
-  const std::int64_t whole_columns = columns / kLanes * kLanes;
-  for (std::int64_t j = 0; j < whole_columns; j += kLanes)
-    transpose_squares(source + j * from_stride, from_stride, to + j, to_stride, whole_rows);
-  for (std::int64_t j = 0; j < columns; ++j) {
-    const std::int64_t done = j < whole_columns ? whole_rows : 0;
-    for (std::int64_t i = done; i < rows; ++i)
-      to[i * to_stride + j] = hn::GetLane(load_some(source + j * from_stride + i, 1));
+  for (std::int64_t j = 0; j < columns; j += kLanes) {
+    const T* column = source + j * from_stride;
+    const std::int64_t n = std::min(kLanes, columns - j);
+    std::int64_t i = 0;
+    for (; i + 4 <= rows; i += 4)
+      transpose_squares(column + i, from_stride, to + i * to_stride + j, to_stride, n);
+    if (i == rows) continue;
+    if (rows >= 4) {  // the last four rows, some of them again
+      i = rows - 4;
+      transpose_squares(column + i, from_stride, to + i * to_stride + j, to_stride, n);
+      continue;
+    }
+    for (; i < rows; ++i) {
+      for (std::int64_t q = 0; q < n; ++q)
+        to[i * to_stride + j + q] = hn::GetLane(load_some(column + q * from_stride + i, 1));
+    }
   }
 }
 
