@@ -207,8 +207,49 @@ void Executable::compile_orders(const Options& options) {
     order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
     orders_.push_back(std::move(order));
   }
+  order_for_reshapes(order_of);
   for (HostStep& step : steps_) {
     if (step.kind == Kind::kAlloc) step.order = order_of[index(step.out)];
+  }
+}
+
+// A buffer that is only read with its dims permuted and then reshaped, as the heads of attention
+// are, lies in memory so that the reshape copies nothing. Its last dim stays where it is.
+void Executable::order_for_reshapes(std::vector<std::int32_t>& order_of) {
+  std::vector<int> readers(plan_.program.values.size());
+  std::vector<const HostStep*> made_by(plan_.program.values.size());
+  for (const HostStep& step : steps_) {
+    if (step.in >= 0) ++readers[index(step.in)];
+    if (step.out >= 0) made_by[index(step.out)] = &step;
+    for (const Source& arg : step.args) {
+      if (arg.value >= 0) ++readers[index(arg.value)];
+    }
+    visit_operands(step, [&](ValueId value, bool written) {
+      if (!written) ++readers[index(value)];
+    });
+  }
+  for (const Source& output : outputs_) {
+    if (output.value >= 0) ++readers[index(output.value)];
+  }
+  for (const HostStep& reshape : steps_) {
+    if (reshape.kind != Kind::kReshape) continue;
+    ValueId value = reshape.in;
+    const int rank = plan_.program.type(value).shape.rank;
+    std::vector<std::int32_t> order;
+    for (int d = 0; d < rank; ++d) order.push_back(d);
+    const HostStep* from = made_by[index(value)];
+    while (from != nullptr && readers[index(value)] == 1 && from->kind == Kind::kView &&
+           from->view.op == Op::permute) {
+      for (std::int32_t& d : order) d = from->view.axes[static_cast<std::size_t>(d)];
+      value = from->in;
+      from = made_by[index(value)];
+    }
+    if (from == nullptr || from->kind != Kind::kAlloc || readers[index(value)] != 1) continue;
+    if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end()) ||
+        order.back() != rank - 1)
+      continue;
+    order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
+    orders_.push_back(std::move(order));
   }
 }
 

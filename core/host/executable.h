@@ -118,6 +118,7 @@ class Executable {
   void compile_steps();
   void compile_memory();
   void compile_orders(const Options& options);
+  void order_for_reshapes(std::vector<std::int32_t>& order_of);
   void separate_outputs(const Options& options);
   void compile_sizes();
   void check_stages() const;
