@@ -24,8 +24,9 @@ from tilevm.frontends.torch_memory import (
     view_of,
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
+from tilevm.frontends.torch_products import ROWS
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
-from tilevm.frontends.torch_views import ROWS, squeezed
+from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
 
@@ -49,13 +50,8 @@ FAST: dict[str, Callable[..., Any]] = {
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {
-    **dict.fromkeys(
-        ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"), "matrix multiply"
-    ),
-    **dict.fromkeys(
-        ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), "attention"
-    ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), "convolution"),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "gradient of attention",
 }
 
 # Checks that export and make_fx leave in the graph; shape guards say the same.
