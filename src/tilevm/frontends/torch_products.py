@@ -68,7 +68,7 @@ def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any) -> int:
-    """beta * x + alpha * product; with beta 0, x counts for nothing, NaN included."""
+    """The sum beta * x + alpha * product; with beta 0, x is not read, even if NaN."""
     if not (is_number(beta) and is_number(alpha)):
         raise Unsupported("alpha or beta is not known")
     if alpha != 1:
@@ -106,7 +106,7 @@ def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
 
 
 def _summed(b: Importer, x: Tensor, labels: Labels, kept: Labels) -> tuple[int, list[Any]]:
-    """x without the dims whose label is not kept, and its labels."""
+    """Sums over the dims whose label is not kept; the labels that remain."""
     if len(set(labels)) != len(labels):
         raise Unsupported("a diagonal")
     axes = [axis for axis, label in enumerate(labels) if label not in kept]
@@ -159,7 +159,7 @@ def _contraction(b: Importer, x: Tensor, xs: Labels, y: Tensor, ys: Labels, to: 
 
 
 @row("inner")
-def _inner(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+def _inner(b: Importer, out: Any, x: Tensor, y: Tensor) -> Any:
     if not x.rank or not y.rank:
         return b.add("mul", x.id, y.id)
     return _tensordot(b, out, x, y, [-1], [-1])
@@ -215,7 +215,7 @@ def _einsum(b: Importer, out: Any, text: str, tensors: Sequence[Tensor], path: A
 
 
 def _safe_softmax(b: Importer, scores: int, rank: int, width: Any) -> int:
-    """softmax over the last axis, which has this width; of a row that is -inf throughout, zeros."""
+    """The softmax over the last axis, of this width; zeros for a row that is -inf throughout."""
     if is_number(width) and width == 0:
         return b.add("softmax", scores, axis=rank - 1)
     b.at_least(width, 1)  # the maximum of nothing is an error

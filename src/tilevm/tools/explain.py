@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,6 +125,14 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanati
     return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
 
 
+def _products(executable: Any, callouts: tuple[CallOut, ...]) -> Iterator[CallOut]:
+    """The program's own products that the framework runs."""
+    known = {c.line for c in callouts if c.name.startswith("aten.matmul")}
+    for name, line in executable.callouts():
+        if name == "matmul" and line not in known:
+            yield CallOut(name, "matrix multiply", line)
+
+
 def _explanation(
     title: str,
     executable: Any,
@@ -134,7 +142,6 @@ def _explanation(
 ) -> Explanation:
     if not hasattr(executable, "steps"):
         raise CaptureError(f"{title} runs on the reference, which has no kernels")
-    named = callouts or tuple(CallOut(name, "", line) for name, line in executable.callouts())
     return Explanation(
         title=title,
         graph=executable.plan_text().partition("\nsteps:")[0],
@@ -142,5 +149,5 @@ def _explanation(
         steps=tuple(executable.steps()),
         kernels=tuple(executable.kernels_with_assembly() if asm else executable.kernels()),
         cuts=tuple(executable.cuts()),
-        callouts=named,
+        callouts=(*callouts, *_products(executable, callouts)),
     )
