@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from math import isnan
 from typing import Any
@@ -227,6 +228,30 @@ def test_own_and_called_out_on_one_line() -> None:
     fn = tilevm.compile(lambda x: (x @ x, x.double() @ x.double()))
     names = [c.name for c in fn.explain(torch.ones(2, 2)).callouts]
     assert names.count("aten.matmul.default") == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_contraction(seed: int) -> None:
+    rng = random.Random(seed)
+    letters = "abcdefg"[: rng.randint(1, 6)]
+    left, right = (rng.sample(letters, rng.randint(0, min(4, len(letters)))) for _ in range(2))
+    used = sorted({*left, *right})
+    to = rng.sample(used, rng.randint(0, len(used)))
+    text = f"{''.join(left)},{''.join(right)}->{''.join(to)}"
+
+    def fn(x: Any, y: Any) -> Any:
+        return torch.einsum(text, x, y)
+
+    compiled = tilevm.compile(fn)
+    tilevm.stats.reset()
+    for least in (2, 2, 0):
+        of = {letter: rng.randint(least, 6) for letter in letters}
+        shapes = [tuple(of[letter] for letter in side) for side in (left, right)]
+        args = tensors(shapes, torch.float32, seed)
+        with torch.no_grad():
+            got, exact = compiled(*args), fn(*map(wide, args)).float()
+        torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-4)
+    assert not tilevm.stats()["flushes"]
 
 
 @pytest.mark.parametrize(

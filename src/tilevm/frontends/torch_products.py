@@ -269,7 +269,7 @@ class _Heads:
         """[..., heads, m, n] as [..., heads of keys, group, m, n]; heads may be 1, or lack."""
         if len(shape) < 3:
             return value
-        if is_number(shape[-3]) and shape[-3] == 1 != self.heads:
+        if is_number(shape[-3]) and shape[-3] == 1:
             return self.b.add("unsqueeze", value, axis=len(shape) - 2)
         sizes = [*shape[:-3], *self.split, *shape[-2:]]
         return self.b.add("reshape", value, shape=self.b.shape(sizes))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,12 +125,12 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanati
     return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
 
 
-def _products(executable: Any, callouts: tuple[CallOut, ...]) -> Iterator[CallOut]:
+def _products(executable: Any, callouts: tuple[CallOut, ...]) -> list[CallOut]:
     """The program's own products that the framework runs."""
-    known = {c.line for c in callouts if c.name.startswith("aten.matmul")}
-    for name, line in executable.callouts():
-        if name == "matmul" and line not in known:
-            yield CallOut(name, "matrix multiply", line)
+    # In the executable, calls of torch.matmul have the same name, but no line.
+    others = sum(c.name == "aten.matmul.default" for c in callouts)
+    lines = sorted(line for name, line in executable.callouts() if name == "matmul")
+    return [CallOut("matmul", "matrix multiply", line) for line in lines[others:]]
 
 
 def _explanation(
