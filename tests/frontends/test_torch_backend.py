@@ -48,7 +48,7 @@ def test_sizes_stay_symbolic() -> None:
             x = torch.randn(b, n, 16)
             torch.testing.assert_close(compiled(x), model(x))
     assert tilevm.stats()["captures"] == 1
-    assert tilevm.stats()["callouts"]
+    assert set(tilevm.stats()["callouts"]) <= {"matmul"}
     assert not eager_reasons()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,8 +25,9 @@ from tilevm.frontends.torch_memory import (
     view_of,
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
+from tilevm.frontends.torch_products import ROWS
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
-from tilevm.frontends.torch_views import ROWS, squeezed
+from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
 
@@ -49,13 +51,8 @@ FAST: dict[str, Callable[..., Any]] = {
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {
-    **dict.fromkeys(
-        ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "dot", "mv"), "matrix multiply"
-    ),
-    **dict.fromkeys(
-        ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention_for_cpu"), "attention"
-    ),
     **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), "convolution"),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": "gradient of attention",
 }
 
 # Checks that export and make_fx leave in the graph; shape guards say the same.
@@ -67,6 +64,10 @@ ASSERTIONS = {
     "aten.sym_constrain_range_for_size.default",
 }
 _ITEM = {"aten.item.default", "aten._local_scalar_dense.default"}
+# Arithmetic of floats in expressions of sizes: sympy's name, the table's.
+_FLOATS = {
+    "FloatTrueDiv": "div", "IntTrueDiv": "div", "FloatPow": "pow", "Mul": "mul", "Add": "add",
+}  # fmt: skip
 _STATE = {"_set_grad_enabled", "_enter_autocast", "_exit_autocast"}
 
 
@@ -208,13 +209,29 @@ class Importer:
         if isinstance(value, torch.SymInt):
             return self.add("size_value", size=self.size(value))
         if isinstance(value, torch.SymFloat):
-            known = self.values.get(value.node.expr)
-            if known is None:
-                raise Unsupported("an argument is a float computed from sizes")
-            return int(known)
+            return self.float_of(value.node.expr)
         if isinstance(value, torch.SymBool | complex):
             raise Unsupported(f"an argument is a {type(value).__name__}")
         return self.add("scalar", value=value)
+
+    def float_of(self, expr: Any) -> int:
+        """A float computed from sizes and from floats that calls bring, as a weak scalar."""
+        known = self.values.get(expr)
+        if known is not None:
+            return int(known)
+        if expr.is_number:
+            return self.add("scalar", value=float(expr))
+        kind = type(expr).__name__
+        if expr.is_integer or kind == "ToFloat":
+            return self.add("size_value", size=self.size(expr if expr.is_integer else expr.args[0]))
+        op = _FLOATS.get(kind)
+        if op is None:
+            raise Unsupported(f"an argument is {expr}")
+        if op == "pow" and abs(expr.args[1]) == 0.5:
+            root = self.add("sqrt", self.float_of(expr.args[0]))
+            return root if expr.args[1] > 0 else self.add("reciprocal", root)
+        first, *rest = map(self.float_of, expr.args)
+        return functools.reduce(lambda x, y: self.add(op, x, y), rest, first)
 
     def operand(self, value: Any) -> int:
         """A tensor or a number as a value of the program."""

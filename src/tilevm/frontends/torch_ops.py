@@ -1,7 +1,7 @@
 """ATen operators in terms of the operator table: one row each, `ROWS` by overload name.
 
 Here: element by element, reductions, rows of softmax and norms. Views, layout, gathers and creation
-are in `torch_views`.
+are in `torch_views`, products and attention in `torch_products`.
 
 A row is a function of the importer `b`, the result's metadata `out` (a FakeTensor or a tuple of
 them) and the operator's arguments in the order of its schema, defaults filled in. It returns a

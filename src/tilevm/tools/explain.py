@@ -125,6 +125,14 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanati
     return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
 
 
+def _products(executable: Any, callouts: tuple[CallOut, ...]) -> list[CallOut]:
+    """The program's own products that the framework runs."""
+    # In the executable, calls of torch.matmul have the same name, but no line.
+    others = sum(c.name == "aten.matmul.default" for c in callouts)
+    lines = sorted(line for name, line in executable.callouts() if name == "matmul")
+    return [CallOut("matmul", "matrix multiply", line) for line in lines[others:]]
+
+
 def _explanation(
     title: str,
     executable: Any,
@@ -134,7 +142,6 @@ def _explanation(
 ) -> Explanation:
     if not hasattr(executable, "steps"):
         raise CaptureError(f"{title} runs on the reference, which has no kernels")
-    named = callouts or tuple(CallOut(name, "", line) for name, line in executable.callouts())
     return Explanation(
         title=title,
         graph=executable.plan_text().partition("\nsteps:")[0],
@@ -142,5 +149,5 @@ def _explanation(
         steps=tuple(executable.steps()),
         kernels=tuple(executable.kernels_with_assembly() if asm else executable.kernels()),
         cuts=tuple(executable.cuts()),
-        callouts=named,
+        callouts=(*callouts, *_products(executable, callouts)),
     )

@@ -24,7 +24,7 @@ Sweep = tuple[tuple[int, ...], ...]
 
 _INPUT = re.compile(r"(\w+): (\w+)\[([^]]*)\](?: < (\w+)| > 0)?$")
 _QUICK = 3  # sizes of a sweep that --quick keeps
-MATMULS = ("mm", "linear", "matmul", "attention", "einsum")  # parts of names that may call out
+MATMULS = ("matmul",)  # parts of names that may call out: what linear layers and attention become
 
 
 @dataclass(frozen=True)

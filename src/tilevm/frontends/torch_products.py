@@ -1,0 +1,344 @@
+"""ATen's matrix products, contractions and attention as `matmul`: rows as in `torch_ops`.
+
+Operands keep their rank and their order in memory: transposes are views, and a batch that one
+operand lacks is broadcast. What is scaled, added or masked is an operator beside the product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_ops import (
+    ROWS,
+    Tensor,
+    Unsupported,
+    axis_of,
+    is_number,
+    row,
+)
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_RANK = 8  # of a value of the program
+
+Labels = Sequence[Any]  # one for each dim of an operand; equal ones run together
+
+
+def _check(what: str, out: Any, *operands: Tensor) -> None:
+    """Operands and result are of one dtype, and of one that products are made of."""
+    for dtype in (*(x.dtype for x in operands), out.dtype):
+        if dtype not in DTYPES:
+            raise Unsupported(f"{what} of {str(dtype)[6:]}")
+        if dtype != operands[0].dtype:
+            raise Unsupported(f"{what} of several dtypes")
+
+
+def _product(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    _check("matrix multiply", out, x, y)
+    return b.add("matmul", x.id, y.id)
+
+
+def _transposed(b: Importer, value: int, rank: int) -> int:
+    """The last two axes exchanged."""
+    return b.add("permute", value, axes=[*range(rank - 2), rank - 1, rank - 2])
+
+
+# Products ----------------------------------------------------------------------------------------
+
+
+@row("mm", "bmm", "matmul", "linalg_matmul", "mv", "dot", "vdot")
+def _matmul(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    return _product(b, out, x, y)
+
+
+@row("linear")
+def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> int:
+    _check("matrix multiply", out, x, weight, *([] if bias is None else [bias]))
+    right = weight.id if weight.rank < 2 else _transposed(b, weight.id, 2)
+    value = b.add("matmul", x.id, right)
+    return value if bias is None else b.add("add", value, bias.id)
+
+
+def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any) -> int:
+    """The sum beta * x + alpha * product; with beta 0, x is not read, even if NaN."""
+    if not (is_number(beta) and is_number(alpha)):
+        raise Unsupported("alpha or beta is not known")
+    if alpha != 1:
+        product = b.add("mul", product, b.number(alpha))
+    if beta == 0:
+        return product
+    addend = x.id if beta == 1 else b.add("mul", x.id, b.number(beta))
+    return b.add("add", addend, product)
+
+
+@row("addmm", "baddbmm", "addmv")
+def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
+    _check("matrix multiply", out, x, y, z)
+    return _sum(b, x, beta, b.add("matmul", y.id, z.id), alpha)
+
+
+@row("addbmm")
+def _addbmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
+    _check("matrix multiply", out, x, y, z)
+    return _sum(b, x, beta, _contraction(b, y, "bik", z, "bkj", "ij"), alpha)
+
+
+@row("addr")
+def _addr(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
+    _check("outer product", out, x, y, z)
+    return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha)
+
+
+@row("outer", "ger")
+def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    return _contraction(b, x, "i", y, "j", "ij")
+
+
+# Contractions ------------------------------------------------------------------------------------
+
+
+def _summed(b: Importer, x: Tensor, labels: Labels, kept: Labels) -> tuple[int, list[Any]]:
+    """Sums over the dims whose label is not kept; the labels that remain."""
+    if len(set(labels)) != len(labels):
+        raise Unsupported("a diagonal")
+    axes = [axis for axis, label in enumerate(labels) if label not in kept]
+    value = b.add("sum", x.id, axes=axes, keepdims=False) if axes else x.id
+    return value, [label for label in labels if label in kept]
+
+
+def _permuted(b: Importer, value: int, labels: Labels, order: Labels) -> int:
+    axes = [labels.index(label) for label in order]
+    return value if axes == sorted(axes) else b.add("permute", value, axes=axes)
+
+
+def _matrix(
+    b: Importer, value: int, labels: Labels, groups: Sequence[Labels], sizes: Mapping[Any, Any]
+) -> int:
+    """The dims in the order of groups; those of the last two groups become one each."""
+    batch, *pair = groups
+    value = _permuted(b, value, labels, [label for group in groups for label in group])
+    if all(len(group) == 1 for group in pair):
+        return value
+    merged = [math.prod(sizes[label] for label in group) for group in pair]
+    return b.add("reshape", value, shape=b.shape([*(sizes[label] for label in batch), *merged]))
+
+
+def _sizes(x: Tensor, xs: Labels, y: Tensor, ys: Labels) -> dict[Any, Any]:
+    sizes = dict(zip(xs, x.shape, strict=True))
+    for label, size in zip(ys, y.shape, strict=True):
+        other = sizes.setdefault(label, size)
+        if is_number(size) != is_number(other) or (is_number(size) and size != other):
+            raise Unsupported("a size of 1 that is broadcast")
+    return sizes
+
+
+def _contraction(b: Importer, x: Tensor, xs: Labels, y: Tensor, ys: Labels, to: Labels) -> int:
+    """The sum of x * y over all labels that are not in `to`, as one product of matrices."""
+    sizes = _sizes(x, xs, y, ys)
+    left, xs = _summed(b, x, xs, [*ys, *to])
+    right, ys = _summed(b, y, ys, [*xs, *to])
+    batch = [label for label in xs if label in ys and label in to]
+    inner = [label for label in xs if label in ys and label not in to]
+    rows = [label for label in xs if label not in ys]
+    columns = [label for label in ys if label not in xs]
+    left = _matrix(b, left, xs, (batch, rows, inner), sizes)
+    right = _matrix(b, right, ys, (batch, inner, columns), sizes)
+    value = b.add("matmul" if inner else "mul", left, right)
+    found = [*batch, *rows, *columns]
+    if len(rows) != 1 or len(columns) != 1:
+        value = b.add("reshape", value, shape=b.shape(sizes[label] for label in found))
+    return _permuted(b, value, found, to)
+
+
+@row("inner")
+def _inner(b: Importer, out: Any, x: Tensor, y: Tensor) -> Any:
+    if not x.rank or not y.rank:
+        return b.add("mul", x.id, y.id)
+    return _tensordot(b, out, x, y, [-1], [-1])
+
+
+@row("tensordot")
+def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any) -> int:
+    _check("matrix multiply", out, x, y)
+    xs = list(range(x.rank))
+    ys = list(range(x.rank, x.rank + y.rank))
+    for i, j in zip(of_x, of_y, strict=True):
+        ys[axis_of(j, y.rank)] = axis_of(i, x.rank)
+    inner = {label for label in xs if label in ys}
+    return _contraction(b, x, xs, y, ys, [label for label in [*xs, *ys] if label not in inner])
+
+
+def _labels(text: str, rank: int) -> list[str]:
+    """A label for each dim; those under `...` count from the last."""
+    head, dots, tail = text.partition("...")
+    wide = range(rank - len(head) - len(tail)) if dots else range(0)
+    return [*head, *(f"...{i}" for i in reversed(wide)), *tail]
+
+
+def _equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+    """Labels of each operand of an einsum, and of its result."""
+    given, arrow, result = text.replace(" ", "").partition("->")
+    operands = [_labels(t, r) for t, r in zip(given.split(","), ranks, strict=True)]
+    everything = [label for labels in operands for label in labels]
+    wide = max(
+        ([label for label in labels if len(label) > 1] for labels in operands), key=len, default=[]
+    )
+    if not arrow:
+        once = {label for label in everything if everything.count(label) == 1 and len(label) == 1}
+        return operands, [*wide, *sorted(once)]
+    head, dots, tail = result.partition("...")
+    return operands, [*head, *(wide if dots else []), *tail]
+
+
+@row("einsum")
+def _einsum(b: Importer, out: Any, text: str, tensors: Sequence[Tensor], path: Any = None) -> Any:
+    """Of one or two operands; more are PyTorch's, who chooses an order."""
+    _check("matrix multiply", out, *tensors)
+    operands, to = _equation(text, [x.rank for x in tensors])
+    if len(tensors) == 1:
+        value, labels = _summed(b, tensors[0], operands[0], to)
+        return _permuted(b, value, labels, to)
+    if len(tensors) != 2:
+        raise Unsupported("more than two operands")
+    return _contraction(b, tensors[0], operands[0], tensors[1], operands[1], to)
+
+
+# Attention ---------------------------------------------------------------------------------------
+
+
+def _safe_softmax(b: Importer, scores: int, rank: int, width: Any) -> int:
+    """The softmax over the last axis, of this width; zeros for a row that is -inf throughout."""
+    if is_number(width) and width == 0:
+        return b.add("softmax", scores, axis=rank - 1)
+    b.at_least(width, 1)  # the maximum of nothing is an error
+    top = b.add("amax", scores, axes=[rank - 1], keepdims=True)
+    nothing = b.add("eq", top, b.number(-math.inf))
+    return b.add("where", nothing, b.number(0.0), b.add("softmax", scores, axis=rank - 1))
+
+
+@row("_safe_softmax")
+def _safe_softmax_row(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
+    if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
+        raise Unsupported("not over the last axis")
+    value = x.id if dtype is None else b.cast(x.id, dtype)
+    return _safe_softmax(b, value, x.rank, x.shape[-1])
+
+
+def _scale(b: Importer, given: Any, width: Any) -> int | None:
+    """What scores are multiplied with: 1 / sqrt(width) if none is given; None for 1."""
+    if given is None and isinstance(width, torch.SymInt):
+        # Nothing is NaN where width is 0.
+        return b.add("reciprocal", b.add("sqrt", b.add("maximum", b.number(width), b.number(1))))
+    factor = 1 / math.sqrt(max(width, 1)) if given is None else given
+    return None if is_number(factor) and factor == 1 else b.number(factor)
+
+
+def _not_later(b: Importer, queries: Any, keys: Any) -> int:
+    """[queries, keys]: whether the key's position is at most the query's."""
+    i = b.add("unsqueeze", b.add("iota", size=b.size(queries)), axis=1)
+    return b.add("le", b.add("iota", size=b.size(keys)), i)
+
+
+def _additive(b: Importer, mask: Tensor) -> int:
+    """A mask as what is added to float32 scores: PyTorch's, too, keep a NaN that is masked."""
+    if mask.dtype is not torch.bool:
+        return b.cast(mask.id, torch.float32)
+    zero = b.cast(b.number(0.0), torch.float32)
+    return b.add("where", mask.id, zero, b.number(-math.inf))
+
+
+class _Heads:
+    """Query heads that share key heads, as a group axis beside the keys' heads, which have 1."""
+
+    def __init__(self, b: Importer, q: Tensor, k: Tensor, v: Tensor) -> None:
+        if min(q.rank, k.rank, v.rank) < 3 or b.size(k.shape[-3]) != b.size(v.shape[-3]):
+            raise Unsupported("attention: heads of keys and values differ")
+        self.b = b
+        self.heads = q.shape[-3]
+        self.split = [k.shape[-3], self.heads // k.shape[-3]]
+
+    def grouped(self, value: int, shape: Sequence[Any]) -> int:
+        """[..., heads, m, n] as [..., heads of keys, group, m, n]; heads may be 1, or lack."""
+        if len(shape) < 3:
+            return value
+        if is_number(shape[-3]) and shape[-3] == 1:
+            return self.b.add("unsqueeze", value, axis=len(shape) - 2)
+        sizes = [*shape[:-3], *self.split, *shape[-2:]]
+        return self.b.add("reshape", value, shape=self.b.shape(sizes))
+
+    def shared(self, value: int, rank: int) -> int:
+        """[..., heads of keys, m, n] as [..., heads of keys, 1, m, n]."""
+        return self.b.add("unsqueeze", value, axis=rank - 2)
+
+
+def _attention(
+    b: Importer, out: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
+    scale: Any, gqa: bool = False,
+) -> int:  # fmt: skip
+    """softmax(q @ k.T * scale + mask) @ v, its scores in float32.
+
+    As in PyTorch's kernel, probabilities of bfloat16 are rounded before the second product; of
+    float16 they stay float32, since those of a long row would lose bits.
+    """
+    _check("attention", out, q, k, v)
+    heads = _Heads(b, q, k, v) if gqa and b.size(q.shape[-3]) != b.size(k.shape[-3]) else None
+    rank = max(x.rank for x in (q, k, v)) + (heads is not None)
+    if rank > MAX_RANK:
+        raise Unsupported("attention: too many axes")
+    left, right, last = (b.cast(x.id, torch.float32) for x in (q, k, v))
+    right = _transposed(b, right, k.rank)
+    added = None if mask is None else _additive(b, mask)
+    if q.dtype is torch.bfloat16:
+        last = v.id
+    if heads is not None:
+        left, right = heads.grouped(left, q.shape), heads.shared(right, k.rank)
+        last = heads.shared(last, v.rank)
+        if mask is not None and added is not None:
+            added = heads.grouped(added, mask.shape)
+    scores = b.add("matmul", left, right)
+    factor = _scale(b, scale, q.shape[-1])
+    if factor is not None:
+        scores = b.add("mul", scores, factor)
+    if causal:
+        seen = _not_later(b, q.shape[-2], k.shape[-2])
+        scores = b.add("where", seen, scores, b.number(-math.inf))
+    if added is not None:
+        scores = b.add("add", scores, added)
+    probabilities = _safe_softmax(b, scores, rank, k.shape[-2])
+    if q.dtype is torch.bfloat16:
+        probabilities = b.cast(probabilities, torch.bfloat16)
+    value = b.add("matmul", probabilities, last)
+    return value if heads is None else b.add("reshape", value, shape=b.shape(out.shape))
+
+
+def _no_dropout(p: Any) -> None:
+    if not (is_number(p) and p == 0):
+        raise Unsupported("attention: random numbers")
+
+
+@row("scaled_dot_product_attention")
+def _sdpa(
+    b: Importer, out: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout: Any,
+    causal: bool, scale: Any, gqa: bool,
+) -> int:  # fmt: skip
+    _no_dropout(dropout)
+    return _attention(b, out, q, k, v, mask, causal, scale, gqa)
+
+
+@row("_scaled_dot_product_flash_attention_for_cpu")
+def _flash(
+    b: Importer, out: Any, q: Tensor, k: Tensor, v: Tensor, dropout: Any, causal: bool,
+    mask: Tensor | None, scale: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    _no_dropout(dropout)
+    if b.used(1):
+        raise Unsupported("attention: its gradient takes the sums of exponentials")
+    return _attention(b, out[0], q, k, v, mask, causal, scale), None
