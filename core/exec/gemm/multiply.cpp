@@ -225,6 +225,7 @@ void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t 
 
 void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,
               const float* packed, float* room, float* c, std::int64_t c_stride) {
+  if (sizes.n == 0) return;
   if (sizes.k == 0) {
     for (std::int64_t i = 0; i < sizes.m; ++i) std::fill_n(c + i * c_stride, sizes.n, 0.0f);
     return;

@@ -41,10 +41,29 @@ HWY_INLINE V load(const Brain* from) {
   const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
   return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
 }
-HWY_INLINE V load(const Half* from) {
-  const hn::Rebind<hwy::float16_t, D> narrow;
-  return hn::PromoteTo(D(), hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+// Without instructions for it, Highway's own makes infinity and NaN finite.
+template <class Of>
+HWY_INLINE hn::Vec<Of> load_half(Of d, const Half* from) {
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64
+  const hn::Rebind<hwy::float16_t, Of> narrow;
+  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+#else
+  // As exec/interp/memory.cpp does: denormals are the fraction over 2^-14, less 2^-14.
+  const hn::Rebind<std::uint16_t, Of> narrow;
+  const hn::RebindToUnsigned<Of> wide;
+  const auto x =
+      hn::PromoteTo(wide, hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from)));
+  const auto magnitude = hn::ShiftLeft<13>(hn::And(x, hn::Set(wide, 0x7FFFu)));
+  const auto sign = hn::ShiftLeft<16>(hn::And(x, hn::Set(wide, 0x8000u)));
+  const auto finite = hn::Lt(magnitude, hn::Set(wide, 0x0F800000u));
+  const auto more = hn::IfThenElse(finite, hn::Set(wide, 112u << 23), hn::Set(wide, 224u << 23));
+  const auto over = hn::BitCast(d, hn::Add(magnitude, hn::Set(wide, 113u << 23)));
+  const auto tiny = hn::BitCast(wide, hn::Sub(over, hn::Set(d, 0x1p-14f)));
+  const auto is_tiny = hn::Lt(magnitude, hn::Set(wide, 0x00800000u));
+  return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_tiny, tiny, hn::Add(magnitude, more))));
+#endif
 }
+HWY_INLINE V load(const Half* from) { return load_half(D(), from); }
 HWY_INLINE V load(const Byte* from) {
   const hn::Rebind<Byte, D> narrow;
   const hn::RebindToSigned<D> wide;
@@ -306,8 +325,7 @@ HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const T* from) {
     return hn::ConvertTo(d,
                          hn::PromoteTo(hn::RebindToSigned<decltype(d)>(), hn::LoadU(narrow, from)));
   } else if constexpr (std::is_same_v<T, Half>) {
-    const hn::Rebind<hwy::float16_t, decltype(d)> narrow;
-    return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+    return load_half(d, from);
   } else {
     const hn::Rebind<std::uint16_t, decltype(d)> narrow;
     const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
