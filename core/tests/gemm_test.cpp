@@ -262,7 +262,7 @@ void multiply_every_way(const Tiles& tiles, Trial& trial, const Sizes& sizes, co
     const Floats room(room_elements(tiles, way, sizes), trial.pick(0, 1));
     const int64_t gap = trial.pick(0, 1) * trial.pick(1, 40);
     const Product c(sizes, sizes.n + gap, trial.pick(0, 1));
-    if (way == Way::kPacked) pack(tiles, sizes, b.matrix, packed.data());
+    if (way == Way::kPacked) pack(tiles, sizes, b.matrix, 0, sizes.n, packed.data());
     multiply(tiles, way, sizes, a.matrix, b.matrix, packed.data(), room.data(), c.data(), c.stride);
     if (c.check_gaps(of_way)) c.check_values(judge, of_way);
     for (int64_t i = 0; sizes.k == 0 && i < sizes.m * sizes.n; ++i)
