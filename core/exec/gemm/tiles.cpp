@@ -23,7 +23,8 @@ using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(D()));
 constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
 constexpr int kVectors = 2;  // of a tile's row
-constexpr int kRows = kRegisters == 32 ? 12 : 6;
+// GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
+constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
 // Memory types of factors.
 struct Half {  // float16
@@ -246,6 +247,15 @@ HWY_INLINE void store_sums(V a, V b, V c, V e, float* to) {
 // kM x four columns: rows of A and rows of b go by together.
 template <int kM, class T>
 HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns) {
+  if constexpr (kRegisters == 16 && kM > 3) {  // sums of all rows do not fit
+    constexpr int kFirst = (kM + 1) / 2;
+    Block rest = t;
+    rest.a += kFirst * t.a_stride;
+    rest.c += kFirst * t.c_stride;
+    dot_columns<kFirst, T>(t, j, columns);
+    dot_columns<kM - kFirst, T>(rest, j, columns);
+    return;
+  }
   const D d;
   V acc[kM][kDotColumns];
 #pragma GCC unroll 8
