@@ -20,8 +20,12 @@ constexpr std::int64_t kPanelBytes = 256 << 10;
 // Rows of a block, if no panel asks for fewer; so many rows are never divided.
 constexpr std::int64_t kBlockRows = 240;
 constexpr std::int64_t kFewRows = 16;
-// Packed factors that are larger are made and used for some columns at a time.
-constexpr std::int64_t kPackedBytes = 8 << 20;
+// Packed factors that are larger are made and used for some columns at a time, where that is
+// possible: they stay in the second cache.
+constexpr std::int64_t kPackedBytes = 512 << 10;
+constexpr std::int64_t kLeastColumns = 128;
+// So many columns for each thread, and threads divide columns instead of rows.
+constexpr std::int64_t kWideColumns = 256;
 // Below this much work, everything runs on one thread: about 10 us.
 constexpr double kInlineFlops = 1 << 20;
 
@@ -495,9 +499,8 @@ class Running {
   std::atomic<Status> status_{Status::kOk};
 };
 
-// Columns at a time, so that packed factors stay in a cache; 0: all at once.
+// Columns at a time, so that packed factors stay in a cache.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
-  if (!launch.columns_too) return 0;
   std::int64_t depth = 0;
   bool packs = false;
   for (const Stage& stage : launch.stages) {
@@ -506,10 +509,46 @@ std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
     const Sizes sizes{launch.rows[at(launch.n_rows - 1)], stage.n, stage.k};
     packs = packs || choose(tiles, sizes, stage.b) == Way::kPacked;
   }
-  if (!packs || depth == 0) return 0;
+  if (!packs || depth == 0) return INT64_MAX;
   const std::int64_t columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
-  return std::max<std::int64_t>(columns / tiles.columns, 2) * tiles.columns;
+  return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
 }
+
+// A launch that may be divided by columns: each thread has some, and takes a few at a time.
+class ByColumns {
+ public:
+  ByColumns(const ChainLaunch& launch, const Tiles& tiles, int threads)
+      : launch_(launch),
+        tiles_(tiles),
+        n_(launch.stages.front().n),
+        step_(columns_at_a_time(launch, tiles)),
+        panels_(parts(n_, tiles.columns)),
+        threads_(static_cast<int>(std::min<std::int64_t>(threads, panels_))) {}
+
+  Status run() {
+    exec::parallel(
+        threads_, [](void* self, int i) { static_cast<ByColumns*>(self)->run_part(i); }, this);
+    return status_.load();
+  }
+
+ private:
+  void run_part(int i) noexcept {
+    const std::int64_t begin = panels_ * i / threads_ * tiles_.columns;
+    const std::int64_t end = std::min(panels_ * (i + 1) / threads_ * tiles_.columns, n_);
+    for (std::int64_t first = begin; first < end; first += std::min(step_, end - first)) {
+      ChainLaunch part = launch_;
+      narrow(part, first, std::min(step_, end - first));
+      const Status status = Running(part, tiles_, 1).run();
+      if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
+    }
+  }
+
+  const ChainLaunch& launch_;
+  const Tiles& tiles_;
+  std::int64_t n_, step_, panels_;
+  int threads_;
+  std::atomic<Status> status_{Status::kOk};
+};
 
 }  // namespace
 
@@ -527,16 +566,13 @@ Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noe
   const Tiles& tiles = tiles_of(tier ? *tier : schedule::tier());
   if (flops(launch) < kInlineFlops) threads = 1;
   simplify(launch);
-  const std::int64_t n = launch.stages.front().kernel == nullptr ? launch.stages.front().n : 0;
-  const std::int64_t step = columns_at_a_time(launch, tiles);
-  if (step == 0 || step >= n) return Running(launch, tiles, std::max(threads, 1)).run();
-  for (std::int64_t first = 0; first < n; first += step) {
-    ChainLaunch part = launch;
-    narrow(part, first, std::min(step, n - first));
-    const Status status = Running(part, tiles, std::max(threads, 1)).run();
-    if (status != Status::kOk) return status;
-  }
-  return Status::kOk;
+  threads = std::max(threads, 1);
+  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
+  const std::int64_t n = launch.columns_too ? launch.stages.front().n : 0;
+  const bool wide = n >= kWideColumns * threads || (n >= 2 * tiles.columns * threads && rows <= n);
+  if (launch.columns_too && (threads == 1 ? n > columns_at_a_time(launch, tiles) : wide))
+    return ByColumns(launch, tiles, threads).run();
+  return Running(launch, tiles, threads).run();
 }
 
 }  // namespace tilevm::schedule

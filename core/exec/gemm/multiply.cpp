@@ -17,7 +17,7 @@ constexpr std::int64_t kSweepBytes = 256 << 10;
 constexpr std::int64_t kSweepRows = 8;
 // Up to how many rows of A packing B costs more than it saves.
 constexpr std::int64_t kTileRows = 256;
-constexpr std::int64_t kDotRows = 96;
+constexpr std::int64_t kDotRows = 128;
 constexpr std::int64_t kSweepsBeforePacking = 16;
 
 std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
@@ -70,9 +70,19 @@ bool readable(const Matrix& a, std::int64_t rows) {
          (rows <= 4 || a.row_stride % 256 != 0);
 }
 
+// Whether vectors of a row lie in one cache line each.
+bool in_whole_lines(const Matrix& a) {
+  return (reinterpret_cast<std::uintptr_t>(a.data) |
+          static_cast<std::uintptr_t>(a.row_stride * 4)) %
+             64 ==
+         0;
+}
+
+// in_lines: vectors must not lie in two cache lines.
 Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t rows,
-             std::int64_t p, std::int64_t depth, float* room) {
-  if (readable(a, rows)) return {reinterpret_cast<const float*>(element(a, row, p)), a.row_stride};
+             std::int64_t p, std::int64_t depth, float* room, bool in_lines = false) {
+  if (readable(a, rows) && (!in_lines || rows == 1 || in_whole_lines(a)))
+    return {reinterpret_cast<const float*>(element(a, row, p)), a.row_stride};
   const std::int64_t stride = rounded_up(depth, tiles.lanes) + tiles.lanes;
   take(tiles, a, row, p, rows, depth, room, stride);
   return {room, stride};
@@ -153,7 +163,7 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
 
 void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
                    float* room, float* c, std::int64_t c_stride) {
-  const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
+  const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room, true);
   const std::int64_t rows = even(sizes.m, kMostDots);
   const std::int64_t row_bytes = sizes.k * bytecode::storage_bytes(b.storage);
   const std::int64_t columns =
@@ -182,16 +192,16 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b) {
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
-    // Rows of B a multiple of 4 KiB apart share the sets of the first cache, and a page each.
-    const bool apart = b.row_stride * item % 4096 == 0;
-    if (m <= kMostSweeps) return Way::kSweep;
-    if (b.storage == Storage::kF32 && !apart && m <= kTileRows && sizes.n >= tiles.columns)
+    // Rows of B a multiple of 4 KiB apart are each on a page of their own, in few sets of a cache.
+    const bool apart = b.row_stride * item % 4096 == 0 && sizes.k >= 256;
+    if (m <= kMostSweeps || (apart && m <= 2 * kMostSweeps)) return Way::kSweep;
+    if (b.storage == Storage::kF32 && m <= (apart ? kTileRows / 2 : kTileRows) &&
+        sizes.n >= tiles.columns)
       return Way::kTiles;
     if (m <= kSweepsBeforePacking) return Way::kSweep;
   } else if (b.row_stride == 1 || sizes.k == 1) {
-    const bool whole_lines = b.column_stride * item % 64 == 0;
     if (m <= kMostDots && (m <= 4 || sizes.k >= 128)) return Way::kDots;
-    if (whole_lines && sizes.k >= 256 && m <= kDotRows) return Way::kDots;
+    if (m <= kDotRows && sizes.k >= 256) return Way::kDots;
   }
   return Way::kPacked;
 }
@@ -214,8 +224,14 @@ void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t 
   const std::int64_t step = even(sizes.k, kDepth);
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     const std::int64_t depth = std::min(step, sizes.k - p);
+    float* panels = packed + p * padded;
+    if (b.column_stride == 1) {
+      tiles.pack[index(b.storage)](element(b, p, first), b.row_stride, panels + first * depth,
+                                   depth * width, depth, count);
+      continue;
+    }
     for (std::int64_t j = first; j < first + count; j += width) {
-      float* panel = packed + p * padded + j * depth;
+      float* panel = panels + j * depth;
       const std::int64_t columns = std::min(width, sizes.n - j);
       if (columns < width) std::fill_n(panel, depth * width, 0.0f);
       take(tiles, b, p, j, depth, columns, panel, width);

@@ -10,6 +10,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "exec/gemm/tiles.cpp"
 #include <hwy/foreach_target.h>
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
@@ -23,6 +24,7 @@ using V = hn::Vec<D>;
 constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(D()));
 constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
 constexpr int kVectors = 2;  // of a tile's row
+constexpr int kAhead = 16;   // rows of B that tiles prefetch
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
@@ -120,6 +122,9 @@ void tile(const Block& t) {
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < t.k; ++p) {
     V row[kVectors];
+    // Rows of B that are pages apart are not fetched by the processor's own guess.
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j) hwy::Prefetch(b + kAhead * t.b_stride + j * kLanes);
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
 #pragma GCC unroll 16
@@ -321,6 +326,34 @@ void copy(const void* from, std::int64_t from_stride, float* to, std::int64_t to
   }
 }
 
+// Row by row: pages of B are visited once, and what comes next in a row is fetched ahead.
+template <class T>
+void pack(const void* from, std::int64_t from_stride, float* to, std::int64_t panel_stride,
+          std::int64_t rows, std::int64_t columns) {
+  constexpr std::int64_t kWidth = kVectors * kLanes;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const T* source = static_cast<const T*>(from) + i * from_stride;
+    const T* ahead = source + kAhead / 2 * from_stride;
+    float* target = to + i * kWidth;
+    std::int64_t j = 0;
+    for (; j + kWidth <= columns; j += kWidth, target += panel_stride) {
+#pragma GCC unroll 4
+      for (int q = 0; q < kVectors; ++q) {
+        hwy::Prefetch(ahead + j + q * kLanes);
+        hn::StoreU(load(source + j + q * kLanes), D(), target + q * kLanes);
+      }
+    }
+    if (j == columns) continue;
+    for (std::int64_t q = 0; q < kWidth; q += kLanes) {
+      const std::int64_t left = columns - j - q;
+      const V row = left >= kLanes ? load(source + j + q)
+                    : left > 0     ? load_some(source + j + q, left)
+                                   : hn::Zero(D());
+      hn::StoreU(row, D(), target + q);
+    }
+  }
+}
+
 #if HWY_TARGET != HWY_SCALAR
 
 // Four elements of a row of `from`.
@@ -443,6 +476,7 @@ void fill_storage(Tiles& t, Storage storage) {
   fill_sweeps<T>(t, s, std::make_integer_sequence<int, kMostSweeps>());
   fill_dots<T>(t, s, std::make_integer_sequence<int, kMostDots>());
   t.copy[s] = &copy<T>;
+  t.pack[s] = &pack<T>;
   t.transpose[s] = &transpose<T>;
 }
 

@@ -59,7 +59,11 @@ struct Tiles {
   // from.
   void (*copy[kStorages])(const void* from, std::int64_t from_stride, float* to,
                           std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
-  // The same, where `from` is columns x rows.
+  // The same for packed B: panels of Tiles::columns elements a row, each rows x Tiles::columns and
+  // panel_stride after the one before; the last is filled up with zeros.
+  void (*pack[kStorages])(const void* from, std::int64_t from_stride, float* to,
+                          std::int64_t panel_stride, std::int64_t rows, std::int64_t columns);
+  // As copy, where `from` is columns x rows.
   void (*transpose[kStorages])(const void* from, std::int64_t from_stride, float* to,
                                std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
 };
