@@ -162,7 +162,9 @@ class Joining {
     place(i, into);
   }
 
-  // A product of what the kernel at a chain's end made of its rows.
+  // A product of what the kernel at a chain's end made of its rows, as in attention: there what
+  // passes is large, and right factors are small, one for each batch. With one right factor for all
+  // rows, two products do better one after the other, each some columns at a time.
   void join_product(int i, int own) {
     const Chain::Stage product = plan_.chains[at(own)].stages[0];
     const int into = tail_of_[at(product.a)];
@@ -170,6 +172,7 @@ class Joining {
     Chain& chain = plan_.chains[at(into)];
     const Chain::Stage& last = chain.stages.back();
     if (last.kernel < 0 || !can_move(chain, i)) return;
+    if (plan_.kernels[at(last.kernel)].reduced == 0 || shape(product.b).rank == 2) return;
     const Shape &a = shape(product.a), &out = shape(product.out);
     if (!same_rows(chain, product.a) || a.rank != out.rank || !same_rows(chain, product.out))
       return;
