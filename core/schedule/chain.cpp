@@ -199,7 +199,7 @@ class Running {
       Product& product = products_[s];
       product.shared = n_items_ >= threads_ &&
                        std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
-      product.way = choose(tiles_, sizes_of(stage), stage.b);
+      product.way = choose(tiles_, sizes_of(stage), stage.a, stage.b);
     }
   }
 
@@ -258,8 +258,8 @@ class Running {
       if (stage.out_panel < 0 && stage.out_column != sizeof(float))
         room =
             std::max(room, room_elements(tiles_, products_[s].way, sizes) + item_rows_ * stage.n);
-      if (products_[s].way != Way::kPacked) continue;
-      const std::int64_t packed = bytes_of(packed_elements(tiles_, sizes));
+      if (!packs(products_[s].way)) continue;
+      const std::int64_t packed = bytes_of(packed_elements(tiles_, products_[s].way, sizes));
       std::int64_t& total = products_[s].shared ? shared : bytes;
       packed_offsets_[s] = total;
       total += packed;
@@ -315,7 +315,7 @@ class Running {
       const Stage& stage = launch_.stages[s];
       const Sizes sizes{item_rows_, stage.n, stage.k};
       by_columns(stage.n, threads_, [&](int, std::int64_t first, std::int64_t n) {
-        pack(tiles_, sizes, stage.b, first, n, product.packed);
+        pack(tiles_, product.way, sizes, stage.b, first, n, product.packed);
       });
     }
   }
@@ -406,8 +406,7 @@ class Running {
     const Stage& stage = launch_.stages[s];
     const Sizes sizes{rows, stage.n, stage.k};
     const float* packed = products_[s].packed;
-    if (products_[s].way == Way::kPacked && packed == nullptr)
-      packed = pack_own(s, sizes, b, thread);
+    if (packs(products_[s].way) && packed == nullptr) packed = pack_own(s, sizes, b, thread);
     finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
   }
 
@@ -417,7 +416,7 @@ class Running {
                      int thread) {
     if (sizes.n <= 0) return;
     const float* packed = nullptr;
-    if (products_[s].way == Way::kPacked) {
+    if (packs(products_[s].way)) {
       memories_[at(thread)].packed[s] = nullptr;
       packed = pack_own(s, sizes, b, thread);
       memories_[at(thread)].packed[s] = nullptr;
@@ -429,7 +428,7 @@ class Running {
     Memory& memory = memories_[at(thread)];
     auto* packed = reinterpret_cast<float*>(memory.base + packed_offsets_[s]);
     if (memory.packed[s] == b.data) return packed;
-    pack(tiles_, sizes, b, 0, sizes.n, packed);
+    pack(tiles_, products_[s].way, sizes, b, 0, sizes.n, packed);
     memory.packed[s] = b.data;
     return packed;
   }
@@ -502,14 +501,14 @@ class Running {
 // Columns at a time, so that packed factors stay in a cache.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
   std::int64_t depth = 0;
-  bool packs = false;
+  bool any = false;
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr) continue;
     depth += stage.k;
     const Sizes sizes{launch.rows[at(launch.n_rows - 1)], stage.n, stage.k};
-    packs = packs || choose(tiles, sizes, stage.b) == Way::kPacked;
+    any = any || packs(choose(tiles, sizes, stage.a, stage.b));
   }
-  if (!packs || depth == 0) return INT64_MAX;
+  if (!any || depth == 0) return INT64_MAX;
   const std::int64_t columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
   return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
 }
