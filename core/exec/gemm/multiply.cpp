@@ -224,10 +224,20 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
   const std::int64_t pairs = depth / 2;
   if (b.column_stride == 1) {
     brain_tiles()->pack(brain(b, p, j), b.row_stride, panel, pairs, columns);
-  } else if (b.row_stride == 1 && b.column_stride % 2 == 0) {
-    // A pair is 32 bits that move as one.
-    tiles.transpose[index(Storage::kF32)](brain(b, p, j), b.column_stride / 2,
-                                          reinterpret_cast<float*>(panel), width, pairs, columns);
+  } else if (b.row_stride == 1) {
+    // A pair is 32 bits that move as one; columns an odd number apart are copied first.
+    constexpr std::int64_t kStride = kPairDepth + 32;
+    alignas(64) Brain copied[kMostColumns * kStride];
+    const Brain* from = brain(b, p, j);
+    std::int64_t stride = b.column_stride;
+    if (stride % 2 != 0) {
+      for (std::int64_t c = 0; c < columns; ++c)
+        std::memcpy(copied + c * kStride, from + c * stride, at(2 * pairs) * sizeof(Brain));
+      from = copied;
+      stride = kStride;
+    }
+    tiles.transpose[index(Storage::kF32)](from, stride / 2, reinterpret_cast<float*>(panel), width,
+                                          pairs, columns);
   } else {
     for (std::int64_t q = 0; q < 2 * pairs; ++q) {
       for (std::int64_t c = 0; c < columns; ++c)
@@ -316,8 +326,7 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
   if (pairs) {
     const bool rows = b.column_stride == 1 && sizes.n > 1;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
-    const bool odd = b.column_stride % 2 != 0;  // pairs of its columns are not 32 bits each
-    if (!rows && b.row_stride == 1 && (odd || (sizes.k >= 128 && sizes.m <= kPairDotRows)))
+    if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
       return Way::kPairDots;
     return Way::kPackedPairs;
   }
