@@ -95,7 +95,6 @@ Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t
 void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                      float* room, float* c, std::int64_t c_stride) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
   const std::int64_t step = even(sizes.k, kDepth);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
@@ -105,7 +104,7 @@ void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
       const std::int64_t depth = std::min(step, sizes.k - p);
       const Rows from = rows_of(tiles, a, i0, rows, p, depth, room);
       for (std::int64_t j = 0; j < sizes.n; j += width) {
-        const float* panel = packed + p * padded + j * depth;
+        const float* panel = packed + j * sizes.packed_rows() + p * width;
         for (std::int64_t i = 0; i < rows; i += tile_rows) {
           const std::int64_t r = std::min(tile_rows, rows - i);
           tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
@@ -254,12 +253,11 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
 void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
                 std::int64_t count, Brain* packed) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
   const std::int64_t step = pair_step(sizes.k);
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     const std::int64_t depth = std::min(step, sizes.k - p);
     for (std::int64_t j = first; j < first + count; j += width) {
-      Brain* panel = packed + p * padded + j * rounded_up(depth, 2);
+      Brain* panel = packed + j * rounded_up(sizes.k, 2) + p * width;
       const std::int64_t columns = std::min(width, sizes.n - j);
       if (columns < width) std::fill_n(panel, rounded_up(depth, 2) * width, Brain{0});
       pack_panel(tiles, b, p, j, depth, columns, panel);
@@ -270,7 +268,7 @@ void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::in
 void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                            const Brain* packed, float* room, float* c, std::int64_t c_stride) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
+  const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), 2);
   const std::int64_t step = pair_step(sizes.k);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
@@ -281,7 +279,7 @@ void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix&
       const std::int64_t whole = rounded_up(depth, 2);
       const BrainRows from = brain_rows(a, i0, rows, p, depth, true, room);
       for (std::int64_t j = 0; j < sizes.n; j += width) {
-        const Brain* panel = packed + p * padded + j * whole;
+        const Brain* panel = packed + j * packed_rows + p * width;
         for (std::int64_t i = 0; i < rows; i += tile_rows) {
           const std::int64_t r = std::min(tile_rows, rows - i);
           brain_tiles()->tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
@@ -365,22 +363,17 @@ void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std:
   if (way == Way::kPackedPairs)
     return pack_pairs(tiles, sizes, b, first, count, reinterpret_cast<Brain*>(packed));
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
-  const std::int64_t step = even(sizes.k, kDepth);
-  for (std::int64_t p = 0; p < sizes.k; p += step) {
-    const std::int64_t depth = std::min(step, sizes.k - p);
-    float* panels = packed + p * padded;
-    if (b.column_stride == 1) {
-      tiles.pack[index(b.storage)](element(b, p, first), b.row_stride, panels + first * depth,
-                                   depth * width, depth, count);
-      continue;
-    }
-    for (std::int64_t j = first; j < first + count; j += width) {
-      float* panel = panels + j * depth;
-      const std::int64_t columns = std::min(width, sizes.n - j);
-      if (columns < width) std::fill_n(panel, depth * width, 0.0f);
-      take(tiles, b, p, j, depth, columns, panel, width);
-    }
+  float* panels = packed + first * sizes.k;
+  if (b.column_stride == 1) {
+    tiles.pack[index(b.storage)](element(b, 0, first), b.row_stride, panels, sizes.k * width,
+                                 sizes.k, count);
+    return;
+  }
+  for (std::int64_t j = 0; j < count; j += width) {
+    float* panel = panels + j * sizes.k;
+    const std::int64_t columns = std::min(width, sizes.n - first - j);
+    if (columns < width) std::fill_n(panel, sizes.k * width, 0.0f);
+    take(tiles, b, 0, first + j, sizes.k, columns, panel, width);
   }
 }
 

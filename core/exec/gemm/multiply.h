@@ -17,7 +17,10 @@ struct Matrix {
 };
 
 struct Sizes {
-  std::int64_t m, n, k;  // the product is m x n, k is summed over
+  std::int64_t m, n, k;       // the product is m x n, k is summed over
+  std::int64_t packed_k = 0;  // of a packed factor, if only its first k rows are used
+
+  std::int64_t packed_rows() const { return packed_k > 0 ? packed_k : k; }
 };
 
 // How a product is computed.
