@@ -86,14 +86,14 @@ class Joining {
       const int axis = stage.row_axis[row];
       return axis < 0 ? -1 : operand.dim[at(axis)];
     };
-    return std::ranges::all_of(
-        plan_.kernels[at(reader.kernel)].operands, [&](const OperandRef& read) {
-          if (read.value != written.value) return true;
-          bool same = read.role == bytecode::Role::kInput;
-          for (std::size_t d = 0; d < kMaxRank; ++d)
-            same = same && dim(writer, written, d) == dim(reader, read, d);
-          return same;
-        });
+    return std::ranges::all_of(plan_.kernels[at(reader.kernel)].operands,
+                               [&](const OperandRef& read) {
+                                 if (read.value != written.value) return true;
+                                 bool same = read.role == bytecode::Role::kInput;
+                                 for (std::size_t d = 0; d < kMaxRank; ++d)
+                                   same = same && dim(writer, written, d) == dim(reader, read, d);
+                                 return same;
+                               });
   }
 
   // The kernel as a stage behind a product's result v; nothing if it does not run row by row.
