@@ -209,6 +209,36 @@ def test_low_precision(name: str, dtype: Any) -> None:
         check(compiled, fn, *operands(m, k, n, dtype))
 
 
+BY_COLUMNS = [
+    "product", "gelu", "residual", "swiglu", "transposed result", "transposed result and rows",
+    "concat", "concat of rows", "causal", "positions", "a new axis in front", "softmax", "mlp",
+    "halves", "reversed columns",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_COLUMNS)
+def test_factors_that_are_packed_for_some_columns_at_a_time(name: str) -> None:
+    fn = PLAIN[name]
+    compiled = tilevm.compile(fn)
+    for m, k, n in [(97, 2100, 1031), (270, 640, 3500)]:
+        check(compiled, fn, *operands(m, k, n, torch.float32))
+
+
+def test_tables_that_are_indexed_by_columns() -> None:
+    @tilevm.kernel
+    def kernel(x: Any, w: Any, table: Any, i: Any) -> Any:
+        return lang.tanh(x @ w) * lang.take(table, i, 0)
+
+    def fn(x: Any, w: Any, table: Any, i: Any) -> Any:
+        return torch.tanh(x @ w) * table[i]
+
+    for m, k, n in [(97, 2100, 1031), (7, 3, 5), (33, 40, 65)]:
+        i = torch.arange(n).flip(0) % 19
+        check(kernel, fn, tensor(m, k), factor(k, n), tensor(19), i)
+        i = (torch.arange(m * n) % 19).reshape(m, n)
+        check(kernel, fn, tensor(m, k), factor(k, n), tensor(19), i)
+
+
 # Batches ------------------------------------------------------------------------------------------
 
 BATCHES: list[tuple[Shape, Shape]] = [
