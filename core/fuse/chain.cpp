@@ -65,21 +65,40 @@ class Joining {
            std::ranges::all_of(readers_[at(v)], [i](int reader) { return reader == i; });
   }
 
-  // The chain may run where step i stands: till then nobody reads what it stores.
-  bool can_move(const Chain& chain, int i) const {
+  // The chain may run where step i stands, which takes `joined` from it and, if it is a kernel,
+  // becomes stage `next`: till then nobody reads what the chain stores, and i reads its rows only.
+  bool can_move(const Chain& chain, int i, ValueId joined, const Chain::Stage* next) const {
     const auto unread = [&](ValueId v) {
-      if (std::ranges::find(chain.panels, v) != chain.panels.end()) return true;
+      if (v == joined || std::ranges::find(chain.panels, v) != chain.panels.end()) return true;
       return !is_part_[at(v)] &&
              std::ranges::all_of(readers_[at(v)], [i](int reader) { return reader > i; });
     };
     return std::ranges::all_of(chain.stages, [&](const Chain::Stage& stage) {
-      if (stage.kernel < 0) return unread(stage.out) || only_for(stage.out, i);
-      return std::ranges::all_of(plan_.kernels[at(stage.kernel)].operands,
-                                 [&](const OperandRef& operand) {
-                                   return operand.role != bytecode::Role::kOutput ||
-                                          unread(operand.value) || only_for(operand.value, i);
-                                 });
+      if (stage.kernel < 0) return unread(stage.out);
+      return std::ranges::all_of(
+          plan_.kernels[at(stage.kernel)].operands, [&](const OperandRef& operand) {
+            const ValueId v = operand.value;
+            return operand.role != bytecode::Role::kOutput || unread(v) ||
+                   (next != nullptr && only_for(v, i) && reads_rows(*next, stage, operand));
+          });
     });
+  }
+
+  // Whether a kernel reads what another one wrote for the same rows of the chain.
+  bool reads_rows(const Chain::Stage& reader, const Chain::Stage& writer,
+                  const OperandRef& written) const {
+    const auto dim = [](const Chain::Stage& stage, const OperandRef& operand, std::size_t row) {
+      const int axis = stage.row_axis[row];
+      return axis < 0 ? -1 : operand.dim[at(axis)];
+    };
+    return std::ranges::all_of(plan_.kernels[at(reader.kernel)].operands,
+                               [&](const OperandRef& read) {
+                                 if (read.value != written.value) return true;
+                                 bool same = read.role == bytecode::Role::kInput;
+                                 for (std::size_t d = 0; d < kMaxRank; ++d)
+                                   same = same && dim(writer, written, d) == dim(reader, read, d);
+                                 return same;
+                               });
   }
 
   // The kernel as a stage behind a product's result v; nothing if it does not run row by row.
@@ -137,10 +156,10 @@ class Joining {
       if (v < 0 || tail_of_[at(v)] < 0 || !only_for(v, i)) continue;
       if (std::ranges::find(found, v) != found.end()) continue;
       const Chain& chain = plan_.chains[at(tail_of_[at(v)])];
-      if (!can_move(chain, i)) continue;
+      if (chain.stages.back().out != v) continue;  // made by a kernel
       if (!found.empty() && !same_rows(chain, found[0])) continue;
       const std::optional<Chain::Stage> fits = stage_of(kernel, v);
-      if (!fits ||
+      if (!fits || !can_move(chain, i, v, &*fits) ||
           (stage && (fits->row_axis != stage->row_axis || fits->column_axis != stage->column_axis)))
         continue;
       stage = fits;
@@ -176,16 +195,20 @@ class Joining {
     if (into < 0 || into == own || product.a == product.b || !only_for(product.a, i)) return;
     Chain& chain = plan_.chains[at(into)];
     const Chain::Stage& last = chain.stages.back();
-    if (last.kernel < 0 || !can_move(chain, i)) return;
+    if (last.kernel < 0 || !can_move(chain, i, product.a, nullptr)) return;
     if (plan_.kernels[at(last.kernel)].reduced == 0 || shape(product.b).rank == 2) return;
     const Shape &a = shape(product.a), &out = shape(product.out);
     if (!same_rows(chain, product.a) || a.rank != out.rank || !same_rows(chain, product.out))
       return;
     for (const OperandRef& operand : plan_.kernels[at(last.kernel)].operands) {
       if (operand.value != product.a) continue;
-      for (std::size_t d = 0; d < chain.rows.size(); ++d) {
-        const int axis = last.row_axis[d];
-        if (axis >= 0 && operand.dim[at(axis)] != static_cast<int>(d)) return;
+      const int columns = static_cast<int>(chain.rows.size());
+      for (int d = 0; d < columns; ++d) {
+        const int axis = last.row_axis[at(d)];
+        if (axis >= 0 && operand.dim[at(axis)] != d) return;
+      }
+      for (int axis = 0; axis < kMaxAxes; ++axis) {
+        if ((operand.dim[at(axis)] == columns) != (axis == last.column_axis)) return;
       }
     }
     chain.panels.push_back(product.a);

@@ -144,6 +144,12 @@ class Running {
  public:
   Running(ChainLaunch& launch, const Tiles& tiles, int threads)
       : launch_(launch), tiles_(tiles), threads_(threads), products_(launch.stages.size()) {}
+  ~Running() {
+    exec::release(shared_block_);
+    for (const exec::Block& block : blocks_) exec::release(block);
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
 
   Status run() {
     rows_ = launch_.rows[at(launch_.n_rows - 1)];
@@ -169,8 +175,6 @@ class Running {
           },
           this);
     }
-    exec::release(shared_block_);
-    for (const exec::Block& block : blocks_) exec::release(block);
     return status_.load();
   }
 

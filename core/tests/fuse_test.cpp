@@ -220,6 +220,129 @@ int gathers() {
   return 0;
 }
 
+// Stages of each chain that runs, as `p` for a product and `k` for a kernel.
+std::vector<std::string> chains(const fuse::Plan& plan) {
+  std::vector<std::string> found;
+  for (const auto& step : plan.steps) {
+    if (step.kind != fuse::Step::Kind::kChain) continue;
+    std::string stages;
+    for (const auto& stage : plan.chains[static_cast<std::size_t>(step.chain)].stages)
+      stages += stage.kernel < 0 ? 'p' : 'k';
+    found.push_back(std::move(stages));
+  }
+  return found;
+}
+
+using Chains = std::vector<std::string>;
+
+int joined(const fuse::Plan& plan, const Chains& expected, int kernels_alone) {
+  CHECK(chains(plan) == expected);
+  CHECK(kernels(plan) == kernels_alone);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+// x [B, S] by weights: what runs row by row joins its products.
+int products() {
+  {  // linear, gelu
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    const auto plan = c.plan({c.add(Op::gelu, {c.add(Op::add, {y, c.in({c.d})})})});
+    CHECK(joined(plan, {"pk"}, 0) == 0);
+    CHECK(plan.chains[0].columns_too && plan.chains[0].panels.size() == 1);
+    CHECK(count(plan, fuse::Step::Kind::kAlloc) == 1);
+  }
+  {  // SwiGLU
+    Case c;
+    const auto x = c.in({c.b, c.s});
+    const auto gate = c.add(Op::matmul, {x, c.in({c.s, c.d})});
+    const auto up = c.add(Op::matmul, {x, c.in({c.s, c.d})});
+    const auto plan = c.plan({c.add(Op::mul, {c.add(Op::silu, {gate}), up})});
+    CHECK(joined(plan, {"ppk"}, 0) == 0);
+  }
+  {  // MLP with residual and a norm behind
+    Case c;
+    const auto x = c.in({c.b, c.s});
+    const auto up = c.add(Op::matmul, {x, c.in({c.s, c.d})});
+    const auto down = c.add(Op::matmul, {c.add(Op::gelu, {up}), c.in({c.d, c.s})});
+    const auto sum = c.add(Op::add, {down, x});
+    const auto norm = c.add(Op::layer_norm, {sum}, {c.axes({1}), Attr::of_number(1e-5)});
+    const auto plan = c.plan({norm, sum});
+    CHECK(joined(plan, {"pkpk"}, 0) == 0);
+    CHECK(!plan.chains[0].columns_too);
+  }
+  {  // a norm between products, whose operand the last kernel adds
+    Case c;
+    const auto r = c.in({c.b, c.s});
+    const auto h = c.add(Op::add, {c.add(Op::matmul, {c.in({c.b, c.d}), c.in({c.d, c.s})}), r});
+    const auto norm = c.add(Op::layer_norm, {h}, {c.axes({1}), Attr::of_number(1e-5)});
+    const auto y = c.add(Op::matmul, {norm, c.in({c.s, c.s})});
+    CHECK(joined(c.plan({c.add(Op::add, {y, h})}), {"pkpk"}, 0) == 0);
+  }
+  {  // attention
+    Case c;
+    const auto h = c.p.sizes.symbol("H");
+    const auto q = c.in({c.b, h, c.s, c.d}), k = c.in({c.b, h, c.s, c.d});
+    const auto scores = c.add(Op::matmul, {q, c.add(Op::permute, {k}, {c.axes({0, 1, 3, 2})})});
+    const auto masked = c.add(Op::add, {scores, c.in({c.b, c.p.sizes.constant(1), c.s, c.s})});
+    const auto weights = c.add(Op::softmax, {masked}, {c.axes({3})});
+    const auto plan = c.plan({c.add(Op::matmul, {weights, c.in({c.b, h, c.s, c.d})})});
+    CHECK(joined(plan, {"pkp"}, 0) == 0);
+  }
+  return 0;
+}
+
+int products_alone() {
+  {  // a reduction over rows
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    CHECK(joined(c.plan({c.add(Op::sum, {y}, {c.axes({0})})}), {"p"}, 1) == 0);
+  }
+  {  // a second reader, and a result
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    const auto z = c.add(Op::matmul, {y, c.in({c.d, c.s})});
+    CHECK(joined(c.plan({c.add(Op::tanh, {y}), z}), {"p", "p"}, 1) == 0);
+    Case e;
+    const auto v = e.add(Op::matmul, {e.in({e.b, e.s}), e.in({e.s, e.d})});
+    CHECK(joined(e.plan({e.add(Op::tanh, {v}), v}), {"p"}, 1) == 0);
+  }
+  {  // a kernel behind a kernel: rows of a vector are not rows of the chain
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    const auto sums = c.add(Op::sum, {y}, {c.axes({1})});
+    CHECK(joined(c.plan({c.add(Op::amax, {sums}, {c.axes({0})})}), {"pk"}, 1) == 0);
+  }
+  {  // indices of a table
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    const auto best = c.add(Op::argmax, {y}, {c.axes({1})});
+    const auto plan = c.plan({c.add(Op::take, {c.in({c.d, c.s}), best}, {c.axes({0})})});
+    CHECK(joined(plan, {"pk"}, 1) == 0);
+  }
+  {  // both factors made of one product: the right one must be whole
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.b})});
+    const auto plan = c.plan({c.add(Op::matmul, {c.add(Op::tanh, {y}), c.add(Op::sigmoid, {y})})});
+    CHECK(joined(plan, {"pk", "p"}, 0) == 0);
+  }
+  {  // columns that the product does not have
+    Case c;
+    const auto one = c.p.sizes.constant(1);
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, one})});
+    const auto wide = c.add(Op::mul, {y, c.in({c.d})});
+    CHECK(joined(c.plan({c.add(Op::matmul, {wide, c.in({c.d, c.s})})}), {"pk", "p"}, 0) == 0);
+  }
+  {  // sums of rows that are read as a row
+    Case c;
+    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
+    const auto z = c.add(Op::matmul, {c.add(Op::tanh, {y}), c.in({c.d, c.b})});
+    const auto sums = c.add(Op::sum, {y}, {c.axes({1})});
+    CHECK(joined(c.plan({c.add(Op::add, {z, sums})}), {"pkp"}, 1) == 0);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main() {
@@ -232,7 +355,9 @@ int main() {
       {"views", views},
       {"layouts", layouts},
       {"broadcasts", broadcasts},
-      {"gathers", gathers}};
+      {"gathers", gathers},
+      {"products", products},
+      {"products_alone", products_alone}};
   int failed = 0;
   for (const auto& [name, test] : tests) {
     try {

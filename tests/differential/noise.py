@@ -34,12 +34,14 @@ UNITS = 2.0
 # or of two doubles; those of float32 may add four elements before that: _of_groups.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
-    "maximum minimum floor ceil round trunc amax amin size_value sum mean".split()
+    "maximum minimum floor ceil round trunc amax amin size_value sum mean matmul".split()
 )
 _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in
 _BY_OPERAND = frozenset(("gelu", "gelu_tanh", "silu"))  # their errors are absolute
 # The sign of a zero is the tier's choice, as it is eager's.
-_ANY_ZERO = frozenset("maximum minimum amax amin sum mean prod fmod remainder floor_div".split())
+_ANY_ZERO = frozenset(
+    "maximum minimum amax amin sum mean prod fmod remainder floor_div matmul".split()
+)
 _LOG_LARGEST = {"float32": 88.0, "float64": 709.0}
 
 
@@ -76,6 +78,25 @@ def _of_groups(node: Node, x: Array, rng: np.random.Generator) -> Array | float:
         if node.op == "mean":
             error = error * (error.size / x.size)
     return np.asarray(rng.uniform(-1, 1, error.shape) * error * 2.0**-24)
+
+
+def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Array:
+    """The error of a matrix product: of each sum, that of as many roundings as it has terms.
+
+    Each is a unit of the sum of the terms' sizes at most. They add up like the steps of a random
+    walk; where terms are alike, all in one direction.
+    """
+    computed = computed_in(node.types[0])
+    terms = x.shape[-1]
+    a, b = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in (x, y))
+    with np.errstate(all="ignore"):
+        most = np.matmul(a, b)
+        alike = rng.random() < 0.3
+        steps = 1 + (terms / 2 if alike else np.sqrt(terms))
+        error = steps * (most * np.finfo(computed).eps / 2)
+        error += terms * float(np.finfo(computed).smallest_subnormal)
+        error = np.where(most > np.finfo(computed).max, np.nan, error)  # sums may overflow
+    return np.asarray(rng.uniform(-1, 1, () if alike else error.shape) * error)
 
 
 def _shaken(x: Array, units: Array | float, computed: str, rng: np.random.Generator) -> Array:
@@ -201,6 +222,8 @@ class _Sample:
         out = _shaken(out, _units(node, inputs, out), computed, self.rng)
         if node.op in ("sum", "mean"):
             out = out + _of_groups(node, inputs[0], self.rng)
+        if node.op == "matmul":
+            out = out + _of_products(node, inputs[0], inputs[1], self.rng)
         if node.op in _BY_OPERAND:
             room = ulp(np.where(np.isfinite(out), inputs[0].astype(working), 0), computed)
             out = out + self.rng.uniform(-1, 1, out.shape) * room

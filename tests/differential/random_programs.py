@@ -56,10 +56,11 @@ WEIGHTS = {
     Class.GATHER: 6,
     Class.CREATE: 5,
     Class.COMPOSITE: 9,
-    Class.CALL: 0,  # PyTorch's
+    Class.CALL: 8,  # of which products alone are drawn
 }
 DIVIDES = ("floor_div", "remainder", "fmod")
-OPERATORS = [op for op in OPS if WEIGHTS[op.cls]]
+OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name != "call"]
+FACTORS = ("float32", "bfloat16", "float16")
 
 
 # Programs ---------------------------------------------------------------------------------------
@@ -125,6 +126,10 @@ class Generator:
                 continue
             shape = self.shape() if rng.random() < 0.4 else self.like(first)
             self.parameter(Type(rng.choice(DTYPES), shape))
+        if rng.random() < 0.5:  # a right factor
+            batch = [rng.choice([1, first[0]])] if rng.random() < 0.2 else []
+            shape = (*batch, first[-1], rng.choice([self.size(), *first]))
+            self.parameter(Type(rng.choice(FACTORS), shape))
 
     def like(self, shape: Sequence[AnySize]) -> tuple[AnySize, ...]:
         """A shape that broadcasts with this one."""
@@ -216,6 +221,8 @@ class Generator:
             return []
         if op.cls is Class.GATHER:
             return self.gather_operands(op)
+        if op.name == "matmul":
+            return self.factors()
         strict = op.cls is not Class.ELEMENTWISE
         x = self.pick(lambda t: not (strict and (t.weak or not t.shape)))
         if x is None:
@@ -279,6 +286,35 @@ class Generator:
         least = n and self.add("maximum", [n, self.constant(1)])
         inside = index and least and self.add("remainder", [index, least])
         return [x, inside] if inside else None
+
+    def factors(self) -> list[str] | None:
+        """Two floats; the right one is a value that fits, or the transpose of one, or of the left."""
+        rng = self.rng
+        x = self.pick(lambda t: t.dtype in FACTORS and bool(t.shape))
+        if x is None:
+            return None
+        shape = self.type(x).shape
+
+        def fits(t: Type) -> bool:
+            floats = t.dtype in FACTORS and bool(t.shape)
+            return floats and t.shape[-2:][0] == shape[-1] and broadcast(t.shape[:-2], shape[:-2])
+
+        def reversed_fits(t: Type) -> bool:
+            floats = t.dtype in FACTORS and len(t.shape) > 1
+            return floats and t.shape[-1] == shape[-1] and broadcast(t.shape[:-2], shape[:-2])
+
+        y = self.pick(fits)
+        if y is None or rng.random() < 0.3:
+            y = self.pick(reversed_fits) or x
+            axes = list(range(len(self.type(y).shape)))
+            turned = self.add("permute", [y], axes=(*axes[:-2], *reversed(axes[-2:])))
+            y = turned or y
+        if self.type(y).dtype != self.type(x).dtype:
+            y = self.add("cast", [y], dtype=self.type(x).dtype)
+        elif rng.random() < 0.1:
+            x = self.add("cast", [x], dtype=rng.choice(["float64", "float32"])) or x
+            y = self.add("cast", [y], dtype=self.type(x).dtype)
+        return [x, y] if y else None
 
     def params(self, op: Op, inputs: Sequence[str]) -> dict[str, Any] | None:
         shape = self.type(inputs[0]).shape if inputs else self.shape()

@@ -127,6 +127,10 @@ def test_without_executable_memory_compiled_functions_are_right() -> None:
         "def f(x, y): return torch.softmax(x * y + 1, -1).sum(0)\n"
         "x, y = torch.randn(7, 33), torch.randn(33)\n"
         "torch.testing.assert_close(tilevm.compile(f)(x, y), f(x, y))\n"
+        "def g(x, w): return torch.softmax(x @ w, -1) @ w.t() + x\n"
+        "for m in (1, 33, 300):\n"
+        "    x, w = torch.randn(m, 65), torch.randn(65, 130)\n"
+        "    torch.testing.assert_close(tilevm.compile(g)(x, w), g(x, w), rtol=1e-4, atol=1e-4)\n"
         "assert tilevm.stats()['interpreted']\n"
         "assert not tilevm.stats()['flushes']\n",
         may_fail="prctl: E",
