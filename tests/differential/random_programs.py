@@ -288,7 +288,7 @@ class Generator:
         return [x, inside] if inside else None
 
     def factors(self) -> list[str] | None:
-        """Two floats; the right one is a value that fits, or the transpose of one, or of the left."""
+        """Two floats; the right one is a value that fits, or a transpose."""
         rng = self.rng
         x = self.pick(lambda t: t.dtype in FACTORS and bool(t.shape))
         if x is None:

@@ -119,42 +119,16 @@ REGRESSIONS = {
   c: bfloat16[A*2] = concat d, f, axis=0
   return c
 """,
-    "a kernel behind one that summed rows of a product": """graph(x: float32[A, B], w: float32[B, C])
+    "sums of a product's sums": """graph(x: float32[A, B], w: float32[B, C])
   y: float32[A, C] = matmul x, w
   s: float32[A] = sum y, axes=[1]
   m: float32[] = sum s, axes=[0]
   return m
 """,
-    "rows of a table that a product chooses": """graph(x: float32[A, 3], w: float32[3, 4], t: float32[4, C])
+    "rows that a product chooses": """graph(x: float32[A, 3], w: float32[3, 4], t: float32[4, C])
   y: float32[A, 4] = matmul x, w
   n: int64[A] = argmax y, axis=1
   r: float32[A, C] = take t, n, axis=0
-  return r
-""",
-    "both factors made of one product": """graph(x: float32[A, B])
-  t: float32[B, A] = permute x, axes=[1, 0]
-  y: float32[A, A] = matmul x, t
-  a: float32[A, A] = tanh y
-  b: float32[A, A] = sigmoid y
-  p: float32[A, A] = matmul a, b
-  return p
-""",
-    "columns that a product does not have": """graph(x: float32[A, B], w: float32[B, 1], c: float32[C], d: float32[C, B])
-  y: float32[A, 1] = matmul x, w
-  z: float32[A, C] = mul y, c
-  p: float32[A, B] = matmul z, d
-  return p
-""",
-    "sums of rows as a row": """graph(x: float32[A, B])
-  t: float32[B, A] = permute x, axes=[1, 0]
-  y: float32[A, A] = matmul x, t
-  h: float32[A, A] = tanh y
-  s: float32[A] = sum h, axes=[1]
-  g: float32[A, A] = sigmoid h
-  z: float32[A, A] = matmul g, y
-  q: float32[A, B] = matmul g, x
-  u: float32[A, A] = matmul q, t
-  r: float32[A, A] = add u, s
   return r
 """,
 }  # fmt: skip

@@ -79,7 +79,8 @@ N = [1, 2, 31, 33, 65, 300]
 def triples(seed: int, count: int = 1) -> list[tuple[int, int, int]]:
     """Each M, `count` times; each K and N several times."""
     rng = random.Random(seed)
-    k, n = [], []
+    k: list[int] = []
+    n: list[int] = []
     for _ in range(count * len(M)):
         k, n = k or rng.sample(K, len(K)), n or rng.sample(N, len(N))
     found = []
@@ -242,8 +243,9 @@ def test_tables_that_are_indexed_by_columns() -> None:
 # Batches ------------------------------------------------------------------------------------------
 
 BATCHES: list[tuple[Shape, Shape]] = [
-    ((3,), ()), ((), (3,)), ((3,), (3,)), ((1,), (3,)), ((3,), (1,)), ((0,), (0,)), ((2, 0), (1, 0)),
-    ((2, 3), (3,)), ((2, 1), (3,)), ((2, 1), (1, 3)), ((2, 3), (2, 1)), ((1, 1), (2, 3)),
+    ((3,), ()), ((), (3,)), ((3,), (3,)), ((1,), (3,)), ((3,), (1,)), ((0,), (0,)),
+    ((2, 0), (1, 0)), ((2, 3), (3,)), ((2, 1), (3,)), ((2, 1), (1, 3)), ((2, 3), (2, 1)),
+    ((1, 1), (2, 3)),
     ((2, 3), ()), ((5, 1, 2), (3, 1)), ((2, 1, 3), (2, 4, 1)), ((300,), ()), ((40, 3), (40, 1)),
 ]  # fmt: skip
 INNER = [(1, 31, 33), (7, 64, 5), (33, 1, 2), (13, 0, 3), (0, 3, 3), (2, 5, 1), (65, 33, 65)]
@@ -275,9 +277,13 @@ def test_folds_of_batches(name: str) -> None:
         "amax": lambda y: (y.amax((1, 2)), y.amax(0)),
         "softmax": lambda y: (torch.softmax(y, 0), torch.softmax(y, 1)),
     }
-    fn = lambda x, w: folds[name](x @ w)  # noqa: E731
+
+    def fn(x: Any, w: Any) -> Any:
+        return folds[name](x @ w)
+
+    sizes = [(2, 7, 8, 9), (3, 33, 31, 2), (1, 1, 1, 1), (5, 65, 5, 65)]
     compiled = tilevm.compile(fn)
-    for batch, (m, k, n) in zip([2, 3, 1, 5], [(7, 8, 9), (33, 31, 2), (1, 1, 1), (65, 5, 65)]):
+    for batch, m, k, n in sizes:
         check(compiled, fn, tensor(batch, m, k), factor(k, n))
         check(compiled, fn, tensor(batch, m, k), factor(batch, k, n))
 
