@@ -268,16 +268,18 @@ int products() {
     const auto sum = c.add(Op::add, {down, x});
     const auto norm = c.add(Op::layer_norm, {sum}, {c.axes({1}), Attr::of_number(1e-5)});
     const auto plan = c.plan({norm, sum});
-    CHECK(joined(plan, {"pkpk"}, 0) == 0);
-    CHECK(!plan.chains[0].columns_too);
+    CHECK(joined(plan, {"pk", "pk"}, 0) == 0);  // each by columns, as far as it can be
+    CHECK(plan.chains[0].columns_too && !plan.chains[1].columns_too);
   }
   {  // a norm between products, whose operand the last kernel adds
     Case c;
-    const auto r = c.in({c.b, c.s});
-    const auto h = c.add(Op::add, {c.add(Op::matmul, {c.in({c.b, c.d}), c.in({c.d, c.s})}), r});
-    const auto norm = c.add(Op::layer_norm, {h}, {c.axes({1}), Attr::of_number(1e-5)});
-    const auto y = c.add(Op::matmul, {norm, c.in({c.s, c.s})});
-    CHECK(joined(c.plan({c.add(Op::add, {y, h})}), {"pkpk"}, 0) == 0);
+    const auto h = c.p.sizes.symbol("H");
+    const auto r = c.in({h, c.b, c.s});
+    const auto y0 = c.add(Op::matmul, {c.in({h, c.b, c.d}), c.in({h, c.d, c.s})});
+    const auto sum = c.add(Op::add, {y0, r});
+    const auto norm = c.add(Op::layer_norm, {sum}, {c.axes({2}), Attr::of_number(1e-5)});
+    const auto y = c.add(Op::matmul, {norm, c.in({h, c.s, c.s})});
+    CHECK(joined(c.plan({c.add(Op::add, {y, sum})}), {"pkpk"}, 0) == 0);
   }
   {  // attention
     Case c;
@@ -335,9 +337,10 @@ int products_alone() {
   }
   {  // sums of rows that are read as a row
     Case c;
-    const auto y = c.add(Op::matmul, {c.in({c.b, c.s}), c.in({c.s, c.d})});
-    const auto z = c.add(Op::matmul, {c.add(Op::tanh, {y}), c.in({c.d, c.b})});
-    const auto sums = c.add(Op::sum, {y}, {c.axes({1})});
+    const auto h = c.p.sizes.symbol("H");
+    const auto y = c.add(Op::matmul, {c.in({h, c.b, c.s}), c.in({h, c.s, c.d})});
+    const auto z = c.add(Op::matmul, {c.add(Op::tanh, {y}), c.in({h, c.d, c.b})});
+    const auto sums = c.add(Op::unsqueeze, {c.add(Op::sum, {y}, {c.axes({2})})}, {c.axes({1})});
     CHECK(joined(c.plan({c.add(Op::add, {z, sums})}), {"pkp"}, 1) == 0);
   }
   return 0;
