@@ -107,6 +107,15 @@ def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Ar
         error = steps * (most * np.finfo(computed).eps / 2)
         error += terms * float(np.finfo(computed).smallest_subnormal)
         error = np.where(most > np.finfo(computed).max, np.nan, error)  # sums may overflow
+        if node.types[0].dtype in LOW_PRECISION:
+            # Instructions for bfloat16 take denormals for zero, PyTorch's products as well: times
+            # infinity they are NaN.
+            tiny, infinite = (
+                [test(z).astype(np.float64) for z in (x, y)]
+                for test in (lambda z: (z != 0) & (np.abs(z) < 2.0**-126), np.isinf)
+            )
+            met = np.matmul(infinite[0], tiny[1]) + np.matmul(tiny[0], infinite[1])
+            error = np.where(met > 0, np.nan, error)
     return np.asarray(rng.uniform(-1, 1, () if alike else error.shape) * error)
 
 
