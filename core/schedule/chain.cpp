@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 
 #include "exec/memory.h"
 #include "exec/threads.h"
@@ -588,7 +589,7 @@ double flops(const ChainLaunch& launch) noexcept {
   return rows * work;
 }
 
-Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept {
+Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept try {
   const Tiles& tiles = tiles_of(tier ? *tier : schedule::tier());
   if (flops(launch) < kInlineFlops) threads = 1;
   // Of one row, the batches may become the rows.
@@ -602,6 +603,8 @@ Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noe
   if (launch.columns_too && (threads == 1 ? n > columns_at_a_time(launch, tiles) : wide))
     return ByColumns(launch, tiles, threads).run();
   return Running(launch, tiles, threads).run();
+} catch (const std::bad_alloc&) {
+  return Status::kNoMemory;
 }
 
 }  // namespace tilevm::schedule
