@@ -37,9 +37,9 @@ double seconds_of(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix&
   const Array<float> c(static_cast<std::size_t>(sizes.m * sizes.n));
   const Array<float> room(static_cast<std::size_t>(room_elements(tiles, way, sizes)));
   const Array<float> packed(
-      way == Way::kPacked ? static_cast<std::size_t>(packed_elements(tiles, sizes)) : 0);
+      packs(way) ? static_cast<std::size_t>(packed_elements(tiles, way, sizes)) : 0);
   const auto once = [&] {
-    if (way == Way::kPacked) pack(tiles, sizes, b, 0, sizes.n, packed.data);
+    if (packs(way)) pack(tiles, way, sizes, b, 0, sizes.n, packed.data);
     multiply(tiles, way, sizes, a, b, packed.data, room.data, c.data, sizes.n);
   };
   once();
@@ -70,13 +70,14 @@ int main(int argc, char** argv) {
   }
   const Tiles& t = tiles(narrow);
   const std::int64_t shapes[][3] = {
-      {1, 768, 768},   {1, 3072, 768}, {1, 4096, 4096}, {2, 768, 768},      {3, 768, 768},
-      {4, 768, 768},   {5, 768, 768},  {7, 768, 768},   {7, 64, 64},        {7, 4096, 4096},
-      {8, 768, 768},   {12, 768, 768}, {16, 768, 768},  {24, 768, 768},     {33, 777, 511}, {33, 1024, 4096}, {128, 1024, 4096}, {7, 3072, 1024}, {16, 3072, 1024},
-      {33, 65, 127},   {64, 768, 768}, {128, 768, 768}, {128, 3072, 768},   {511, 1000, 1000},
-      {512, 512, 512}, {512, 512, 64}, {512, 64, 512},  {1024, 1024, 1024}, {1024, 4096, 4096}};
+      {1, 768, 768},    {1, 3072, 768},    {1, 4096, 4096},    {2, 768, 768},     {3, 768, 768},
+      {4, 768, 768},    {5, 768, 768},     {7, 768, 768},      {7, 64, 64},       {7, 4096, 4096},
+      {8, 768, 768},    {12, 768, 768},    {16, 768, 768},     {24, 768, 768},    {33, 777, 511},
+      {33, 1024, 4096}, {128, 1024, 4096}, {7, 3072, 1024},    {16, 3072, 1024},  {33, 65, 127},
+      {64, 768, 768},   {128, 768, 768},   {128, 3072, 768},   {511, 1000, 1000}, {512, 512, 512},
+      {512, 512, 64},   {512, 64, 512},    {1024, 1024, 1024}, {1024, 4096, 4096}};
   std::printf("%-18s %-3s", "m x n x k", "");
-  for (int w = 0; w < 4; ++w) std::printf(" %14s", name(static_cast<Way>(w)));
+  for (int w = 0; w < 6; ++w) std::printf(" %14s", name(static_cast<Way>(w)));
   std::printf("   GFLOP/s (GB/s of B)\n");
   for (const auto& shape : shapes) {
     const Sizes sizes{shape[0], shape[1], shape[2]};
@@ -85,19 +86,23 @@ int main(int argc, char** argv) {
         static_cast<std::size_t>(sizes.n * sizes.k * bytecode::storage_bytes(storage));
     const Array<std::byte> b(bytes);
     std::memset(b.data, 0x3c, bytes);
-    const Matrix left{reinterpret_cast<const std::byte*>(a.data), sizes.k, 1, Storage::kF32};
+    const Matrix left{reinterpret_cast<const std::byte*>(a.data), sizes.k, 1,
+                      storage == Storage::kBF16 ? storage : Storage::kF32};
     for (const bool transposed : {false, true}) {
       const Matrix right{b.data, transposed ? 1 : sizes.n, transposed ? sizes.k : 1, storage};
       const std::string text =
           std::to_string(sizes.m) + "x" + std::to_string(sizes.n) + "x" + std::to_string(sizes.k);
       std::printf("%-18s %-3s", text.c_str(), transposed ? "NT" : "NN");
-      const Way chosen = choose(t, sizes, right);
-      for (int w = 0; w < 4; ++w) {
+      const Way chosen = choose(t, sizes, left, right);
+      for (int w = 0; w < 6; ++w) {
         const Way way = static_cast<Way>(w);
         const bool can = way == Way::kSweep   ? !transposed && sizes.m <= 24
                          : way == Way::kDots  ? transposed && sizes.m <= 128
                          : way == Way::kTiles ? !transposed && storage == Storage::kF32
-                                              : true;
+                         : way == Way::kPairDots
+                             ? transposed && storage == Storage::kBF16 && sizes.m <= 128
+                         : way == Way::kPackedPairs ? storage == Storage::kBF16
+                                                    : true;
         if (!can) {
           std::printf(" %14s", "");
           continue;

@@ -15,7 +15,7 @@ namespace {
 
 using Kind = fuse::Step::Kind;
 
-const host::Executable& executable(PyObject* self) {
+host::Executable& executable(PyObject* self) {
   return *reinterpret_cast<ExecutableObject*>(self)->executable;
 }
 
@@ -67,7 +67,7 @@ std::string join(const Program& program, const std::vector<ValueId>& values) {
 }
 
 // The stages, one a line; what one stage makes of some rows, the next finds in the cache.
-std::string chain_text(const host::Executable& exe, int which) {
+std::string chain_text(host::Executable& exe, int which) {
   const Program& program = exe.plan().program;
   const fuse::Chain& chain = exe.plan().chains[static_cast<std::size_t>(which)];
   std::string text = "chain over rows [";
@@ -85,10 +85,12 @@ std::string chain_text(const host::Executable& exe, int which) {
     text += join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
             join(program, operands(graph, false)) + ")";
   }
+  if (chain.causal) text += "\n      causal: without the columns that come later than all rows";
+  for (const std::string& way : exe.ways(which)) text += "\n      last: " + way;
   return text;
 }
 
-std::string step_text(const host::Executable& exe, const PythonFramework& python,
+std::string step_text(host::Executable& exe, const PythonFramework& python,
                       const host::HostStep& step) {
   const Program& program = exe.plan().program;
   switch (step.kind) {
@@ -128,7 +130,7 @@ std::string step_text(const host::Executable& exe, const PythonFramework& python
 }
 
 nb::list steps(PyObject* self) {
-  const host::Executable& exe = executable(self);
+  host::Executable& exe = executable(self);
   const Program& program = exe.plan().program;
   nb::list result;
   for (const host::HostStep& step : exe.steps()) {
@@ -259,7 +261,7 @@ nb::list cuts(PyObject* self) {
 }
 
 nb::str plan_text(PyObject* self) {
-  const host::Executable& exe = executable(self);
+  host::Executable& exe = executable(self);
   std::string text = print(exe.plan().program) + "\nsteps:\n";
   for (const host::HostStep& step : exe.steps()) {
     text += "  " + step_text(exe, framework(self), step) + "\n";

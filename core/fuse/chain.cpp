@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "fuse/causal.h"
+
 namespace tilevm::fuse {
 namespace {
 
@@ -28,7 +30,10 @@ class Joining {
       if (step.kind == Kind::kKernel) join_kernel(i, step.kernel);
       if (step.kind == Kind::kChain) join_product(i, step.chain);
     }
-    for (Chain& chain : plan_.chains) chain.columns_too = by_columns(chain);
+    for (Chain& chain : plan_.chains) {
+      chain.columns_too = by_columns(chain);
+      chain.causal = causal(chain);
+    }
     drop();
   }
 
@@ -202,6 +207,16 @@ class Joining {
     step.kind = Kind::kChain;
     step.chain = chain;
     step.kernel = -1;
+  }
+
+  // A product, a kernel, and a product of nothing but what that one makes.
+  bool causal(const Chain& chain) const {
+    if (chain.stages.size() < 3 || chain.stages.size() > 4) return false;
+    const Chain::Stage &first = chain.stages[0], &middle = chain.stages[1];
+    const Chain::Stage& second = chain.stages[2];
+    return first.kernel < 0 && middle.kernel >= 0 && second.kernel < 0 &&
+           is_causal(program_.sizes, plan_.kernels[at(middle.kernel)], first.out, second.a,
+                     middle.row_axis[chain.rows.size() - 1], middle.column_axis);
   }
 
   // Products side by side and at most one kernel behind them, which folds no columns.

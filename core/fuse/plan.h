@@ -66,6 +66,9 @@ struct Chain {
   std::vector<SizeId> rows;     // the axes that all stages have: batches, then rows of a product
   std::vector<ValueId> panels;  // values that exist for some rows at a time only
   bool columns_too = false;     // the stages may also run for some columns at a time
+  // A product, a kernel and a product, as in causal attention: in row i, what the kernel makes of
+  // columns behind i is zero, whatever is there.
+  bool causal = false;
 };
 
 struct Step {

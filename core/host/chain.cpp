@@ -128,11 +128,25 @@ void Executable::fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t
   }
 }
 
+std::vector<std::string> Executable::ways(int chain) {
+  std::vector<std::string> result;
+  std::unique_ptr<Frame> frame = take_frame();
+  for (const schedule::Stage& stage : frame->chains[static_cast<std::size_t>(chain)].stages) {
+    const auto& sizes = stage.sizes;
+    if (stage.kernel != nullptr || sizes.m == 0) continue;
+    result.push_back(std::to_string(sizes.m) + " x " + std::to_string(sizes.n) + " x " +
+                     std::to_string(sizes.k) + " by " + exec::gemm::name(stage.way));
+  }
+  give_frame(std::move(frame));
+  return result;
+}
+
 void Executable::run_chain(Frame& frame, int which) {
   const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(which)];
   schedule::ChainLaunch& launch = frame.chains[static_cast<std::size_t>(which)];
   launch.n_rows = static_cast<int>(chain.rows.size());
   launch.columns_too = chain.columns_too;
+  launch.causal = chain.causal ? 0 : INT64_MAX;
   for (std::size_t i = 0; i < chain.rows.size(); ++i)
     launch.rows[i] = frame.regs[at(chain.rows[i])];
   int kernel = -1;

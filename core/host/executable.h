@@ -108,6 +108,9 @@ class Executable {
   const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
   const std::vector<HostStep>& steps() const { return steps_; }
   const ArenaPlan& arena() const { return arena_; }
+  // How the products of a chain were computed when it last ran, as "7 x 64 x 32 by dots"; empty
+  // before.
+  std::vector<std::string> ways(int chain);
 
  private:
   struct Frame;

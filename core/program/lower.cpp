@@ -186,7 +186,11 @@ class Lowering {
     attrs[2].ints = {static_cast<std::int64_t>(dtype)};
     return emit(Op::full, {}, std::move(attrs), {dtype, false, shape});
   }
+  struct Scaled {
+    ValueId weights, scale;
+  };
   ValueId factor(ValueId v);
+  std::optional<Scaled> scaled(ValueId v, int inner);
   ValueId product(ValueId a, ValueId b, const Type& type);
   ValueId cast(ValueId v, DType to);
   ValueId materialise(const High& h, DType dtype);
@@ -602,6 +606,38 @@ ValueId Lowering::factor(ValueId v) {
   return emit(node.op, {source}, node.attrs, {out_.type(source).dtype, false, type.shape});
 }
 
+// A right factor w s of int8 weights w and a scale s that is the same along the axis that a product
+// sums over: then a (w s) is (a w) s, and the weights need not be widened in memory.
+std::optional<Lowering::Scaled> Lowering::scaled(ValueId v, int inner) {
+  const std::int32_t def = out_.values[static_cast<std::size_t>(v)].node;
+  if (def < 0) return {};
+  const Node node = out_.nodes[static_cast<std::size_t>(def)];
+  const int rank = out_.type(v).shape.rank;
+  if (node.op == Op::permute) {
+    const auto from = static_cast<int>(node.attrs[0].ints[static_cast<std::size_t>(inner)]);
+    std::optional<Scaled> source = scaled(node.inputs[0], from);
+    if (!source || out_.type(source->scale).shape.rank != rank) return {};
+    for (ValueId* x : {&source->weights, &source->scale}) {
+      Type type{out_.type(*x).dtype, false, {}};
+      for (const std::int64_t d : node.attrs[0].ints)
+        type.shape.push(out_.type(*x).shape[static_cast<int>(d)]);
+      *x = emit(Op::permute, {*x}, node.attrs, type);
+    }
+    return source;
+  }
+  if (node.op != Op::mul) return {};
+  for (const std::size_t i : {std::size_t{0}, std::size_t{1}}) {
+    const ValueId weights = factor(node.inputs[i]), scale = node.inputs[1 - i];
+    const Shape& shape = out_.type(scale).shape;
+    const int d = inner - (rank - shape.rank);
+    const bool same = d < 0 || out_.sizes.is(shape[d], 1);
+    if (same && out_.type(weights).dtype == DType::kInt8 &&
+        out_.type(weights).shape == out_.type(v).shape)
+      return Scaled{weights, scale};
+  }
+  return {};
+}
+
 // A matrix product over tensors of rank 2 and more, in float32, cast to the dtype that it has.
 ValueId Lowering::product(ValueId a, ValueId b, const Type& type) {
   const auto with_axis = [&](ValueId v, int axis) {
@@ -610,6 +646,16 @@ ValueId Lowering::product(ValueId a, ValueId b, const Type& type) {
       shape.push(d == axis ? out_.sizes.constant(1) : out_.type(v).shape[0]);
     return emit(Op::unsqueeze, {v}, {Attr::of_ints({axis})}, {out_.type(v).dtype, false, shape});
   };
+  if (out_.type(b).shape.rank >= 2) {
+    const bool vector = out_.type(a).shape.rank == 1;  // then scales have a dim too many
+    if (const auto parts = vector ? std::nullopt : scaled(b, out_.type(b).shape.rank - 2)) {
+      Type exact = type;
+      exact.dtype = DType::kFloat32;
+      const ValueId unscaled = product(a, parts->weights, exact);
+      const ValueId scale = cast(parts->scale, DType::kFloat32);
+      return cast(emit(Op::mul, {unscaled, scale}, {}, exact), type.dtype);
+    }
+  }
   a = factor(a);
   b = factor(b);
   Type whole{DType::kFloat32, false, type.shape};

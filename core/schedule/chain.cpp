@@ -26,6 +26,8 @@ constexpr std::int64_t kPackedBytes = 512 << 10;
 constexpr std::int64_t kLeastColumns = 128;
 // So many columns for each thread, and threads divide columns instead of rows.
 constexpr std::int64_t kWideColumns = 256;
+// Stages of causal attention.
+constexpr std::size_t kScores = 0, kSoftmax = 1, kValues = 2;
 // Below this much work, everything runs on one thread: about 10 us.
 constexpr double kInlineFlops = 1 << 20;
 
@@ -182,6 +184,7 @@ class Running {
   struct Item {
     std::array<std::int64_t, kMaxRows> index{};  // where it begins
     std::int64_t batches, rows;
+    std::int64_t width;  // columns of panels that it needs, at most
   };
   // What one thread writes.
   struct Memory {
@@ -190,8 +193,6 @@ class Running {
     std::vector<const std::byte*> packed;
   };
 
-  Sizes sizes_of(const Stage& stage) const { return {rows_, stage.n, stage.k}; }
-
   void choose_ways() {
     for (std::size_t s = 0; s < products_.size(); ++s) {
       const Stage& stage = launch_.stages[s];
@@ -199,7 +200,7 @@ class Running {
       Product& product = products_[s];
       product.shared = n_items_ >= threads_ &&
                        std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
-      product.way = choose(tiles_, sizes_of(stage), stage.b);
+      product.way = stage.way;
     }
   }
 
@@ -216,7 +217,9 @@ class Running {
     item_rows_ = rows_;
     if (rows_ > kFewRows) {
       item_rows_ = std::min(rows_, most);
-      const std::int64_t wanted = parts(threads_, groups);  // items of a batch
+      // Of causal attention, sums are as wide as the item needs: the same for any threads.
+      const std::int64_t wanted =
+          launch_.causal == INT64_MAX ? parts(threads_, groups) : 1;  // items of a batch
       item_rows_ = std::min(item_rows_, std::max(kFewRows, parts(rows_, wanted)));
       item_rows_ = parts(rows_, parts(rows_, item_rows_));
     }
@@ -258,8 +261,8 @@ class Running {
       if (stage.out_panel < 0 && stage.out_column != sizeof(float))
         room =
             std::max(room, room_elements(tiles_, products_[s].way, sizes) + item_rows_ * stage.n);
-      if (products_[s].way != Way::kPacked) continue;
-      const std::int64_t packed = bytes_of(packed_elements(tiles_, sizes));
+      if (!packs(products_[s].way)) continue;
+      const std::int64_t packed = bytes_of(packed_elements(tiles_, products_[s].way, sizes));
       std::int64_t& total = products_[s].shared ? shared : bytes;
       packed_offsets_[s] = total;
       total += packed;
@@ -315,7 +318,7 @@ class Running {
       const Stage& stage = launch_.stages[s];
       const Sizes sizes{item_rows_, stage.n, stage.k};
       by_columns(stage.n, threads_, [&](int, std::int64_t first, std::int64_t n) {
-        pack(tiles_, sizes, stage.b, first, n, product.packed);
+        pack(tiles_, product.way, sizes, stage.b, first, n, product.packed);
       });
     }
   }
@@ -337,6 +340,9 @@ class Running {
       item.index[at(launch_.n_rows - 2)] = batch;
       item.batches = std::min(item_batches_, batches_ - batch);
     }
+    item.width = launch_.causal == INT64_MAX
+                     ? INT64_MAX
+                     : std::max<std::int64_t>(row + item.rows + launch_.causal, 1);
     return item;
   }
 
@@ -356,7 +362,7 @@ class Running {
     const Item box = item(i);
     for (std::size_t s = 0; s < launch_.stages.size(); ++s) {
       if (launch_.stages[s].kernel != nullptr) {
-        run_kernel(launch_.stages[s], box, thread, threads);
+        run_kernel(s, box, thread, threads);
         continue;
       }
       for (std::int64_t batch = 0; batch < box.batches; ++batch)
@@ -389,25 +395,27 @@ class Running {
     } else {
       out += offset(stage.out_rows, box, batch);
     }
-    if (threads == 1)
-      return multiply_columns(s, box.rows, a, b, out, row_bytes, column_bytes, thread);
-    by_columns(stage.n, threads, [&](int worker, std::int64_t first, std::int64_t n) {
+    // Columns of panels that no row of the item needs.
+    const std::int64_t n = s == kScores ? std::min(stage.n, box.width) : stage.n;
+    const std::int64_t k = s == kValues ? std::min(stage.k, box.width) : stage.k;
+    const Sizes sizes{box.rows, n, k, stage.k};
+    if (threads == 1) return multiply_columns(s, sizes, a, b, out, row_bytes, column_bytes, thread);
+    by_columns(n, threads, [&](int worker, std::int64_t first, std::int64_t count) {
       Matrix part = b;
       part.data += first * b.column_stride * bytecode::storage_bytes(b.storage);
-      multiply_part(s, {box.rows, n, stage.k}, a, part, out + first * column_bytes, row_bytes,
+      multiply_part(s, {box.rows, count, k, k}, a, part, out + first * column_bytes, row_bytes,
                     column_bytes, worker);
     });
   }
 
   // All columns on this thread, with the factor that is packed already if there is one.
-  void multiply_columns(std::size_t s, std::int64_t rows, const Matrix& a, const Matrix& b,
+  void multiply_columns(std::size_t s, const Sizes& sizes, const Matrix& a, const Matrix& b,
                         std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes,
                         int thread) {
     const Stage& stage = launch_.stages[s];
-    const Sizes sizes{rows, stage.n, stage.k};
     const float* packed = products_[s].packed;
-    if (products_[s].way == Way::kPacked && packed == nullptr)
-      packed = pack_own(s, sizes, b, thread);
+    if (packs(products_[s].way) && packed == nullptr)
+      packed = pack_own(s, {sizes.m, stage.n, stage.k}, b, thread);
     finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
   }
 
@@ -417,7 +425,7 @@ class Running {
                      int thread) {
     if (sizes.n <= 0) return;
     const float* packed = nullptr;
-    if (products_[s].way == Way::kPacked) {
+    if (packs(products_[s].way)) {
       memories_[at(thread)].packed[s] = nullptr;
       packed = pack_own(s, sizes, b, thread);
       memories_[at(thread)].packed[s] = nullptr;
@@ -429,7 +437,7 @@ class Running {
     Memory& memory = memories_[at(thread)];
     auto* packed = reinterpret_cast<float*>(memory.base + packed_offsets_[s]);
     if (memory.packed[s] == b.data) return packed;
-    pack(tiles_, sizes, b, 0, sizes.n, packed);
+    pack(tiles_, products_[s].way, sizes, b, 0, sizes.n, packed);
     memory.packed[s] = b.data;
     return packed;
   }
@@ -451,10 +459,15 @@ class Running {
     }
   }
 
-  void run_kernel(const Stage& stage, const Item& box, int thread, int threads) {
+  void run_kernel(std::size_t s, const Item& box, int thread, int threads) {
+    const Stage& stage = launch_.stages[s];
     thread_local std::vector<OperandView> views;
     thread_local std::vector<std::int64_t> axis_sizes;
     axis_sizes.assign(stage.axis_sizes.begin(), stage.axis_sizes.end());
+    if (s == kSoftmax && stage.column_axis >= 0) {
+      std::int64_t& width = axis_sizes[at(stage.column_axis)];
+      width = std::min(width, box.width);
+    }
     const int last = launch_.n_rows - 1;
     for (int i = 0; i <= last; ++i) {
       const int axis = stage.row_axis[at(i)];
@@ -502,16 +515,25 @@ class Running {
 // Columns at a time, so that packed factors stay in a cache.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
   std::int64_t depth = 0;
-  bool packs = false;
+  bool any = false;
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr) continue;
     depth += stage.k;
-    const Sizes sizes{launch.rows[at(launch.n_rows - 1)], stage.n, stage.k};
-    packs = packs || choose(tiles, sizes, stage.b) == Way::kPacked;
+    any = any || packs(stage.way);
   }
-  if (!packs || depth == 0) return INT64_MAX;
+  if (!any || depth == 0) return INT64_MAX;
   const std::int64_t columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
   return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
+}
+
+// Before anything is divided: what is chosen does not depend on threads.
+void choose_ways(ChainLaunch& launch, const Tiles& tiles) {
+  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) continue;
+    stage.sizes = {rows, stage.n, stage.k};
+    stage.way = choose(tiles, stage.sizes, stage.a, stage.b);
+  }
 }
 
 // A launch that may be divided by columns: each thread has some, and takes a few at a time.
@@ -565,7 +587,10 @@ double flops(const ChainLaunch& launch) noexcept {
 Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept {
   const Tiles& tiles = tiles_of(tier ? *tier : schedule::tier());
   if (flops(launch) < kInlineFlops) threads = 1;
+  // Of one row, the batches may become the rows.
+  if (launch.rows[at(launch.n_rows - 1)] == 1) launch.causal = INT64_MAX;
   simplify(launch);
+  choose_ways(launch, tiles);
   threads = std::max(threads, 1);
   const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
   const std::int64_t n = launch.columns_too ? launch.stages.front().n : 0;

@@ -26,6 +26,8 @@ struct Stage {
   std::byte* out = nullptr;  // float32
   std::int64_t out_column = 0;
   std::int64_t n = 0, k = 0;
+  exec::gemm::Sizes sizes{};  // of the last launch, and how it was computed
+  exec::gemm::Way way{};
   int a_panel = -1, out_panel = -1;  // that a is, that the product goes to: index of panels
 
   // Of a kernel, as Kernel::run takes them; `panel`: by operand, which panel it is, or -1.
@@ -48,6 +50,9 @@ struct ChainLaunch {
   std::array<std::int64_t, kMaxRows> rows{};
   int n_rows = 0;
   bool columns_too = false;  // as fuse::Chain
+  // As in causal attention: of what the first product makes, row i needs columns up to i + causal;
+  // what the kernel behind it makes of others is zero. INT64_MAX: all of them.
+  std::int64_t causal = INT64_MAX;
 };
 
 // Runs on up to `threads` threads. Results do not depend on their number, nor on how rows are

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/gemm/brain.h"
 #include "exec/gemm/multiply.h"
 #include "tests/interp_trial.h"
 
@@ -35,7 +36,8 @@ using namespace tilevm::testing;
 
 constexpr Storage kFactors[exec::gemm::kStorages] = {Storage::kF32, Storage::kBF16, Storage::kF16,
                                                      Storage::kI8};
-constexpr Way kWays[] = {Way::kSweep, Way::kDots, Way::kTiles, Way::kPacked};
+constexpr Way kWays[] = {Way::kSweep,  Way::kDots,     Way::kTiles,
+                         Way::kPacked, Way::kPairDots, Way::kPackedPairs};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGap = -12345.0f;  // what memory around c holds
 
@@ -243,26 +245,31 @@ class Product {
   Floats memory_;
 };
 
-bool applicable(Way way, const Sizes& sizes, const Matrix& b) {
+bool applicable(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b) {
+  if (way == Way::kPairDots || way == Way::kPackedPairs) {
+    const bool brain = a.storage == Storage::kBF16 && b.storage == Storage::kBF16;
+    if (!brain || tiles.lanes != 16 || exec::gemm::brain_tiles() == nullptr) return false;
+  }
   const bool rows = b.column_stride == 1 || sizes.n == 1;
   if (way == Way::kSweep) return rows;
   if (way == Way::kTiles) return rows && b.storage == Storage::kF32;
-  return way == Way::kPacked || b.row_stride == 1 || sizes.k == 1;
+  return packs(way) || b.row_stride == 1 || sizes.k == 1;
 }
 
 void multiply_every_way(const Tiles& tiles, Trial& trial, const Sizes& sizes, const Factor& a,
                         const Factor& b, const Judge& judge, const std::string& name) {
-  const Way chosen = choose(tiles, sizes, b.matrix);
-  check(applicable(chosen, sizes, b.matrix), name + ": chose " + exec::gemm::name(chosen));
+  const Way chosen = choose(tiles, sizes, a.matrix, b.matrix);
+  check(applicable(tiles, chosen, sizes, a.matrix, b.matrix),
+        name + ": chose " + exec::gemm::name(chosen));
   for (const Way way : kWays) {
-    if (!applicable(way, sizes, b.matrix)) continue;
+    if (!applicable(tiles, way, sizes, a.matrix, b.matrix)) continue;
     const std::string of_way =
         name + ", " + exec::gemm::name(way) + " by " + std::to_string(tiles.lanes);
-    const Floats packed(way == Way::kPacked ? packed_elements(tiles, sizes) : 0, trial.pick(0, 1));
+    const Floats packed(packs(way) ? packed_elements(tiles, way, sizes) : 0, trial.pick(0, 1));
     const Floats room(room_elements(tiles, way, sizes), trial.pick(0, 1));
     const int64_t gap = trial.pick(0, 1) * trial.pick(1, 40);
     const Product c(sizes, sizes.n + gap, trial.pick(0, 1));
-    if (way == Way::kPacked) pack(tiles, sizes, b.matrix, 0, sizes.n, packed.data());
+    if (packs(way)) pack(tiles, way, sizes, b.matrix, 0, sizes.n, packed.data());
     multiply(tiles, way, sizes, a.matrix, b.matrix, packed.data(), room.data(), c.data(), c.stride);
     if (c.check_gaps(of_way)) c.check_values(judge, of_way);
     for (int64_t i = 0; sizes.k == 0 && i < sizes.m * sizes.n; ++i)

@@ -3,12 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "exec/gemm/brain.h"
+
 namespace tilevm::exec::gemm {
 namespace {
 
 // A panel of B is kDepth x 2 vectors, in the first cache; a block of A is kBlockRows x kDepth, in
 // the second. Sums over more than kDepth are sums of such sums, which loses less.
 constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.
 constexpr std::int64_t kDotBytes = 16 << 10;
@@ -18,6 +21,7 @@ constexpr std::int64_t kSweepRows = 8;
 // Up to how many rows of A packing B costs more than it saves.
 constexpr std::int64_t kTileRows = 256;
 constexpr std::int64_t kDotRows = 128;
+constexpr std::int64_t kPairDotRows = 48;
 constexpr std::int64_t kSweepsBeforePacking = 16;
 
 std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
@@ -91,7 +95,6 @@ Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t
 void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                      float* room, float* c, std::int64_t c_stride) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
   const std::int64_t step = even(sizes.k, kDepth);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
@@ -101,7 +104,7 @@ void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
       const std::int64_t depth = std::min(step, sizes.k - p);
       const Rows from = rows_of(tiles, a, i0, rows, p, depth, room);
       for (std::int64_t j = 0; j < sizes.n; j += width) {
-        const float* panel = packed + p * padded + j * depth;
+        const float* panel = packed + j * sizes.packed_rows() + p * width;
         for (std::int64_t i = 0; i < rows; i += tile_rows) {
           const std::int64_t r = std::min(tile_rows, rows - i);
           tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
@@ -180,15 +183,151 @@ void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, cons
   }
 }
 
+// ---- Pairs of bfloat16
+
+const Brain* brain(const Matrix& x, std::int64_t row, std::int64_t column) {
+  return reinterpret_cast<const Brain*>(element(x, row, column));
+}
+
+// An even number of elements of k at a time; the last may have one more, which is zero.
+std::int64_t pair_step(std::int64_t k) { return rounded_up(even(k, kPairDepth - 1), 2); }
+
+struct BrainRows {
+  const Brain* data;
+  std::int64_t stride;
+};
+
+// A block of A whose rows are contiguous and, where tiles read pairs, of even length.
+BrainRows brain_rows(const Matrix& a, std::int64_t row, std::int64_t rows, std::int64_t p,
+                     std::int64_t depth, bool in_pairs, float* room) {
+  const bool apart = rows > 4 && a.row_stride % 512 == 0;
+  if (a.column_stride == 1 && !apart && !(in_pairs && depth % 2 != 0))
+    return {brain(a, row, p), a.row_stride};
+  auto* to = reinterpret_cast<Brain*>(room);
+  const std::int64_t stride = rounded_up(depth, 32) + 32;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    if (a.column_stride == 1) {
+      std::memcpy(to + i * stride, brain(a, row + i, p), at(depth) * sizeof(Brain));
+    } else {
+      for (std::int64_t q = 0; q < depth; ++q) to[i * stride + q] = *brain(a, row + i, p + q);
+    }
+    if (depth % 2 != 0) to[i * stride + depth] = 0;
+  }
+  return {to, stride};
+}
+
+// One panel, whatever the strides: the pairs of a column side by side.
+void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_t j,
+                std::int64_t depth, std::int64_t columns, Brain* panel) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t pairs = depth / 2;
+  if (b.column_stride == 1) {
+    brain_tiles()->pack(brain(b, p, j), b.row_stride, panel, pairs, columns);
+  } else if (b.row_stride == 1) {
+    // A pair is 32 bits that move as one; columns an odd number apart are copied first.
+    constexpr std::int64_t kStride = kPairDepth + 32;
+    alignas(64) Brain copied[kMostColumns * kStride];
+    const Brain* from = brain(b, p, j);
+    std::int64_t stride = b.column_stride;
+    if (stride % 2 != 0) {
+      for (std::int64_t c = 0; c < columns; ++c)
+        std::memcpy(copied + c * kStride, from + c * stride, at(2 * pairs) * sizeof(Brain));
+      from = copied;
+      stride = kStride;
+    }
+    tiles.transpose[index(Storage::kF32)](from, stride / 2, reinterpret_cast<float*>(panel), width,
+                                          pairs, columns);
+  } else {
+    for (std::int64_t q = 0; q < 2 * pairs; ++q) {
+      for (std::int64_t c = 0; c < columns; ++c)
+        panel[(q / 2 * width + c) * 2 + q % 2] = *brain(b, p + q, j + c);
+    }
+  }
+  if (depth % 2 == 0) return;
+  for (std::int64_t c = 0; c < columns; ++c) {
+    panel[(pairs * width + c) * 2] = *brain(b, p + depth - 1, j + c);
+    panel[(pairs * width + c) * 2 + 1] = 0;
+  }
+}
+
+void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+                std::int64_t count, Brain* packed) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t step = pair_step(sizes.k);
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    const std::int64_t depth = std::min(step, sizes.k - p);
+    for (std::int64_t j = first; j < first + count; j += width) {
+      Brain* panel = packed + j * rounded_up(sizes.k, 2) + p * width;
+      const std::int64_t columns = std::min(width, sizes.n - j);
+      if (columns < width) std::fill_n(panel, rounded_up(depth, 2) * width, Brain{0});
+      pack_panel(tiles, b, p, j, depth, columns, panel);
+    }
+  }
+}
+
+void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
+                           const Brain* packed, float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), 2);
+  const std::int64_t step = pair_step(sizes.k);
+  const std::int64_t block_rows = even(sizes.m, kBlockRows);
+  for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
+    const std::int64_t rows = std::min(block_rows, sizes.m - i0);
+    const std::int64_t tile_rows = even(rows, tiles.rows);
+    for (std::int64_t p = 0; p < sizes.k; p += step) {
+      const std::int64_t depth = std::min(step, sizes.k - p);
+      const std::int64_t whole = rounded_up(depth, 2);
+      const BrainRows from = brain_rows(a, i0, rows, p, depth, true, room);
+      for (std::int64_t j = 0; j < sizes.n; j += width) {
+        const Brain* panel = packed + j * packed_rows + p * width;
+        for (std::int64_t i = 0; i < rows; i += tile_rows) {
+          const std::int64_t r = std::min(tile_rows, rows - i);
+          brain_tiles()->tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
+                                      c + (i0 + i) * c_stride + j, c_stride, whole,
+                                      std::min(width, sizes.n - j), p > 0});
+        }
+      }
+    }
+  }
+}
+
+void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, float* room, float* c,
+                        std::int64_t c_stride) {
+  const BrainRows from = brain_rows(a, 0, sizes.m, 0, sizes.k, false, room);
+  const std::int64_t rows = even(sizes.m, kMostDots);
+  const std::int64_t columns =
+      rows == sizes.m
+          ? sizes.n
+          : std::max<std::int64_t>(kDotBytes / (sizes.k * 2) / kDotColumns, 1) * kDotColumns;
+  for (std::int64_t j = 0; j < sizes.n; j += columns) {
+    for (std::int64_t i = 0; i < sizes.m; i += rows) {
+      const std::int64_t r = std::min(rows, sizes.m - i);
+      brain_tiles()->dots[at(r)]({from.data + i * from.stride, from.stride, brain(b, 0, j),
+                                  b.column_stride, c + i * c_stride + j, c_stride, sizes.k,
+                                  std::min(columns, sizes.n - j), false});
+    }
+  }
+}
+
 }  // namespace
 
 const char* name(Way way) {
-  constexpr const char* kNames[] = {"sweep", "dots", "tiles", "packed"};
+  constexpr const char* kNames[] = {"sweep",  "dots",      "tiles",
+                                    "packed", "pair dots", "packed pairs"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
 // Measured with core/bench/gemm_bench.cpp on AMD Zen 4; the crossings are flat.
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b) {
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b) {
+  const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
+                     tiles.lanes == 16 && brain_tiles() != nullptr;
+  if (pairs) {
+    const bool rows = b.column_stride == 1 && sizes.n > 1;
+    if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
+    if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
+      return Way::kPairDots;
+    return Way::kPackedPairs;
+  }
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
@@ -206,36 +345,35 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b) {
   return Way::kPacked;
 }
 
-std::int64_t packed_elements(const Tiles& tiles, const Sizes& sizes) {
-  return rounded_up(sizes.n, tiles.columns) * sizes.k;
+std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
+  const std::int64_t k = way == Way::kPackedPairs ? (sizes.k + 1) / 2 : sizes.k;
+  return rounded_up(sizes.n, tiles.columns) * k;
 }
 
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
-  const bool all_of_k = way == Way::kSweep || way == Way::kDots;
-  const std::int64_t depth = all_of_k ? sizes.k : std::min(sizes.k, kDepth);
-  const std::int64_t rows = way == Way::kPacked ? std::min(sizes.m, kBlockRows) : sizes.m;
+  const bool all_of_k = way == Way::kSweep || way == Way::kDots || way == Way::kPairDots;
+  const std::int64_t depth =
+      all_of_k ? sizes.k : std::min(sizes.k, way == Way::kPackedPairs ? kPairDepth : kDepth);
+  const std::int64_t rows = packs(way) ? std::min(sizes.m, kBlockRows) : sizes.m;
   return rows * (depth + 2 * tiles.lanes) + (way == Way::kTiles ? depth * tiles.columns : 0);
 }
 
-void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,
           std::int64_t count, float* packed) {
+  if (way == Way::kPackedPairs)
+    return pack_pairs(tiles, sizes, b, first, count, reinterpret_cast<Brain*>(packed));
   const std::int64_t width = tiles.columns;
-  const std::int64_t padded = rounded_up(sizes.n, width);
-  const std::int64_t step = even(sizes.k, kDepth);
-  for (std::int64_t p = 0; p < sizes.k; p += step) {
-    const std::int64_t depth = std::min(step, sizes.k - p);
-    float* panels = packed + p * padded;
-    if (b.column_stride == 1) {
-      tiles.pack[index(b.storage)](element(b, p, first), b.row_stride, panels + first * depth,
-                                   depth * width, depth, count);
-      continue;
-    }
-    for (std::int64_t j = first; j < first + count; j += width) {
-      float* panel = panels + j * depth;
-      const std::int64_t columns = std::min(width, sizes.n - j);
-      if (columns < width) std::fill_n(panel, depth * width, 0.0f);
-      take(tiles, b, p, j, depth, columns, panel, width);
-    }
+  float* panels = packed + first * sizes.k;
+  if (b.column_stride == 1) {
+    tiles.pack[index(b.storage)](element(b, 0, first), b.row_stride, panels, sizes.k * width,
+                                 sizes.k, count);
+    return;
+  }
+  for (std::int64_t j = 0; j < count; j += width) {
+    float* panel = panels + j * sizes.k;
+    const std::int64_t columns = std::min(width, sizes.n - first - j);
+    if (columns < width) std::fill_n(panel, sizes.k * width, 0.0f);
+    take(tiles, b, 0, first + j, sizes.k, columns, panel, width);
   }
 }
 
@@ -255,6 +393,11 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
       return multiply_tiles(tiles, sizes, a, b, room, c, c_stride);
     case Way::kPacked:
       return multiply_packed(tiles, sizes, a, packed, room, c, c_stride);
+    case Way::kPairDots:
+      return multiply_pair_dots(sizes, a, b, room, c, c_stride);
+    case Way::kPackedPairs:
+      return multiply_packed_pairs(tiles, sizes, a, reinterpret_cast<const Brain*>(packed), room, c,
+                                   c_stride);
   }
 }
 

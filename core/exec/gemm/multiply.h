@@ -17,30 +17,37 @@ struct Matrix {
 };
 
 struct Sizes {
-  std::int64_t m, n, k;  // the product is m x n, k is summed over
+  std::int64_t m, n, k;       // the product is m x n, k is summed over
+  std::int64_t packed_k = 0;  // of a packed factor, if only its first k rows are used
+
+  std::int64_t packed_rows() const { return packed_k > 0 ? packed_k : k; }
 };
 
 // How a product is computed.
 enum class Way : std::uint8_t {
-  kSweep,   // few rows of A: B is read once, from front to back, and C is in the first cache
-  kDots,    // few rows of A, columns of B contiguous
-  kTiles,   // few rows of A, rows of B contiguous: tiles read B where it is
-  kPacked,  // panels of B are copied, so that tiles read them in order
+  kSweep,       // few rows of A: B is read once, from front to back, and C is in the first cache
+  kDots,        // few rows of A, columns of B contiguous
+  kTiles,       // few rows of A, rows of B contiguous: tiles read B where it is
+  kPacked,      // panels of B are copied, so that tiles read them in order
+  kPairDots,    // as kDots and kPacked, of bfloat16 by bfloat16, by instructions that multiply
+  kPackedPairs  // pairs; see brain.h
 };
+inline bool packs(Way way) { return way == Way::kPacked || way == Way::kPackedPairs; }
 const char* name(Way way);
 
-// The quickest way for these sizes, where b is used for `m` rows in all.
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& b);
+// The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
+// are, not where.
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b);
 
 // Float32 elements of a packed B; of working memory for multiply().
-std::int64_t packed_elements(const Tiles& tiles, const Sizes& sizes);
+std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 
 // Packs columns first .. first + count of b, where first is a multiple of tiles.columns.
-void pack(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,
           std::int64_t count, float* packed);
 
-// c = a b, in float32; rows of c are contiguous. `packed`: of kPacked, what pack() wrote.
+// c = a b, in float32; rows of c are contiguous. `packed`: what pack() wrote, if the way packs.
 void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,
               const float* packed, float* room, float* c, std::int64_t c_stride);
 

@@ -10,11 +10,12 @@ namespace tilevm::exec::gemm {
 
 using bytecode::Storage;
 
-inline constexpr int kMostRows = 12;   // of a tile
-inline constexpr int kMostSweeps = 4;  // rows of A that a sweep takes
-inline constexpr int kMostDots = 6;    // rows of A that dots take
-inline constexpr int kStorages = 4;    // f32, bf16, f16, i8: see storage_index
-inline constexpr int kDotColumns = 4;  // columns of the product that dots make side by side
+inline constexpr int kMostColumns = 32;  // of a tile
+inline constexpr int kMostRows = 12;     // of a tile
+inline constexpr int kMostSweeps = 4;    // rows of A that a sweep takes
+inline constexpr int kMostDots = 6;      // rows of A that dots take
+inline constexpr int kStorages = 4;      // f32, bf16, f16, i8: see storage_index
+inline constexpr int kDotColumns = 4;    // columns of the product that dots make side by side
 
 // Index of a storage that factors may have, or -1.
 constexpr int storage_index(Storage storage) {

@@ -38,7 +38,7 @@ class Explanation:
     callouts: tuple[CallOut, ...]
 
     def __str__(self) -> str:
-        kernels = sum(step["kind"] == "kernel" for step in self.steps)
+        kernels = sum(step["kind"] in ("kernel", "chain") for step in self.steps)
         parts = [
             f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
             _section("graph", self.graph.splitlines()),
