@@ -140,6 +140,16 @@ def test_work_is_counted() -> None:
     assert (row.bytes, row.flops, row.dtype) == (2 * (8 + 16 * 8 + 16), 2 * 16 * 8, "bfloat16")
 
 
+def test_tables_count_where_a_product_reads_them() -> None:
+    table, head = torch.nn.Embedding(100, 8), torch.nn.Linear(8, 100, bias=False)
+    ids = torch.zeros(3, dtype=torch.int64)
+    lookup = limits.count(torch.nn.Sequential(table), [ids])
+    assert lookup.bytes == 8 * 3 + 4 * 3 * 8
+    head.weight = table.weight
+    both = limits.count(torch.nn.Sequential(table, head), [ids])
+    assert both.bytes == 8 * 3 + 4 * 3 * 100 + 4 * 100 * 8
+
+
 def test_work_of_attention_is_counted() -> None:
     q, k = torch.ones(2, 3, 5, 8), torch.ones(2, 3, 7, 8)
     attend = torch.nn.functional.scaled_dot_product_attention

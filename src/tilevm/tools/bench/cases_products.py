@@ -68,7 +68,8 @@ _BFLOAT16_WIDTHS = ((65, 127), (384, 1536), (768, 768), (768, 3072), (2048, 1000
 _MODEL_WIDTHS = ((64, 128), (384, 1536), (768, 3072), (1024, 2752))
 _HEAD_WIDTHS = ((64, 192), (384, 1152), (768, 2304), (1024, 3072))
 _QUICK_ROWS = (1, 7, 33, 128, 511)
-_QUICK_WIDTHS = ((65, 127), (384, 1536), (768, 768), (384, 1152))
+_QUICK_WIDTHS = ((65, 127), (768, 768))
+_QUICK_MODEL_WIDTHS = ((384, 1536), (384, 1152))
 
 
 def _sweep(rows: Iterable[int], widths: Iterable[tuple[int, int]]) -> Sweep:
@@ -106,7 +107,8 @@ def _case(
     rows: tuple[int, ...],
     widths: tuple[tuple[int, int], ...],
 ) -> Case:
-    narrow = [pair for pair in widths if pair in _QUICK_WIDTHS]
+    few = _QUICK_WIDTHS if _QUICK_WIDTHS[0] in widths else _QUICK_MODEL_WIDTHS
+    narrow = [pair for pair in widths if pair in few]
     return Case(
         function.__name__,
         "products",
