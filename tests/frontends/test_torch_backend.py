@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -203,4 +204,15 @@ def test_sizes_that_are_divided_stay_symbolic() -> None:
     for shape in [(1, 4, 7, 32), (2, 3, 9, 64)]:
         q, cos, sin = torch.randn(shape), torch.randn(shape[2:]), torch.randn(shape[2:])
         torch.testing.assert_close(compiled(q, cos, sin), rope(q, cos, sin))
+    assert not eager_reasons()
+
+
+def test_the_root_of_a_size() -> None:
+    def scores(q: Any, k: Any) -> Any:
+        return q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+
+    compiled = torch.compile(scores, backend="tilevm", dynamic=True)
+    for shape in [(2, 7, 64), (3, 5, 40)]:
+        q, k = torch.randn(shape), torch.randn(shape)
+        torch.testing.assert_close(compiled(q, k), scores(q, k))
     assert not eager_reasons()

@@ -167,7 +167,6 @@ def test_dot(dot: Function, length: int) -> None:
         assert error <= length * 2.0**-24 * (x.double() * y.double()).abs().sum()
 
 
-
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize(("name", "fn", "shapes"), CASES, ids=[c[0] for c in CASES])
 def test_product(name: str, fn: Function, shapes: list[list[Shape]], dtype: Any) -> None:

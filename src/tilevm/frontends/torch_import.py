@@ -26,7 +26,7 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_products import ROWS
-from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
@@ -501,7 +501,7 @@ class Importer:
                 break
             last -= 1
         inputs: list[int] = []
-        constants: dict[str, Any] = {"f": function}
+        constants: dict[str, Any] = {"f": function, **MODULES}
         parts: list[str] = []
         plain = True
         for argument, given in zip(schema[:last], arguments, strict=False):

@@ -17,7 +17,7 @@ from tilevm.config import config
 from tilevm.frontends import torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
-from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.ir.types import Dim
 from tilevm.stats import stats
 
@@ -163,7 +163,7 @@ def _around(
     constants: dict[str, Any] = {
         "exe": executable,
         "getitem": operator.getitem,
-        "math": __import__("math"),
+        **MODULES,
         **{f"a{i}": value for i, value in fixed.items()},
     }
     names = [f"a{i}" for i in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils._sympy.functions import FloorDiv, Min
 from tilevm.ir.types import Dim
 
 MOST = 2**63 - 1
+MODULES: Mapping[str, Any] = {"math": math, "torch": torch}  # what Python source of sizes names
 
 
 class Untranslatable(ValueError):
@@ -238,7 +240,7 @@ class Sizes:
         return name
 
     def python(self, expr: Any, names: Mapping[Any, str]) -> str:
-        """`expr` as Python source; `names` says how each symbol is written."""
+        """`expr` as Python source over `MODULES`; `names` says how each symbol is written."""
         from torch.utils._sympy.printers import PythonPrinter
 
         class Printer(PythonPrinter):

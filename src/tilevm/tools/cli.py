@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilevm.tools.bench import SUITES
+
 
 def parser() -> argparse.ArgumentParser:
     """All subcommands; `handler` of the result runs one and returns the exit code."""
@@ -27,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--suite",
         action="append",
-        choices=("operators", "subgraphs", "models"),
+        choices=SUITES,
         help="default: all; may be repeated",
     )
     bench.add_argument("--case", action="append", help="names that contain this; may be repeated")

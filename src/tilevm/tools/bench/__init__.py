@@ -1,1 +1,6 @@
-"""`tilevm bench`: operators, subgraphs and models over dynamic shapes, against the peers."""
+"""`tilevm bench`: operators, products, attention, subgraphs and models over dynamic shapes.
+
+Against eager and the peers.
+"""
+
+SUITES = ("operators", "products", "attention", "subgraphs", "models")

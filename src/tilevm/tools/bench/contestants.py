@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tilevm.tools.bench.cases import Case, Function
+from tilevm.tools.bench.case import Case, Function
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class _Module(torch.nn.Module):
 
 
 def _has_parameters(case: Case) -> bool:
-    return case.suite != "operators"
+    return case.suite not in ("operators", "attention")
 
 
 def _has_onnxruntime() -> bool:

@@ -1,4 +1,4 @@
-"""The operator cases again, as `@tilevm.kernel` functions. Names are those of cases.py."""
+"""The operator cases again, as `@tilevm.kernel` functions. Names are theirs."""
 
 # ruff: noqa: D103  # the name of a case says what it is
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from tilevm.tools.bench import cases, contestants, limits
-from tilevm.tools.bench.cases import Case, Function
+from tilevm.tools.bench.case import Case, Function, exactly
 from tilevm.tools.bench.contestants import TILEVM, Contestant
 
 BATCH_S = 3e-4  # a sample is that long at least
@@ -57,7 +57,7 @@ class Bench:
 
     def _warm_up(self, rivals: Sequence[Contestant]) -> None:
         """Import what each contestant needs: a case pays for its own graphs only."""
-        warm = cases.Case("warm_up", "operators", lambda: torch.neg, (), ("M",), ((5,),))
+        warm = Case("warm_up", "operators", lambda: torch.neg, (), ("M",), ((5,),))
 
         def negative(x: Any) -> Any:
             return -x
@@ -109,6 +109,7 @@ class _Measurement:
             "suite": self._case.suite,
             "dtype": self._case.dtype,
             "sizes": list(self._case.sizes),
+            "by": self._case.by,
             "shapes": rows,
             "contestants": self._results,
         }
@@ -116,7 +117,7 @@ class _Measurement:
     # First calls --------------------------------------------------------------------------------
 
     def _exact(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        function = cases.exactly(self._function)
+        function = exactly(self._function)
         wide = [x.double() if x.is_floating_point() else x for x in inputs]
         return _flat(function(*wide))
 

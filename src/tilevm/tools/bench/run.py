@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tilevm.tools.bench import cases, contestants, limits, report
-from tilevm.tools.bench.cases import Case
+from tilevm.tools.bench.case import Case
 from tilevm.tools.progress import Progress
 from tilevm.tools.worker import Worker, WorkerDied, WorkerError
 
@@ -137,7 +137,7 @@ def _run(
             processes.close()
     machine = processes.machine
     for row in [row for case in run["cases"] for row in case["shapes"]]:
-        work = limits.Work(row["bytes"], row["flops"], row["vector_ops"])
+        work = limits.Work(row["bytes"], row["flops"], row["vector_ops"], row["dtype"])
         row["limit_us"] = 1e6 * machine.limit_s(work)
     run["machine"] = asdict(machine)
     return run
@@ -208,6 +208,7 @@ def _lost(case: Case, error: str) -> dict[str, Any]:
         "suite": case.suite,
         "dtype": case.dtype,
         "sizes": list(case.sizes),
+        "by": case.by,
         "shapes": [],
         "contestants": {"eager": {"error": error}},
     }
