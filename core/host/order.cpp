@@ -87,7 +87,8 @@ void Executable::order_steps() {
         writes.push_back(node->out + r);
     }
     visit_operands(step, [&](ValueId value, bool written) {
-      (written ? writes : reads).push_back(value);
+      reads.push_back(value);  // what is written has been allocated
+      if (written) writes.push_back(value);
       if (step.kind == Kind::kChain) add_shape(value);
     });
     visit_kernels(step, [&](int kernel) {

@@ -6,6 +6,7 @@
 
 #include "exec/memory.h"
 #include "exec/threads.h"
+#include "schedule/chain_axes.h"
 
 namespace tilevm::schedule {
 namespace {
@@ -38,107 +39,6 @@ std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return parts(x, to) *
 
 const Tiles& tiles_of(Tier tier) {
   return exec::gemm::tiles(tier.target == exec::native::Target::kAvx2);
-}
-
-// ---- Rows
-
-// Axis i disappears: `to`, an axis that stays, stands for both.
-void drop_axis(ChainLaunch& launch, int i, int to, bool take_strides) {
-  const auto erase = [&](auto& list, auto fill) {
-    if (take_strides) list[at(to)] = list[at(i)];
-    std::copy(list.begin() + i + 1, list.begin() + launch.n_rows, list.begin() + i);
-    list[at(launch.n_rows - 1)] = fill;
-  };
-  for (Stage& stage : launch.stages) {
-    if (stage.kernel != nullptr) {
-      const int gone = stage.row_axis[at(take_strides ? to : i)];
-      if (gone >= 0) stage.axis_sizes[at(gone)] = 1;
-      erase(stage.row_axis, std::int8_t{-1});
-    } else {
-      erase(stage.a_rows, std::int64_t{0});
-      erase(stage.b_rows, std::int64_t{0});
-      erase(stage.out_rows, std::int64_t{0});
-    }
-  }
-  std::copy(launch.rows.begin() + i + 1, launch.rows.begin() + launch.n_rows,
-            launch.rows.begin() + i);
-  --launch.n_rows;
-}
-
-// Whether axes i and i + 1 are one run in everything that is not a panel.
-bool one_run(const ChainLaunch& launch, int i) {
-  const std::int64_t size = launch.rows[at(i + 1)];
-  const auto run = [&](std::int64_t outer, std::int64_t inner) { return outer == inner * size; };
-  return std::ranges::all_of(launch.stages, [&](const Stage& stage) {
-    if (stage.kernel == nullptr) {
-      return (stage.a_panel >= 0 || run(stage.a_rows[at(i)], stage.a_rows[at(i + 1)])) &&
-             run(stage.b_rows[at(i)], stage.b_rows[at(i + 1)]) &&
-             (stage.out_panel >= 0 || run(stage.out_rows[at(i)], stage.out_rows[at(i + 1)]));
-    }
-    const int outer = stage.row_axis[at(i)], inner = stage.row_axis[at(i + 1)];
-    if (outer < 0 || inner < 0) return false;
-    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
-      const OperandView& view = stage.operands[o];
-      if (stage.panel[o] < 0 && !run(view.stride[at(outer)], view.stride[at(inner)])) return false;
-    }
-    return true;
-  });
-}
-
-// Fewer axes, where that changes nothing: no axes of size 1 but the rows, and no neighbours that
-// are one run. A batch that shares its right factors is rows.
-void simplify(ChainLaunch& launch) {
-  for (int i = launch.n_rows - 2; i >= 0; --i) {
-    if (launch.rows[at(i)] == 1) drop_axis(launch, i, i + 1, false);
-  }
-  while (launch.n_rows > 1 && launch.rows[at(launch.n_rows - 1)] == 1) {
-    const int i = launch.n_rows - 2;
-    if (!std::ranges::all_of(launch.stages, [i](const Stage& stage) {
-          return stage.kernel != nullptr || stage.b_rows[at(i)] == 0;
-        }))
-      break;
-    launch.rows[at(i + 1)] = launch.rows[at(i)];
-    drop_axis(launch, i, i + 1, true);
-  }
-  for (int i = launch.n_rows - 2; i >= 0; --i) {
-    if (!one_run(launch, i)) continue;
-    const std::int64_t size = launch.rows[at(i)] * launch.rows[at(i + 1)];
-    launch.rows[at(i + 1)] = size;
-    for (Stage& stage : launch.stages) {
-      if (stage.kernel == nullptr) continue;
-      const int inner = stage.row_axis[at(i + 1)];
-      if (inner >= 0) stage.axis_sizes[at(inner)] = size;
-    }
-    drop_axis(launch, i, i + 1, false);
-  }
-}
-
-// ---- One launch
-
-void move(OperandView& view, std::int64_t bytes) {
-  if (view.base != nullptr) {
-    view.base += bytes;
-  } else {
-    view.start += bytes;  // iota
-  }
-}
-
-// Columns first .. first + n of a launch that may be divided so.
-void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
-  for (Stage& stage : launch.stages) {
-    if (stage.kernel == nullptr) {
-      stage.b.data += first * stage.b.column_stride * bytecode::storage_bytes(stage.b.storage);
-      if (stage.out != nullptr) stage.out += first * stage.out_column;
-      stage.n = n;
-      continue;
-    }
-    stage.axis_sizes[at(stage.column_axis)] = n;
-    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
-      if (stage.panel[o] < 0)
-        move(stage.operands[o], first * stage.operands[o].stride[at(stage.column_axis)]);
-    }
-  }
-  for (Panel& panel : launch.panels) panel.columns = n;
 }
 
 class Running {
@@ -282,7 +182,7 @@ class Running {
           products_[s].packed = reinterpret_cast<float*>(shared_block_.data + packed_offsets_[s]);
       }
     }
-    // Few rows: each thread has room of its own behind what all of them see.
+    // With few rows, what passes between stages lies in the first thread's.
     memories_.resize(at(threads_));
     for (Memory& memory : memories_) {
       const exec::Block block = exec::acquire(at(std::max<std::int64_t>(bytes, 1)));

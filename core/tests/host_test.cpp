@@ -14,6 +14,7 @@ namespace {
 
 using namespace tilevm;
 using namespace tilevm::host;
+using namespace tilevm::exec;
 using test::Heap;
 using test::Tensor;
 

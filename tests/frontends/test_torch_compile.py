@@ -377,18 +377,22 @@ def test_weights_are_read_at_each_call() -> None:
     model = net()
     compiled = tilevm.compile(model)
     x = torch.randn(3, 8)
+
+    def check() -> None:  # sums of 16 terms, some of which are larger than the result
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-5, atol=1e-5)
+
     compiled(x)
     model.a.weight.mul_(2)
-    torch.testing.assert_close(compiled(x), model(x))
+    check()
     model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
-    torch.testing.assert_close(compiled(x), model(x))
+    check()
     model.a.bias.data = torch.randn(16)
-    torch.testing.assert_close(compiled(x), model(x))
+    check()
     assert captures() == 1
     model.b.weight = nn.Parameter(torch.randn(4, 16), requires_grad=False)
-    torch.testing.assert_close(compiled(x), model(x))
+    check()
     model.b = nn.Linear(16, 2).requires_grad_(False)
-    torch.testing.assert_close(compiled(x), model(x))
+    check()
     model.to(torch.bfloat16)
     torch.testing.assert_close(compiled(x.bfloat16()), model(x.bfloat16()), rtol=0.02, atol=0.02)
     assert not eager_reasons()

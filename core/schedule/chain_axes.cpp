@@ -1,0 +1,98 @@
+#include "schedule/chain_axes.h"
+
+#include <algorithm>
+
+namespace tilevm::schedule {
+namespace {
+
+std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+// Axis i disappears: `to`, an axis that stays, stands for both.
+void drop_axis(ChainLaunch& launch, int i, int to, bool take_strides) {
+  const auto erase = [&](auto& list, auto fill) {
+    if (take_strides) list[at(to)] = list[at(i)];
+    std::copy(list.begin() + i + 1, list.begin() + launch.n_rows, list.begin() + i);
+    list[at(launch.n_rows - 1)] = fill;
+  };
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) {
+      const int gone = stage.row_axis[at(take_strides ? to : i)];
+      if (gone >= 0) stage.axis_sizes[at(gone)] = 1;
+      erase(stage.row_axis, std::int8_t{-1});
+    } else {
+      erase(stage.a_rows, std::int64_t{0});
+      erase(stage.b_rows, std::int64_t{0});
+      erase(stage.out_rows, std::int64_t{0});
+    }
+  }
+  std::copy(launch.rows.begin() + i + 1, launch.rows.begin() + launch.n_rows,
+            launch.rows.begin() + i);
+  --launch.n_rows;
+}
+
+// Whether axes i and i + 1 are one run in everything that is not a panel.
+bool one_run(const ChainLaunch& launch, int i) {
+  const std::int64_t size = launch.rows[at(i + 1)];
+  const auto run = [&](std::int64_t outer, std::int64_t inner) { return outer == inner * size; };
+  return std::ranges::all_of(launch.stages, [&](const Stage& stage) {
+    if (stage.kernel == nullptr) {
+      return (stage.a_panel >= 0 || run(stage.a_rows[at(i)], stage.a_rows[at(i + 1)])) &&
+             run(stage.b_rows[at(i)], stage.b_rows[at(i + 1)]) &&
+             (stage.out_panel >= 0 || run(stage.out_rows[at(i)], stage.out_rows[at(i + 1)]));
+    }
+    const int outer = stage.row_axis[at(i)], inner = stage.row_axis[at(i + 1)];
+    if (outer < 0 || inner < 0) return false;
+    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
+      const OperandView& view = stage.operands[o];
+      if (stage.panel[o] < 0 && !run(view.stride[at(outer)], view.stride[at(inner)])) return false;
+    }
+    return true;
+  });
+}
+
+}  // namespace
+
+void simplify(ChainLaunch& launch) {
+  for (int i = launch.n_rows - 2; i >= 0; --i) {
+    if (launch.rows[at(i)] == 1) drop_axis(launch, i, i + 1, false);
+  }
+  while (launch.n_rows > 1 && launch.rows[at(launch.n_rows - 1)] == 1) {
+    const int i = launch.n_rows - 2;
+    if (!std::ranges::all_of(launch.stages, [i](const Stage& stage) {
+          return stage.kernel != nullptr || stage.b_rows[at(i)] == 0;
+        }))
+      break;
+    launch.rows[at(i + 1)] = launch.rows[at(i)];
+    drop_axis(launch, i, i + 1, true);
+  }
+  for (int i = launch.n_rows - 2; i >= 0; --i) {
+    if (!one_run(launch, i)) continue;
+    const std::int64_t size = launch.rows[at(i)] * launch.rows[at(i + 1)];
+    launch.rows[at(i + 1)] = size;
+    for (Stage& stage : launch.stages) {
+      if (stage.kernel == nullptr) continue;
+      const int inner = stage.row_axis[at(i + 1)];
+      if (inner >= 0) stage.axis_sizes[at(inner)] = size;
+    }
+    drop_axis(launch, i, i + 1, false);
+  }
+}
+
+void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel == nullptr) {
+      stage.b.data += first * stage.b.column_stride * bytecode::storage_bytes(stage.b.storage);
+      if (stage.out != nullptr) stage.out += first * stage.out_column;
+      stage.n = n;
+      continue;
+    }
+    stage.axis_sizes[at(stage.column_axis)] = n;
+    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
+      if (stage.panel[o] < 0)
+        move(stage.operands[o], first * stage.operands[o].stride[at(stage.column_axis)]);
+    }
+  }
+  for (Panel& panel : launch.panels) panel.columns = n;
+}
+
+}  // namespace tilevm::schedule

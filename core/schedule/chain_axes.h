@@ -1,0 +1,24 @@
+// A chain's launch with fewer axes, or fewer columns.
+#pragma once
+
+#include "schedule/chain.h"
+
+namespace tilevm::schedule {
+
+// Fewer axes, where that changes nothing: no axes of size 1 but the rows, and no neighbours that
+// are one run. A batch that shares its right factors is rows.
+void simplify(ChainLaunch& launch);
+
+// Columns first .. first + n of a launch that may be divided so.
+void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n);
+
+// The operand some bytes further (iota: counts).
+inline void move(OperandView& view, std::int64_t by) {
+  if (view.base != nullptr) {
+    view.base += by;
+  } else {
+    view.start += by;
+  }
+}
+
+}  // namespace tilevm::schedule
