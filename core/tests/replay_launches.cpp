@@ -56,6 +56,15 @@ bool compares_zeros(const bytecode::View& program) {
   });
 }
 
+// A product of many numbers may leave the range of its type on the way, in one order or another.
+bool multiplies_all(const bytecode::View& program) {
+  return std::ranges::any_of(program.code, [](const bytecode::Instr& instr) {
+    const auto op = static_cast<bytecode::Op>(instr.op);
+    return op == bytecode::Op::prod_f32 || op == bytecode::Op::prod_f64;
+  });
+}
+bool out_of_range(const testing::Value& x) { return x.f == 0 || !std::isfinite(x.f); }
+
 class Replay {
  public:
   // Returns how many tiers disagree.
@@ -139,6 +148,7 @@ class Replay {
         });
       }
     }
+    const bool folds_products = testing::is_float(s) && multiplies_all(program);
     bool same = true;
     LaunchGenerator::for_each_element(launch, i, [&](std::ptrdiff_t at) {
       const std::byte* const got = launch.bindings[i].base + at;
@@ -148,6 +158,7 @@ class Replay {
       const auto x = testing::read(s, got);
       const auto y = testing::read(s, want + at);
       if (!same || close(s, x, y, largest)) return;
+      if (folds_products && out_of_range(x) && out_of_range(y)) return;
       same = false;
       std::fprintf(stderr, "m%zu: %.9g %lld, not %.9g %lld\n", i, x.f, static_cast<long long>(x.i),
                    y.f, static_cast<long long>(y.i));
