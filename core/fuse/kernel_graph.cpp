@@ -17,34 +17,6 @@ using Kind = KernelNode::Kind;
 
 constexpr std::uint16_t kNoInstr = 0xffff;
 
-Storage storage_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return Storage::kF32;
-    case DType::kBFloat16:
-      return Storage::kBF16;
-    case DType::kInt64:
-      return Storage::kI64;
-    case DType::kInt32:
-      return Storage::kI32;
-    case DType::kBool:
-      return Storage::kB8;
-    case DType::kFloat64:
-      return Storage::kF64;
-    case DType::kFloat16:
-      return Storage::kF16;
-    case DType::kInt16:
-      return Storage::kI16;
-    case DType::kInt8:
-      return Storage::kI8;
-    case DType::kUInt8:
-      return Storage::kU8;
-    case DType::kOpaque:
-      break;
-  }
-  throw std::logic_error("fuse: dtype cannot be in a kernel: " + std::string(dtype_name(dtype)));
-}
-
 RegType reg_of(DType dtype) { return bytecode::info(storage_of(dtype)).reg; }
 
 // By Storage, by RegType: an opcode as a kernel's graph holds it.
@@ -566,6 +538,34 @@ class Builder {
 };
 
 }  // namespace
+
+Storage storage_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return Storage::kF32;
+    case DType::kBFloat16:
+      return Storage::kBF16;
+    case DType::kInt64:
+      return Storage::kI64;
+    case DType::kInt32:
+      return Storage::kI32;
+    case DType::kBool:
+      return Storage::kB8;
+    case DType::kFloat64:
+      return Storage::kF64;
+    case DType::kFloat16:
+      return Storage::kF16;
+    case DType::kInt16:
+      return Storage::kI16;
+    case DType::kInt8:
+      return Storage::kI8;
+    case DType::kUInt8:
+      return Storage::kU8;
+    case DType::kOpaque:
+      break;
+  }
+  throw std::logic_error("fuse: dtype cannot be in a kernel: " + std::string(dtype_name(dtype)));
+}
 
 KernelGraph build_kernel(Grouping& grouping, int unit) { return Builder(grouping, unit).build(); }
 

@@ -107,6 +107,9 @@ struct Plan {
 
 Plan fuse(Program lowered);
 
+// How kernels and products find elements of `dtype` in memory.
+bytecode::Storage storage_of(DType dtype);
+
 // Whether a matrix product of a lowered program is one that kernels compute; others are called out.
 bool is_product(const Program& program, const Node& node);
 

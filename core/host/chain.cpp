@@ -15,21 +15,6 @@ constexpr double kUnlockFlops = 1 << 22;
 
 std::size_t at(SizeId id) { return static_cast<std::size_t>(id); }
 
-Storage storage_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32:
-      return Storage::kF32;
-    case DType::kBFloat16:
-      return Storage::kBF16;
-    case DType::kFloat16:
-      return Storage::kF16;
-    case DType::kInt8:
-      return Storage::kI8;
-    default:
-      throw InternalError("a factor of a product is of " + std::string(dtype_name(dtype)));
-  }
-}
-
 int panel_of(const fuse::Chain& chain, ValueId value) {
   const auto found = std::ranges::find(chain.panels, value);
   return found == chain.panels.end() ? -1 : static_cast<int>(found - chain.panels.begin());
@@ -83,13 +68,13 @@ void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_
   stage.n = frame.regs[at(shape[shape.rank - 1])];
 
   const Record& b = frame.records[index(from.b)];
-  const Storage b_storage = storage_of(program.type(from.b).dtype);
+  const Storage b_storage = fuse::storage_of(program.type(from.b).dtype);
   const std::int64_t b_item = bytecode::storage_bytes(b_storage);
   stage.k = b.size(b.rank - 2);
   stage.b = {b.data, b.stride(b.rank - 2), b.stride(b.rank - 1), b_storage};
   set_batches(b, b_item, n_rows, stage.b_rows);
 
-  const Storage a_storage = storage_of(program.type(from.a).dtype);
+  const Storage a_storage = fuse::storage_of(program.type(from.a).dtype);
   stage.a = {nullptr, 0, 1, a_storage};
   if (stage.a_panel < 0) {
     const Record& a = frame.records[index(from.a)];

@@ -164,15 +164,18 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
   }
 }
 
+// Columns that dots of so many rows take at a time: all, if that is all rows.
+std::int64_t dot_columns(const Sizes& sizes, std::int64_t rows, const Matrix& b) {
+  if (rows == sizes.m) return sizes.n;
+  const std::int64_t bytes = sizes.k * bytecode::storage_bytes(b.storage) * kDotColumns;
+  return std::max<std::int64_t>(kDotBytes / bytes, 1) * kDotColumns;
+}
+
 void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
                    float* room, float* c, std::int64_t c_stride) {
   const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room, true);
   const std::int64_t rows = even(sizes.m, kMostDots);
-  const std::int64_t row_bytes = sizes.k * bytecode::storage_bytes(b.storage);
-  const std::int64_t columns =
-      rows == sizes.m
-          ? sizes.n
-          : std::max<std::int64_t>(kDotBytes / row_bytes / kDotColumns, 1) * kDotColumns;
+  const std::int64_t columns = dot_columns(sizes, rows, b);
   for (std::int64_t j = 0; j < sizes.n; j += columns) {
     for (std::int64_t i = 0; i < sizes.m; i += rows) {
       const std::int64_t r = std::min(rows, sizes.m - i);
@@ -295,10 +298,7 @@ void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, fl
                         std::int64_t c_stride) {
   const BrainRows from = brain_rows(a, 0, sizes.m, 0, sizes.k, false, room);
   const std::int64_t rows = even(sizes.m, kMostDots);
-  const std::int64_t columns =
-      rows == sizes.m
-          ? sizes.n
-          : std::max<std::int64_t>(kDotBytes / (sizes.k * 2) / kDotColumns, 1) * kDotColumns;
+  const std::int64_t columns = dot_columns(sizes, rows, b);
   for (std::int64_t j = 0; j < sizes.n; j += columns) {
     for (std::int64_t i = 0; i < sizes.m; i += rows) {
       const std::int64_t r = std::min(rows, sizes.m - i);
