@@ -49,7 +49,7 @@ def test_sizes_stay_symbolic() -> None:
             x = torch.randn(b, n, 16)
             torch.testing.assert_close(compiled(x), model(x))
     assert tilevm.stats()["captures"] == 1
-    assert set(tilevm.stats()["callouts"]) <= {"matmul"}
+    assert not tilevm.stats()["callouts"]
     assert not eager_reasons()
 
 

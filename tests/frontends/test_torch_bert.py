@@ -57,7 +57,7 @@ def test_bert(attention: str, door: str) -> None:
     assert stats["captures"] == 1
     assert not stats["flushes"]
     if door == "tilevm":
-        assert {c.name for c in compiled.explain(**inputs(2, 9)).callouts} <= {"matmul"}
+        assert not compiled.explain(**inputs(2, 9)).callouts
         with torch.no_grad():
             for batch, length in [(1, 30), (1, 2), (5, 3)]:
                 given = inputs(batch, length)

@@ -68,7 +68,7 @@ def test_cases_compile(case: Case) -> None:
     if case.name in NEED_TRANSFORMERS:
         pytest.importorskip("transformers")
     before = tilevm.stats()
-    check(case, tilevm.compile(case.make()), 1)
+    check(case, tilevm.compile(case.make()), 1 if case.suite == "models" else 2)
     found = measure._difference(before, tilevm.stats())
     assert found["flushes"] == {}
     assert [n for n in found["callouts"] if not any(part in n for part in case.callouts)] == []
