@@ -13,6 +13,7 @@ using host::Geometry;
 constexpr std::uint32_t kOne = 0, kZero = 1;
 constexpr std::uint32_t kInputWord = 0x80000000;
 constexpr std::size_t kKnown = 2048;      // power of two
+constexpr std::size_t kMostValues = 8192;
 constexpr std::size_t kMostInputs = 512;  // of a trace; beyond, operators stay eager
 
 std::size_t at(Value v) { return static_cast<std::size_t>(v); }
@@ -95,9 +96,16 @@ void drop(Meta& out, unsigned axes) {
 
 Trace::Trace() : known_(kKnown) {
   words_.reserve(1024);
-  metas_.reserve(256);
+  metas_.reserve(kMostValues);
   inputs_.reserve(64);
   sizes_ = {1, 0};
+}
+
+// Before anything is written. References to what is known of values stay good while operators are
+// appended.
+void Trace::need_room() const {
+  if (metas_.size() == kMostValues) throw Unrecorded("too many operators");
+  if (inputs_.size() == kMostInputs) throw Unrecorded("too many inputs");
 }
 
 Value Trace::append(const Meta& meta) {
@@ -128,7 +136,7 @@ Value Trace::input(DType dtype, const Geometry& g, std::byte* data) {
     }
   }
   if (dtype == DType::kOpaque) throw Unrecorded("a dtype that kernels do not have");
-  if (inputs_.size() >= kMostInputs) throw Unrecorded("too many inputs");
+  need_room();
   known_[slot] = {generation_, static_cast<std::int32_t>(inputs_.size())};
   Meta meta{dtype, false, g.rank, g.sizes};
   word(kInputWord | static_cast<std::uint32_t>(dtype) | static_cast<std::uint32_t>(g.rank) << 16);
@@ -139,7 +147,7 @@ Value Trace::input(DType dtype, const Geometry& g, std::byte* data) {
 }
 
 Value Trace::number_input(DType dtype, std::int64_t bits) {
-  if (inputs_.size() >= kMostInputs) throw Unrecorded("too many inputs");
+  need_room();
   word(kInputWord | static_cast<std::uint32_t>(dtype) | 1u << 8);
   const Value value = append({dtype, true, 0, {}});
   inputs_.push_back({value, {}, nullptr, bits});
@@ -307,6 +315,7 @@ void Trace::write(const Param& p) {
 }
 
 Value Trace::add(Op op, std::span<const Value> in, std::span<const Param> params) {
+  need_room();
   const Meta out = infer(op, in, params);
   word(static_cast<std::uint32_t>(op) | static_cast<std::uint32_t>(in.size()) << 16);
   for (const Value v : in) word(static_cast<std::uint32_t>(v));

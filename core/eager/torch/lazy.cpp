@@ -3,6 +3,10 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
 #include "host/views.h"
 
 namespace tilevm::eager {
@@ -85,6 +89,141 @@ host::Geometry geometry_of(const at::TensorBase& tensor) {
   return g;
 }
 
+// ---- Parts of memory
+
+namespace {
+
+bool same(const host::Geometry& a, const host::Geometry& b) {
+  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin()) &&
+         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
+}
+
+std::span<const std::int64_t> shape(const host::Geometry& g) {
+  return {g.sizes.data(), static_cast<std::size_t>(g.rank)};
+}
+
+// Indices first .. first + size of each dim of `whole`.
+struct Box {
+  std::array<std::int64_t, kMaxRank> first{}, size{};
+};
+
+// The elements of a view as a box of the dense tensor `whole`, if that is what they are.
+std::optional<Box> box_of(const host::Geometry& view, std::int64_t offset,
+                          const host::Geometry& whole) {
+  Box box;
+  std::array<int, kMaxRank> order{};
+  for (int d = 0; d < whole.rank; ++d) {
+    order[static_cast<std::size_t>(d)] = d;
+    box.size[static_cast<std::size_t>(d)] = 1;
+  }
+  std::stable_sort(order.begin(), order.begin() + whole.rank,
+                   [&](int a, int b) { return whole.stride(a) > whole.stride(b); });
+  for (int i = 0; i < whole.rank; ++i) {
+    const int d = order[static_cast<std::size_t>(i)];
+    if (whole.size(d) < 2) continue;
+    box.first[static_cast<std::size_t>(d)] = offset / whole.stride(d);
+    offset %= whole.stride(d);
+  }
+  if (offset != 0) return std::nullopt;
+  for (int v = 0; v < view.rank; ++v) {
+    if (view.size(v) == 1) continue;
+    int found = -1;
+    for (int d = 0; d < whole.rank; ++d) {
+      if (whole.size(d) > 1 && whole.stride(d) == view.stride(v)) found = d;
+    }
+    if (found < 0 || box.size[static_cast<std::size_t>(found)] != 1) return std::nullopt;
+    box.size[static_cast<std::size_t>(found)] = view.size(v);
+  }
+  for (int d = 0; d < whole.rank; ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    if (box.first[i] + box.size[i] > whole.size(d)) return std::nullopt;
+  }
+  return box;
+}
+
+// Whether a view is all of the dense tensor `whole`, row by row, in other sizes.
+bool reshaped(const host::Geometry& view, std::int64_t offset, const host::Geometry& whole) {
+  if (offset != 0 || view.empty() || view.elements() != whole.elements()) return false;
+  host::Geometry a = view, b = whole;
+  set_dense_strides(a);
+  set_dense_strides(b);
+  return same(a, view) && same(b, whole);
+}
+
+// Whether two views of the dense tensor `whole` are known to have no element in common.
+bool disjoint(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
+              std::int64_t b_offset, const host::Geometry& whole) {
+  const std::optional<Box> x = box_of(a, a_offset, whole), y = box_of(b, b_offset, whole);
+  if (!x || !y) return false;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(whole.rank); ++d) {
+    if (x->first[d] + x->size[d] <= y->first[d] || y->first[d] + y->size[d] <= x->first[d]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// The same for views of memory of which nothing else is known: their strides, taken together, must
+// be the places of a number system in which neither view carries.
+bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
+           std::int64_t b_offset) {
+  if (a.empty() || b.empty()) return true;
+  std::vector<std::int64_t> places;
+  for (const host::Geometry* g : {&a, &b}) {
+    for (int d = 0; d < g->rank; ++d) {
+      if (g->size(d) > 1) places.push_back(g->stride(d));
+    }
+  }
+  places.push_back(1);
+  std::ranges::sort(places, std::greater<>());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  if (places.back() < 1) return false;
+  const std::int64_t start = std::min(a_offset, b_offset);
+  using Digits = std::vector<std::pair<std::int64_t, std::int64_t>>;  // first, size
+  const auto digits = [&](const host::Geometry& g, std::int64_t offset) -> std::optional<Digits> {
+    Digits result;
+    offset -= start;
+    for (const std::int64_t place : places) {
+      result.emplace_back(offset / place, 1);
+      offset %= place;
+    }
+    for (int d = 0; d < g.rank; ++d) {
+      if (g.size(d) < 2) continue;
+      const auto i = std::ranges::find(places, g.stride(d)) - places.begin();
+      if (result[static_cast<std::size_t>(i)].second != 1) return std::nullopt;
+      result[static_cast<std::size_t>(i)].second = g.size(d);
+    }
+    for (std::size_t i = 1; i < places.size(); ++i) {
+      if ((result[i].first + result[i].second) * places[i] > places[i - 1]) return std::nullopt;
+    }
+    return result;
+  };
+  const auto x = digits(a, a_offset), y = digits(b, b_offset);
+  if (!x || !y) return false;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const auto &p = (*x)[i], &q = (*y)[i];
+    if (p.first + p.second <= q.first || q.first + q.second <= p.first) return true;
+  }
+  return false;
+}
+
+// Whether some elements certainly lie in memory of their own: dense, or dense rows apart.
+bool no_overlap(const host::Geometry& g) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
+  for (int d = 0; d < g.rank; ++d) {
+    if (g.size(d) > 1) dims.emplace_back(g.stride(d), g.size(d));
+  }
+  std::ranges::sort(dims);
+  std::int64_t reach = 0;  // of the dims before
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) return false;
+    reach += (size - 1) * stride;
+  }
+  return true;
+}
+
+}  // namespace
+
 // ---- Memory
 
 LazyStorage::LazyStorage(std::size_t bytes, Recording& recording, Value value)
@@ -142,19 +281,33 @@ void LazyImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
 }
 
 bool LazyImpl::spans() const {
-  const host::Geometry own = geometry();
-  const host::Geometry& whole = lazy_->geometry_;
-  return storage_offset() == 0 && own.rank == whole.rank && own.sizes == whole.sizes &&
-         own.strides == whole.strides;
+  return storage_offset() == 0 && same(geometry(), lazy_->geometry_);
 }
 
 Value LazyImpl::value() {
-  if (generation_ == lazy_->generation_) return value_;
-  if (!spans() || dtype_of(c10::typeMetaToScalarType(data_type_)) !=
-                   lazy_->recording().trace.meta(lazy_->value_).dtype) {
-    return kNoValue;
+  LazyStorage& memory = *lazy_;
+  if (generation_ == memory.generation_) return value_;
+  const host::Geometry own = geometry();
+  for (auto part = memory.parts_.rbegin(); part != memory.parts_.rend(); ++part) {
+    if (part->generation <= generation_) break;
+    if (part->offset == storage_offset() && same(part->geometry, own)) {
+      set_value(part->value);
+      return value_;
+    }
+    if (!disjoint(own, storage_offset(), part->geometry, part->offset, memory.geometry_)) {
+      return kNoValue;
+    }
   }
-  set_value(lazy_->value_);
+  if (memory.whole_ > generation_) {
+    if (spans()) {
+      value_ = memory.value_;
+    } else if (reshaped(own, storage_offset(), memory.geometry_)) {
+      value_ = memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
+    } else {
+      return kNoValue;
+    }
+  }
+  generation_ = memory.generation_;
   return value_;
 }
 
@@ -233,6 +386,13 @@ bool Recording::captured(const c10::StorageImpl* storage) const {
   return false;
 }
 
+bool Recording::knows(const at::TensorBase& tensor) const {
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  if (!storage) return false;
+  const c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  return captured(impl) || (!written_.empty() && written_by_storage_.contains(impl));
+}
+
 namespace {
 
 // Row-major is the common case, and costs less to say.
@@ -270,11 +430,58 @@ at::Tensor Recording::view(const at::Tensor& of, Value value, const host::Geomet
   return at::Tensor(std::move(impl));
 }
 
-void Recording::rebind(LazyImpl& tensor, Value value) {
-  LazyStorage& storage = *tensor.pending();
-  storage.value_ = value;
-  ++storage.generation_;
-  tensor.set_value(value);
+bool Recording::assign(const at::Tensor& tensor, Value value) {
+  if (LazyImpl* const z = lazy(tensor)) {
+    if (LazyStorage* const memory = z->pending()) {
+      const host::Geometry g = z->geometry(), &whole = memory->geometry_;
+      if (z->spans() || reshaped(g, z->storage_offset(), whole)) {
+        memory->value_ =
+            z->spans() ? value : trace.add(Op::reshape, {value}, {Param::sizes(shape(whole))});
+        memory->parts_.clear();
+        memory->whole_ = ++memory->generation_;
+      } else {
+        if (!box_of(g, z->storage_offset(), whole)) return false;
+        memory->parts_.push_back({value, g, z->storage_offset(), ++memory->generation_});
+      }
+      z->set_value(value);
+      return true;
+    }
+  }
+  Write write;
+  write.geometry = geometry_of(tensor);
+  write.offset = tensor.storage_offset();
+  write.value = value;
+  write.dtype = trace.meta(value).dtype;
+  if (!no_overlap(write.geometry)) return false;
+  write.storage = tensor.storage();
+  std::vector<std::size_t>& of = written_by_storage_[write.storage.unsafeGetStorageImpl()];
+  for (const std::size_t i : of) {
+    Write& known = written_[i];
+    // The last write to this memory, if it is to the same part, has no meaning any more.
+    if (i == of.back() && known.offset == write.offset && known.dtype == write.dtype &&
+        same(known.geometry, write.geometry)) {
+      known.value = value;
+      return true;
+    }
+  }
+  of.push_back(written_.size());
+  written_.push_back(std::move(write));
+  writes_.store(true, std::memory_order_relaxed);
+  return true;
+}
+
+Value Recording::current(const at::TensorBase& tensor, DType dtype) {
+  if (C10_LIKELY(written_.empty())) return capture(tensor, dtype);
+  const auto found = written_by_storage_.find(tensor.storage().unsafeGetStorageImpl());
+  if (found == written_by_storage_.end()) return capture(tensor, dtype);
+  const host::Geometry own = geometry_of(tensor);
+  for (auto i = found->second.rbegin(); i != found->second.rend(); ++i) {
+    const Write& write = written_[*i];
+    if (write.dtype != dtype) return kNoValue;
+    if (write.offset == tensor.storage_offset() && same(write.geometry, own)) return write.value;
+    if (!apart(own, tensor.storage_offset(), write.geometry, write.offset)) return kNoValue;
+  }
+  return capture(tensor, dtype);
 }
 
 void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
@@ -283,44 +490,77 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   for (auto& storage : made_) {
     if (storage.use_count() > 1) live.push_back(storage);
   }
+  for (const auto& storage : live) {
+    // The dims from the outermost to the innermost, if that is not the order they have.
+    std::array<std::int32_t, kMaxRank> order{};
+    const host::Geometry& g = storage->geometry_;
+    const auto rank = static_cast<std::size_t>(g.rank);
+    for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
+    std::stable_sort(order.begin(), order.begin() + g.rank,
+                     [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
+    host::Geometry dense = g;
+    set_dense_strides(dense);
+    const bool row_major =
+        g.empty() || std::equal(g.strides.begin(), g.strides.begin() + g.rank, dense.strides.begin());
+    trace.output(storage->value_, {order.data(), row_major ? 0 : rank});
+  }
+  // Parts that were written follow, each as a tensor of its own.
+  for (const auto& storage : live) {
+    for (const Written& part : storage->parts_) trace.output(part.value, {});
+  }
+  for (const Write& write : written_) trace.output(write.value, {});
+  std::vector<Filled> filled(trace.n_outputs());
   Failure failure;
-  std::vector<Filled> filled(live.size());
   bool ok = true;
-  if (!live.empty()) {
-    for (const auto& storage : live) {
-      // The dims from the outermost to the innermost, if that is not the order they have.
-      std::array<std::int32_t, kMaxRank> order{};
-      const host::Geometry& g = storage->geometry_;
-      const auto rank = static_cast<std::size_t>(g.rank);
-      for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
-      std::stable_sort(order.begin(), order.begin() + g.rank,
-                       [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
-      host::Geometry dense = g;
-      set_dense_strides(dense);
-      const bool row_major = g.empty() || std::equal(g.strides.begin(), g.strides.begin() + g.rank,
-                                                     dense.strides.begin());
-      trace.output(storage->value_, {order.data(), row_major ? 0 : rank});
-    }
+  if (!filled.empty()) {
     engine().count_flush(reason);
     ok = engine().run(trace, filled, at::get_num_threads(), failure);
   }
+  std::size_t next = live.size();
+  const auto write = [&](const Written& part, std::byte* memory, DType dtype) {
+    const Filled from = filled[next++];
+    host::Record source, target;
+    static_cast<host::Geometry&>(target) = part.geometry;
+    static_cast<host::Geometry&>(source) = part.geometry;
+    set_dense_strides(source);
+    source.data = from.data;
+    target.data = memory + part.offset * dtype_bytes(dtype);
+    if (same(source, target)) {
+      std::memcpy(target.data, source.data,
+                  source.empty() ? 0 : static_cast<std::size_t>(source.elements() * dtype_bytes(dtype)));
+    } else {
+      host::copy(source, target, dtype_bytes(dtype));
+    }
+    engine().release(from.owner);
+  };
   for (std::size_t i = 0; i < live.size(); ++i) {
     LazyStorage& storage = *live[i];
     if (!ok) {
       storage.failure_ = failure;
       continue;
     }
+    for (const Written& part : storage.parts_) {
+      write(part, filled[i].data, trace.meta(storage.value_).dtype);
+    }
+    storage.parts_.clear();
     storage.set_data_ptr_noswap(at::DataPtr(filled[i].data, filled[i].owner, give_back, kCpu));
     storage.pending_.store(false, std::memory_order_release);
+  }
+  for (const Write& w : written_) {
+    if (ok) write(w, static_cast<std::byte*>(w.storage.mutable_data()), w.dtype);
   }
   trace.clear();
   ++generation_;
   // Freed without the lock: what owns the memory of an input may need Python's.
   const auto made = std::exchange(made_, {});
   const auto held = std::exchange(held_, {});
+  const auto written = std::exchange(written_, {});
+  written_by_storage_.clear();
+  writes_.store(false, std::memory_order_relaxed);
   made_.reserve(made.capacity());
   held_.reserve(held.capacity());
   lock.unlock();
+  if (!ok && !written.empty()) raise(failure);
 }
 
 }  // namespace tilevm::eager

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <mutex>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "eager/engine.h"
@@ -17,6 +18,14 @@
 namespace tilevm::eager {
 
 class Recording;
+
+// A part of some memory that an operator in place gave another value.
+struct Written {
+  Value value = kNoValue;
+  host::Geometry geometry;
+  std::int64_t offset = 0;  // elements from the start of the memory
+  std::uint32_t generation = 0;
+};
 
 // Memory of one recorded result. Everything but `pending` is guarded by the recording's mutex until
 // it is filled, and constant afterwards.
@@ -39,9 +48,11 @@ class LazyStorage final : public c10::StorageImpl {
 
   std::atomic<bool> pending_{true};
   Recording* recording_;
-  Value value_;                   // what it will hold
-  std::uint32_t generation_ = 0;  // how often an operator in place gave it another value
+  Value value_;                   // what it will hold, but for `parts_`
   host::Geometry geometry_;       // of `value_` in this memory, dense
+  std::uint32_t generation_ = 0;  // how often an operator in place gave it another value
+  std::uint32_t whole_ = 0;       // when `value_` was set
+  std::vector<Written> parts_;    // later ones win
   Failure failure_;
 };
 
@@ -70,7 +81,8 @@ class LazyImpl final : public c10::TensorImpl {
   LazyStorage* pending() const {
     return storage_.unsafeGetStorageImpl() == lazy_ && lazy_->pending() ? lazy_ : nullptr;
   }
-  // Under the recording's mutex: what it holds; kNoValue for a view of memory that has changed.
+  // Under the recording's mutex: what it holds; kNoValue for a view of memory that has changed in
+  // a way that it is not known for.
   Value value();
   void set_value(Value value);
   bool spans() const;  // its memory, all of it, as it was made
@@ -115,9 +127,16 @@ class Recording {
   // A view of a tensor of ours that is pending.
   at::Tensor view(const at::Tensor& of, Value value, const host::Geometry& geometry,
                   std::int64_t offset);
-  // Gives a pending tensor, which must span its memory, another value.
-  void rebind(LazyImpl& tensor, Value value);
+  // Gives a tensor, which must be pending or plain, another value of its sizes and dtype. False if
+  // its memory is too intricate: nothing has happened.
+  bool assign(const at::Tensor& tensor, Value value);
+  // The value that operators in place gave a plain tensor, or that its memory holds.
+  Value current(const at::TensorBase& tensor, DType dtype);
+  // Whether memory of plain tensors waits to be written.
+  bool writes() const { return writes_.load(std::memory_order_relaxed); }
   bool captured(const c10::StorageImpl* storage) const;
+  // Whether recorded operators read or write the memory of a tensor that does not wait.
+  bool knows(const at::TensorBase& tensor) const;
 
   // Runs everything; gives the lock back before it frees what it held on to.
   void flush(std::unique_lock<std::mutex>& lock, const char* reason);
@@ -127,8 +146,17 @@ class Recording {
     std::uint32_t generation = 0;
     const c10::StorageImpl* storage = nullptr;
   };
+  // A plain tensor that operators in place have written to.
+  struct Write : Written {
+    c10::Storage storage;
+    DType dtype{};
+  };
+
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::Storage> held_;
+  std::vector<Write> written_;  // later ones win
+  std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;
+  std::atomic<bool> writes_{false};
   std::vector<Known> known_ = std::vector<Known>(2048);
   std::uint32_t generation_ = 1;
 };

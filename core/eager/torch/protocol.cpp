@@ -135,6 +135,18 @@ PyObject* unary(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* n
   return call_original<kIndex>(self, args, n, names);
 }
 
+// Ways to a tensor's memory that pass no operator: what waits to be written there comes first.
+template <int kIndex>
+PyObject* exporting(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+  try {
+    finish_writes("memory looked at");
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+  return call_original<kIndex>(self, args, n, names);
+}
+
 struct Method {
   PyMethodDef definition;
   PyObject** original;
@@ -152,6 +164,13 @@ template <int kIndex, Op kOp>
 Method unary_method(const char* name) {
   return {{name, reinterpret_cast<PyCFunction>(
                      reinterpret_cast<void (*)()>(&unary<kIndex, kOp>)),
+           METH_FASTCALL | METH_KEYWORDS, nullptr},
+          &original<kIndex>};
+}
+
+template <int kIndex>
+Method export_method(const char* name) {
+  return {{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&exporting<kIndex>)),
            METH_FASTCALL | METH_KEYWORDS, nullptr},
           &original<kIndex>};
 }
@@ -187,6 +206,17 @@ std::vector<Method>& methods() {
       unary_method<26, Op::cos>("cos"),
       unary_method<27, Op::abs>("abs"),
       unary_method<28, Op::neg>("neg"),
+      export_method<29>("numpy"),
+      export_method<30>("__array__"),
+      export_method<31>("tolist"),
+      export_method<32>("data_ptr"),
+      export_method<33>("untyped_storage"),
+      export_method<34>("storage"),
+      export_method<35>("_typed_storage"),
+      export_method<36>("__dlpack__"),
+      export_method<37>("share_memory_"),
+      export_method<38>("__reduce_ex__"),
+      export_method<39>("__deepcopy__"),
   };
   return *all;
 }

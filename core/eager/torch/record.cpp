@@ -64,7 +64,14 @@ Value value_of(Recording& recording, const at::TensorBase& tensor) {
   if (impl->is_wrapped_number()) return number_of(recording.trace, tensor);
   const DType dtype = dtype_of(c10::typeMetaToScalarType(impl->dtype()));
   if (dtype == DType::kOpaque || impl->dim() > kMaxRank) return kNoValue;
-  return recording.capture(tensor, dtype);
+  return recording.current(tensor, dtype);
+}
+
+void finish_writes(const char* reason) {
+  Recording& mine = Recording::mine();
+  if (C10_LIKELY(!mine.writes())) return;
+  std::unique_lock lock(mine.mutex);
+  mine.flush(lock, reason);
 }
 
 void fill_foreign(const Recording& mine, const at::TensorBase& tensor) {

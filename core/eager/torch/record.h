@@ -35,6 +35,9 @@ Value value_of(Recording& recording, const at::TensorBase& tensor);
 // Fills what other threads have recorded of `tensor`.
 void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 
+// Before an operator reads memory that this thread's operators in place should have written.
+void finish_writes(const char* reason);
+
 // The result of `op`; undefined if it must be computed eagerly. `alpha`, a
 // number, multiplies the last operand.
 at::Tensor record_elementwise(Op op, std::span<const Operand> operands,

@@ -54,27 +54,32 @@ void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 // What an operator becomes. `place`: how its results relate to its arguments.
-enum class Place : std::uint8_t { kNew, kView, kInPlace };
+// kFill: in place, with nothing computed: worth recording only where memory is waited for anyway.
+enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
+
+bool in_place(Place place) { return place == Place::kInPlace || place == Place::kFill; }
 
 class Recorded final : public c10::OperatorKernel {
  public:
   Recorded(Row row, Place place) : row_(std::move(row)), place_(place) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (!record(op, *stack)) {
-      if (place_ == Place::kInPlace) settle(*stack, op.schema().arguments().size());
-      redispatch(op, keys, stack);
+    if (place_ == Place::kFill && untouched(*stack, op.schema().arguments().size())) {
+      return redispatch(op, keys, stack);
     }
+    if (C10_LIKELY(record(op, *stack))) return;
+    if (in_place(place_)) settle(*stack, op.schema().arguments().size());
+    if (place_ != Place::kView) finish_writes("operator not recorded");
+    redispatch(op, keys, stack);
   }
 
  private:
   bool record(const OperatorHandle& op, Stack& stack) const {
     const std::size_t n_args = op.schema().arguments().size();
     const c10::IValue& first = stack[stack.size() - n_args];
-    LazyImpl* self = nullptr;
-    if (place_ != Place::kNew) {
+    if (place_ == Place::kView) {
       if (!first.isTensor() || !first.toTensor().defined()) return false;
-      self = lazy(first.toTensor());
+      const LazyImpl* const self = lazy(first.toTensor());
       if (self == nullptr || self->pending() == nullptr) return false;
     }
     Recording& mine = Recording::mine();
@@ -85,8 +90,8 @@ class Recorded final : public c10::OperatorKernel {
     std::size_t n = 0;
     try {
       row_(call);
-      if (place_ == Place::kInPlace) {
-        assign(call, *self);
+      if (in_place(place_)) {
+        assign(call, first.toTensor());
         results[n++] = first.toTensor();
       } else {
         for (const Call::Result& r : call.results) {
@@ -104,12 +109,26 @@ class Recorded final : public c10::OperatorKernel {
     return true;
   }
 
+  // Whether neither what it writes nor what it reads has anything to do with what was recorded.
+  static bool untouched(const Stack& stack, std::size_t n_args) {
+    Recording& mine = Recording::mine();
+    const std::lock_guard lock(mine.mutex);
+    for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
+      const bool plain = every_tensor(stack[i], [&](const at::Tensor& t) {
+        const LazyImpl* const z = lazy(t);
+        return (z == nullptr || z->pending() == nullptr) && !mine.knows(t);
+      });
+      if (!plain) return false;
+    }
+    return true;
+  }
+
   // The result becomes what the first argument holds.
-  static void assign(Call& call, LazyImpl& self) {
-    const Value before = self.value();
-    if (before == kNoValue || !self.spans()) Call::refuse("a part of its memory");
+  static void assign(Call& call, const at::Tensor& self) {
+    const Value before = call.value(self);
     const Value made = call.results.at(0).value;
-    const Meta &from = call.meta(made), &to = call.meta(before);
+    const Meta from = call.meta(made), to = call.meta(before);
+    if (to.weak) Call::refuse("a number");
     if (from.rank != to.rank || !std::equal(from.sizes.begin(), from.sizes.begin() + from.rank,
                                             to.sizes.begin())) {
       Call::refuse("the result has other sizes");
@@ -117,7 +136,9 @@ class Recorded final : public c10::OperatorKernel {
     if (!at::canCast(scalar_type(from.dtype), scalar_type(to.dtype))) {
       Call::refuse("the result has another kind of dtype");
     }
-    call.recording().rebind(self, call.trace().cast(made, to.dtype));
+    if (!call.recording().assign(self, call.trace().cast(made, to.dtype))) {
+      Call::refuse("memory that overlaps itself");
+    }
   }
 
   // Before an operator writes to memory that was recorded as an operand.
@@ -132,10 +153,8 @@ void settle_write(const at::Tensor& t) {
   if (LazyImpl* const z = lazy(t)) {
     if (LazyStorage* const storage = z->pending()) return storage->fill("written in place");
   }
-  c10::TensorImpl* const impl = t.unsafeGetTensorImpl();
-  if (!impl->unsafe_storage()) return;
   std::unique_lock lock(mine.mutex);
-  if (mine.captured(impl->unsafe_storage().unsafeGetStorageImpl())) {
+  if (mine.knows(t)) {
     mine.flush(lock, "operand written");
   }
 }
@@ -161,6 +180,8 @@ class Writing final : public c10::OperatorKernel {
         return true;
       });
     }
+    finish_writes("operator not recorded");
+    const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     redispatch(op, keys, stack);
   }
 
@@ -182,6 +203,28 @@ class Looking final : public c10::OperatorKernel {
     redispatch(op, keys, stack);
   }
 };
+
+// Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
+// operators, not by kernels that do their own work.
+void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  if (composite) return redispatch(op, keys, stack);
+  const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+  redispatch(op, keys, stack);
+}
+
+// Every operator without a kernel of ours. Views read nothing.
+void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (C10_UNLIKELY(Recording::mine().writes())) {
+    bool view = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+    for (const c10::Argument& argument : op.schema().arguments()) {
+      view = view || argument.alias_info() != nullptr;
+    }
+    if (!view) finish_writes("operator not recorded");
+  }
+  run_eagerly(op, keys, stack);
+}
 
 // ---- Installing
 
@@ -217,6 +260,7 @@ void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& 
         const Operand given[] = {Operand(operands)...};
         at::Tensor made = record_elementwise(op, given);
         if (C10_LIKELY(made.defined())) return made;
+        finish_writes("operator not recorded");
         return typed.redispatch(keys & kBelow, operands...);
       });
 }
@@ -234,6 +278,7 @@ void install_sum(const std::string& full, Op op, const c10::OperatorHandle& hand
           at::Tensor made = record_elementwise(op, given, one ? nullptr : &factor);
           if (C10_LIKELY(made.defined())) return made;
         }
+        finish_writes("operator not recorded");
         return typed.redispatch(keys & kBelow, x, y, alpha);
       });
 }
@@ -312,10 +357,10 @@ void copy_from(Call& c) {  // self, src, non_blocking
 void install_rest() {
   for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
   for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
-  install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kInPlace);
-  install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kInPlace);
-  install<Recorded>("aten", "zero_", Row(zero), Place::kInPlace);
-  install<Recorded>("aten", "copy_", Row(copy_from), Place::kInPlace);
+  install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
+  install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);
+  install<Recorded>("aten", "zero_", Row(zero), Place::kFill);
+  install<Recorded>("aten", "copy_", Row(copy_from), Place::kFill);
   install<Looking>("aten", "_has_compatible_shallow_copy_type");
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -324,11 +369,14 @@ void install_rest() {
     const std::string ns = name.name.substr(0, colons);
     const std::string full =
         name.name.substr(colons + 2) + (name.overload_name.empty() ? "" : "." + name.overload_name);
-    if (ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey)) continue;
+    // Lists of tensors are worked off one by one: those are recorded.
+    const bool list = ns == "aten" && full.starts_with("_foreach_") &&
+                      op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+    if (list || ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey)) continue;
     install<Writing>(ns, full, op->schema());
   }
   static auto* const others = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
-  others->fallback(torch::CppFunction::makeFallthrough());
+  others->fallback(torch::CppFunction::makeFromBoxedFunction<&unrecorded>());
 }
 
 // ---- The module
@@ -385,6 +433,15 @@ PyObject* py_pending(PyObject*, PyObject* object) {
   return PyBool_FromLong(z != nullptr && z->pending() != nullptr);
 }
 
+PyObject* py_finish(PyObject*, PyObject* reason) {
+  const char* const text = PyUnicode_AsUTF8(reason);
+  if (text == nullptr) return nullptr;
+  return guarded([&]() -> PyObject* {
+    finish_writes(text);
+    Py_RETURN_NONE;
+  });
+}
+
 PyObject* py_flush(PyObject*, PyObject*) {
   return guarded([]() -> PyObject* {
     Recording& mine = Recording::mine();
@@ -400,6 +457,8 @@ PyMethodDef methods[] = {
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
     {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
+    {"finish", py_finish, METH_O,
+     "finish(reason): run what was recorded if it writes to tensors that do not wait."},
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
     {nullptr, nullptr, 0, nullptr}};
 

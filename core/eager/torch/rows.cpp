@@ -325,10 +325,9 @@ Row multiply_add(int rank) {  // self, a, b, beta, alpha
     Value y = scaled(c, product(c, 1, 2, rank), 4);
     if (dtype_of(c.tensor(0).scalar_type()) != c.meta(y).dtype) Call::refuse("mixed dtypes");
     if (c.real(3) != 0) {
-      const int before = c.meta(y).rank;
-      const auto sizes = c.meta(y).sizes;
+      const Meta before = c.meta(y);
       y = c.op(Op::add, {scaled(c, c.value(std::size_t{0}), 3), y});
-      if (c.meta(y).rank != before || c.meta(y).sizes != sizes) Call::refuse("sizes");
+      if (!std::ranges::equal(c.meta(y).shape(), before.shape())) Call::refuse("sizes");
     }
     c.contiguous(y);
   };

@@ -134,7 +134,10 @@ class fuse:  # noqa: N801
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        recorder().switch(self._before.pop())
+        before = self._before.pop()
+        if not before:
+            recorder().finish("end of the block")
+        recorder().switch(before)
 
     def __call__(self, function: F) -> F:
         """`function` in a block."""
@@ -157,6 +160,7 @@ class fuse:  # noqa: N801
     @staticmethod
     def disable() -> None:
         """Record in this thread no more."""
+        recorder().finish("end of the block")
         recorder().switch(False)
 
     @staticmethod
