@@ -53,8 +53,8 @@ CPP: dict[str, set[str]] = {
     "fuse": {"program", "shape", "bytecode"},
     "schedule": {"fuse", "program", "shape", "exec", "bytecode"},
     "host": {"schedule", "fuse", "program", "shape", "exec", "bytecode"},
-    "eager": {"host", "program", "shape"},
-    "bind": {"host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
+    "eager": {"host", "program", "shape", "exec"},
+    "bind": {"eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
     "bench": {"tests", "host", "fuse", "program", "shape", "schedule", "exec", "bytecode"},
     "tests": {"host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
 }

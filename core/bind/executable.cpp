@@ -14,6 +14,7 @@
 #include "bind/executable.h"
 #include "bind/gdb.h"
 #include "bind/torch_direct.h"
+#include "eager/engine.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
 #include "exec/record.h"
@@ -233,7 +234,10 @@ nb::dict stats() {
   result["interpreted"] = interpreted;
   result["compile_total_us"] = compiles.total_us;
   result["compile_max_us"] = compiles.max_us;
-  result["cache_hits"] = compiles.hits;
+  result["cache_hits"] = compiles.hits + eager::engine_stats().hits;
+  nb::dict flushes;
+  for (const auto& [reason, count] : eager::flush_counts()) flushes[reason.c_str()] = count;
+  result["flushes"] = flushes;
   result["launches"] = host::launches();
   result["callouts"] = callouts;
   result["peak_bytes"] = exec::memory_stats().peak_bytes;
@@ -243,6 +247,7 @@ nb::dict stats() {
 void reset_stats() {
   schedule::reset_compile_stats();
   host::reset_launches();
+  eager::reset_engine_stats();
   exec::reset_memory_peak();
   reset_callout_counts();
 }

@@ -12,6 +12,7 @@ void bind_program(nb::module_& m);
 void bind_executable(nb::module_& m);
 void bind_bytecode(nb::module_& m);
 void bind_dispatch(nb::module_& m);
+void bind_eager(nb::module_& m);
 }  // namespace tilevm::bind
 
 NB_MODULE(_core, m) {
@@ -27,5 +28,6 @@ NB_MODULE(_core, m) {
   tilevm::bind::bind_executable(m);
   tilevm::bind::bind_bytecode(m);
   tilevm::bind::bind_dispatch(m);
+  tilevm::bind::bind_eager(m);
   tilevm::schedule::warm_up();
 }

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tilevm import lang as lang
     from tilevm.config import config as config
     from tilevm.frontends.kernel import kernel as kernel
+    from tilevm.frontends.torch_eager import fuse as fuse
     from tilevm.frontends.torch_graph import compile as compile
     from tilevm.ir.types import Dim as Dim
     from tilevm.stats import stats as stats
@@ -30,6 +31,7 @@ _HOMES = {
     "config": "",
     "errors": "",
     "explain": "tools.explain",
+    "fuse": "frontends.torch_eager",
     "kernel": "frontends.kernel",
     "lang": "",
     "stats": "",
@@ -43,6 +45,7 @@ __all__ = [
     "config",
     "errors",
     "explain",
+    "fuse",
     "kernel",
     "lang",
     "stats",

@@ -138,6 +138,13 @@ KNOBS: tuple[Knob, ...] = (
         low=1,
     ),
     Knob(
+        "segments",
+        int,
+        1024,
+        "Programs of recorded segments that the process keeps; the one used least recently goes.",
+        low=1,
+    ),
+    Knob(
         "programs",
         int,
         256,

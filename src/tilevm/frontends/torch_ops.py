@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.aten import BINARY, OVERLOADS, TEXT, UNARY
+
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
@@ -90,35 +92,6 @@ def is_number(value: Any) -> bool:
 
 # Element by element ------------------------------------------------------------------------------
 
-# operator of the table -> ATen operators of the same meaning, one tensor argument
-UNARY = {
-    "abs": "abs absolute", "neg": "neg negative", "sign": "sign sgn", "relu": "relu",
-    "logical_not": "logical_not", "bitwise_not": "bitwise_not",
-    "exp": "exp", "exp2": "exp2 special_exp2", "expm1": "expm1 special_expm1",
-    "log": "log", "log2": "log2", "log1p": "log1p special_log1p",
-    "sqrt": "sqrt", "rsqrt": "rsqrt", "reciprocal": "reciprocal",
-    "sin": "sin", "cos": "cos", "tan": "tan", "tanh": "tanh",
-    "sigmoid": "sigmoid special_expit", "erf": "erf special_erf", "silu": "silu",
-    "floor": "floor", "ceil": "ceil", "round": "round special_round", "trunc": "trunc fix",
-    "isnan": "isnan", "isinf": "isinf", "isfinite": "isfinite",
-}  # fmt: skip
-
-# operator of the table -> ATen packets whose overloads take two tensors or numbers
-BINARY = {
-    "mul": "mul multiply", "floor_div": "floor_divide", "remainder": "remainder", "fmod": "fmod",
-    "maximum": "maximum max.other", "minimum": "minimum min.other", "atan2": "atan2 arctan2",
-    "eq": "eq", "ne": "ne not_equal", "lt": "lt less", "le": "le less_equal", "gt": "gt greater",
-    "ge": "ge greater_equal",
-    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
-    "bitwise_and": "bitwise_and __and__", "bitwise_or": "bitwise_or __or__",
-    "bitwise_xor": "bitwise_xor __xor__",
-    "shift_left": "bitwise_left_shift __lshift__",
-    "shift_right": "bitwise_right_shift __rshift__",
-}  # fmt: skip
-
-_OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
-
-
 def _unary(op: str) -> Row:
     def run(b: Importer, out: Any, x: Tensor) -> int:
         return b.add(op, x.id)
@@ -133,19 +106,42 @@ def _binary(op: str) -> Row:
     return run
 
 
+def _text(text: str) -> Row:
+    steps = []
+    for line in text.split("; "):
+        result, _, right = line.partition(" = ")
+        op, _, operands = right.partition(" ")
+        steps.append((result, op, operands.split(", ")))
+
+    def run(b: Importer, out: Any, *args: Any) -> int:
+        known: dict[str, Any] = {}
+
+        def operand(name: str) -> int:
+            if name not in known:
+                known[name] = b.operand(args["xyzw".index(name)] if name in "xyzw" else int(name))
+            return int(known[name])
+
+        for result, op, operands in steps:
+            if op == "scale":
+                number = args["xyzw".index(operands[1])]
+                known[result] = _scaled(b, operand(operands[0]), number)
+            else:
+                known[result] = b.add(op, *map(operand, operands))
+        return int(known[steps[-1][0]])
+
+    return run
+
+
 for _op, _names in UNARY.items():
     row(*_names.split())(_unary(_op))
 for _op, _names in BINARY.items():
     for _name in _names.split():
         _known = getattr(torch.ops.aten, _name.partition(".")[0]).overloads()
-        row(*([_name] if "." in _name else [f"{_name}.{o}" for o in _OVERLOADS if o in _known]))(
+        row(*([_name] if "." in _name else [f"{_name}.{o}" for o in OVERLOADS if o in _known]))(
             _binary(_op)
         )
-
-
-@row("square")
-def _square(b: Importer, out: Any, x: Tensor) -> int:
-    return b.add("mul", x.id, x.id)
+for _names, _line in TEXT.items():
+    row(*_names.split())(_text(_line))
 
 
 @row("gelu")
@@ -259,47 +255,9 @@ def _clamp(b: Importer, out: Any, x: Tensor, low: Any = None, high: Any = None) 
     return value
 
 
-@row("clamp_min", "clamp_min.Tensor")
-def _clamp_min(b: Importer, out: Any, x: Tensor, low: Any) -> int:
-    return b.add("maximum", x.id, b.operand(low))
-
-
-@row("clamp_max", "clamp_max.Tensor")
-def _clamp_max(b: Importer, out: Any, x: Tensor, high: Any) -> int:
-    return b.add("minimum", x.id, b.operand(high))
-
-
-@row("hardtanh")
-def _hardtanh(b: Importer, out: Any, x: Tensor, low: Any, high: Any) -> Any:
-    return _clamp(b, out, x, low, high)
-
-
 @row("relu6")
 def _relu6(b: Importer, out: Any, x: Tensor) -> Any:
     return _clamp(b, out, x, 0, 6)
-
-
-def _sixth(b: Importer, x: int) -> int:
-    """min(max(x + 3, 0), 6) / 6."""
-    shifted = b.add("add", x, b.number(3))
-    clamped = b.add("minimum", b.add("maximum", shifted, b.number(0)), b.number(6))
-    return b.add("div", clamped, b.number(6))
-
-
-@row("hardsigmoid")
-def _hardsigmoid(b: Importer, out: Any, x: Tensor) -> int:
-    return _sixth(b, x.id)
-
-
-@row("hardswish")
-def _hardswish(b: Importer, out: Any, x: Tensor) -> int:
-    return b.add("mul", x.id, _sixth(b, x.id))
-
-
-@row("leaky_relu")
-def _leaky_relu(b: Importer, out: Any, x: Tensor, slope: Any) -> int:
-    positive = b.add("gt", x.id, b.number(0))
-    return b.add("where", positive, x.id, b.add("mul", x.id, b.number(slope)))
 
 
 @row("elu")
@@ -323,27 +281,6 @@ def _log_sigmoid(b: Importer, out: Any, x: Tensor) -> int:
     low = b.add("minimum", x.id, b.number(0))
     tail = b.add("log1p", b.add("exp", b.add("neg", b.add("abs", x.id))))
     return b.add("sub", low, tail)
-
-
-@row("mish")
-def _mish(b: Importer, out: Any, x: Tensor) -> int:
-    return b.add("mul", x.id, b.add("tanh", b.add("log1p", b.add("exp", x.id))))
-
-
-@row("threshold")
-def _threshold(b: Importer, out: Any, x: Tensor, threshold: Any, value: Any) -> int:
-    below = b.add("le", x.id, b.number(threshold))
-    return b.add("where", below, b.number(value), x.id)
-
-
-@row("addcmul")
-def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> int:
-    return b.add("add", x.id, _scaled(b, b.add("mul", y.id, z.id), value))
-
-
-@row("addcdiv")
-def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> int:
-    return b.add("add", x.id, _scaled(b, b.add("div", y.id, z.id), value))
 
 
 @row("lerp.Scalar", "lerp.Tensor")

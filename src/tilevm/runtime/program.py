@@ -201,6 +201,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_gdb(knobs["gdb"])
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
+    _core.set_most_segments(knobs["segments"])
 
 
 config.watch(_configure)
@@ -284,6 +285,17 @@ def torch_direct() -> TorchDirect:
 def record_launches(path: str) -> None:
     """Write what the interpreter runs from now on into a file, until the path is empty."""
     _core.record_launches(path)
+
+
+def eager_engine() -> object:
+    """What runs the operators that the recorder of eager code noted."""
+    return _core.eager_engine()
+
+
+def eager_segments() -> list[str]:
+    """Programs of recorded segments, the most recently used first."""
+    texts: list[str] = _core.eager_segments()
+    return texts
 
 
 def counters() -> dict[str, Any]:

@@ -1,0 +1,359 @@
+#include "eager/engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstring>
+#include <list>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "exec/memory.h"
+#include "host/errors.h"
+#include "host/executable.h"
+
+namespace tilevm::eager {
+namespace {
+
+using host::Geometry;
+using host::Object;
+using host::Record;
+
+// What the host sees as a tensor or a number. Memory is its own, or of `parent`, or of an input.
+struct Held {
+  std::atomic<int> references{1};
+  Geometry geometry;
+  std::byte* data = nullptr;
+  exec::Block block;
+  Held* parent = nullptr;
+  std::int64_t number = 0;
+};
+
+Held* held(Object object) { return static_cast<Held*>(object); }
+
+void drop_held(Held* h) noexcept {
+  while (h != nullptr && h->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    Held* const parent = h->parent;
+    if (h->block.data != nullptr) exec::release(h->block);
+    delete h;
+    h = parent;
+  }
+}
+
+thread_local int threads_of_run = 1;
+
+// Tensors are `Held`; there are no call-outs.
+class Memory final : public host::Framework {
+ public:
+  void describe(Object tensor, const Type&, const std::string&, Record& out) override {
+    static_cast<Geometry&>(out) = held(tensor)->geometry;
+    out.data = held(tensor)->data;
+  }
+  Object empty(DType dtype, std::int64_t elements, Record& out) override {
+    const auto bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
+    const exec::Block block = exec::acquire(bytes);
+    if (block.data == nullptr) {
+      throw host::MemoryError("no memory for a tensor of " + std::to_string(bytes) + " bytes");
+    }
+    auto* made = new Held;
+    made->block = block;
+    made->geometry = out;
+    made->data = out.data = block.data;
+    return made;
+  }
+  Object view(Object owner, const Record&, DType, const Record& part) override {
+    auto* made = new Held;
+    made->geometry = part;
+    made->data = part.data;
+    made->parent = held(retain(owner));
+    return made;
+  }
+  bool negative_strides() const override { return false; }
+
+  std::int64_t integer(Object number, const std::string&) override { return held(number)->number; }
+  double real(Object number, const std::string&) override {
+    return std::bit_cast<double>(held(number)->number);
+  }
+  bool boolean(Object number, const std::string&) override { return held(number)->number != 0; }
+  Object from_integer(std::int64_t value) override { return from_bits(value); }
+  Object from_real(double value) override { return from_bits(std::bit_cast<std::int64_t>(value)); }
+  Object from_boolean(bool value) override { return from_bits(value ? 1 : 0); }
+
+  void call(std::int64_t target, std::span<const Object>, std::span<Object>) override {
+    throw host::InternalError("a recorded segment has the call-out " + std::to_string(target));
+  }
+
+  Object retain(Object object) noexcept override {
+    held(object)->references.fetch_add(1, std::memory_order_relaxed);
+    return object;
+  }
+  void drop(Object object) noexcept override { drop_held(held(object)); }
+  void unlock() noexcept override {}
+  void lock() noexcept override {}
+  int threads() noexcept override { return threads_of_run; }
+
+ private:
+  static Object from_bits(std::int64_t bits) {
+    auto* made = new Held;
+    made->number = bits;
+    return made;
+  }
+};
+
+Memory& memory() {
+  static auto* const made = new Memory;
+  return *made;
+}
+
+struct Segment {
+  std::vector<std::uint32_t> words;
+  std::uint64_t hash = 0;
+  std::vector<int> symbols;                       // see read()
+  std::vector<std::vector<std::int32_t>> orders;  // of outputs
+  std::vector<int> item_bytes;
+  std::string text;
+  std::unique_ptr<host::Executable> executable;
+};
+
+std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint64_t hash) {
+  auto segment = std::make_shared<Segment>();
+  segment->words.assign(words.begin(), words.end());
+  segment->hash = hash;
+  Program program = read(words, segment->symbols, segment->orders);
+  host::Options options;
+  for (std::size_t s = 0; s < segment->symbols.size(); ++s) {
+    if (segment->symbols[s] < 0) continue;
+    options.int_symbols.emplace_back(segment->symbols[s], "s" + std::to_string(s));
+  }
+  for (const auto& order : segment->orders) {
+    if (order.empty()) {
+      options.output_orders.emplace_back();
+    } else {
+      options.output_orders.emplace_back(order);
+    }
+  }
+  // Every tensor that was made has memory of its own; what shares it is a view outside.
+  const auto n_inputs = static_cast<std::int32_t>(program.inputs.size());
+  for (std::int32_t i = 0; i < n_inputs; ++i) options.input_groups.push_back(i);
+  for (std::size_t o = 0; o < program.outputs.size(); ++o) {
+    options.output_groups.push_back(n_inputs + static_cast<std::int32_t>(o));
+    segment->item_bytes.push_back(dtype_bytes(program.type(program.outputs[o]).dtype));
+  }
+  options.whole_outputs.assign(program.outputs.size(), true);
+  segment->text = print(program);
+  segment->executable = std::make_unique<host::Executable>(fuse::fuse(lower(std::move(program))),
+                                                           options, memory());
+  return segment;
+}
+
+std::atomic<std::int64_t> most_segments{1024};
+std::atomic<std::int64_t> hits{0}, misses{0};
+
+// Programs by their words, the most recently used first.
+class Cache {
+ public:
+  std::shared_ptr<Segment> find(std::span<const std::uint32_t> words, std::uint64_t hash) {
+    {
+      const std::lock_guard lock(mutex_);
+      const auto [first, last] = by_hash_.equal_range(hash);
+      for (auto it = first; it != last; ++it) {
+        const Segment& segment = **it->second;
+        if (!std::ranges::equal(segment.words, words)) continue;
+        recent_.splice(recent_.begin(), recent_, it->second);
+        hits.fetch_add(1, std::memory_order_relaxed);
+        return *it->second;
+      }
+    }
+    misses.fetch_add(1, std::memory_order_relaxed);
+    std::shared_ptr<Segment> made = compile(words, hash);
+    std::vector<std::shared_ptr<Segment>> gone;  // freed without the lock
+    const std::lock_guard lock(mutex_);
+    recent_.push_front(made);
+    by_hash_.emplace(hash, recent_.begin());
+    const auto most = static_cast<std::size_t>(std::max<std::int64_t>(most_segments, 1));
+    while (recent_.size() > most) {
+      const auto oldest = std::prev(recent_.end());
+      const auto [first, last] = by_hash_.equal_range((*oldest)->hash);
+      by_hash_.erase(std::find_if(first, last, [&](auto& e) { return e.second == oldest; }));
+      gone.push_back(*oldest);
+      recent_.erase(oldest);
+    }
+    return made;
+  }
+  std::size_t size() {
+    const std::lock_guard lock(mutex_);
+    return recent_.size();
+  }
+  std::vector<std::string> texts() {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::string> result;
+    for (const auto& segment : recent_) result.push_back(segment->text);
+    return result;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::shared_ptr<Segment>> recent_;
+  std::unordered_multimap<std::uint64_t, std::list<std::shared_ptr<Segment>>::iterator> by_hash_;
+};
+
+Cache& cache() {
+  static auto* const made = new Cache;
+  return *made;
+}
+
+struct FlushCounts {
+  std::mutex mutex;
+  std::map<std::string, std::int64_t, std::less<>> counts;
+};
+FlushCounts& flushes() {
+  static auto* const made = new FlushCounts;
+  return *made;
+}
+
+// The inputs of one run; kept, so that a steady run allocates nothing here.
+struct Arguments {
+  std::vector<std::unique_ptr<Held>> pool;
+  std::vector<Object> objects, outputs;
+  std::vector<host::Seen> seen;
+  Held& at(std::size_t i) {
+    while (pool.size() <= i) pool.push_back(std::make_unique<Held>());
+    return *pool[i];
+  }
+};
+
+// An output as its tensor wants it: strides of a dense tensor, memory of its own.
+Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) {
+  Record wanted;
+  static_cast<Geometry&>(wanted) = output->geometry;
+  if (order.empty()) {
+    set_dense_strides(wanted);
+  } else {
+    host::set_strides_in_order(wanted, order);
+  }
+  bool same = true;
+  for (int d = 0; d < wanted.rank; ++d) {
+    same = same && (wanted.size(d) < 2 || wanted.stride(d) == output->geometry.stride(d));
+  }
+  if (same || wanted.empty()) return output;
+  const exec::Block block =
+      exec::acquire(static_cast<std::size_t>(wanted.elements() * item_bytes));
+  if (block.data == nullptr) throw host::MemoryError("no memory for a copy of a result");
+  Record from;
+  static_cast<Geometry&>(from) = output->geometry;
+  from.data = output->data;
+  wanted.data = block.data;
+  host::copy(from, wanted, item_bytes);
+  auto* made = new Held;
+  made->geometry = wanted;
+  made->data = block.data;
+  made->block = block;
+  drop_held(output);
+  return made;
+}
+
+class Runner final : public Engine {
+ public:
+  explicit Runner(int (*threads)() noexcept) : threads_(threads) {}
+
+  bool run(const Trace& trace, std::span<Filled> outputs, int threads,
+           Failure& failure) noexcept override {
+    using Kind = Failure::Kind;
+    try {
+      execute(trace, outputs, threads);
+      return true;
+    } catch (const host::IndexError& e) {
+      failure = {Kind::kIndex, e.what()};
+    } catch (const host::DivisionError& e) {
+      failure = {Kind::kDivision, e.what()};
+    } catch (const host::MemoryError& e) {
+      failure = {Kind::kMemory, e.what()};
+    } catch (const ShapeError& e) {
+      failure = {Kind::kShape, e.what()};
+    } catch (const std::exception& e) {
+      failure = {Kind::kInternal, e.what()};
+    }
+    return false;
+  }
+
+  void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
+
+  void count_flush(const char* reason) noexcept override {
+    FlushCounts& f = flushes();
+    const std::lock_guard lock(f.mutex);
+    const auto found = f.counts.find(reason);
+    if (found != f.counts.end()) {
+      ++found->second;
+    } else {
+      f.counts.emplace(reason, 1);
+    }
+  }
+
+ private:
+  void execute(const Trace& trace, std::span<Filled> outputs, int threads) {
+    const int wanted = threads_();
+    threads_of_run = wanted > 0 ? wanted : threads;
+    const std::shared_ptr<Segment> segment = cache().find(trace.words(), trace.hash());
+    thread_local Arguments a;
+    const std::span<const Input> inputs = trace.inputs();
+    const std::size_t n = segment->executable->n_inputs();
+    a.objects.resize(n);
+    a.seen.assign(n, {nullptr, nullptr, nullptr});
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      Held& h = a.at(i);
+      h.number = inputs[i].number;
+      h.data = inputs[i].data;
+      h.geometry = inputs[i].geometry;
+      a.objects[i] = &h;
+      if (!trace.meta(inputs[i].value).weak) {
+        a.seen[i] = {h.data, h.geometry.sizes.data(), h.geometry.strides.data()};
+      }
+    }
+    for (std::size_t s = 0; s < segment->symbols.size(); ++s) {
+      if (segment->symbols[s] < 0) continue;
+      const auto i = static_cast<std::size_t>(segment->symbols[s]);
+      a.at(i).number = trace.sizes()[s];
+      a.objects[i] = &a.at(i);
+    }
+    a.outputs.assign(outputs.size(), nullptr);
+    host::Call call{a.objects, a.outputs, a.seen.data()};
+    segment->executable->run(call);
+    for (std::size_t o = 0; o < outputs.size(); ++o) {
+      Held* const h = settle(held(a.outputs[o]), segment->orders[o], segment->item_bytes[o]);
+      outputs[o] = {h->data, h};
+    }
+  }
+
+  int (*threads_)() noexcept;
+};
+
+}  // namespace
+
+std::unique_ptr<Engine> make_engine(int (*threads)() noexcept) {
+  return std::make_unique<Runner>(threads);
+}
+
+EngineStats engine_stats() noexcept {
+  return {static_cast<std::int64_t>(cache().size()), hits.load(), misses.load()};
+}
+
+void reset_engine_stats() noexcept {
+  hits = 0;
+  misses = 0;
+  FlushCounts& f = flushes();
+  const std::lock_guard lock(f.mutex);
+  f.counts.clear();
+}
+
+void set_most_segments(std::int64_t count) noexcept { most_segments = count; }
+
+std::vector<std::pair<std::string, std::int64_t>> flush_counts() {
+  FlushCounts& f = flushes();
+  const std::lock_guard lock(f.mutex);
+  return {f.counts.begin(), f.counts.end()};
+}
+
+std::vector<std::string> segment_texts() { return cache().texts(); }
+
+}  // namespace tilevm::eager

@@ -1,0 +1,57 @@
+// Runs what traces have recorded: equal ones share a program, new ones are compiled on the spot.
+// The recorder is a module of its own, built against PyTorch: it reaches the core through this
+// interface, which therefore throws nothing.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "eager/trace.h"
+
+namespace tilevm::eager {
+
+inline constexpr int kEngineVersion = 1;  // of this interface; a recorder must have the same
+inline constexpr const char* kEngineName = "tilevm._core.eager_engine";  // of its capsule
+
+// Memory of an output. `owner` is given back with release().
+struct Filled {
+  std::byte* data = nullptr;
+  void* owner = nullptr;
+};
+
+struct Failure {
+  enum class Kind : std::uint8_t { kNone, kIndex, kDivision, kMemory, kShape, kInternal };
+  Kind kind = Kind::kNone;
+  std::string message;
+};
+
+struct EngineStats {
+  std::int64_t segments = 0;  // programs held
+  std::int64_t hits = 0, misses = 0;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Runs the operators and fills the outputs, in the order in which they were named. `threads`: of
+  // the framework. False: `failure` says why, nothing is filled. Any number of threads may be in
+  // here.
+  virtual bool run(const Trace& trace, std::span<Filled> outputs, int threads,
+                   Failure& failure) noexcept = 0;
+  // Owners may be given back from any thread.
+  virtual void release(void* owner) noexcept = 0;
+  // Counts a segment that ran, by what made it run.
+  virtual void count_flush(const char* reason) noexcept = 0;
+};
+
+// `threads` overrides what run() is told, unless it returns 0.
+std::unique_ptr<Engine> make_engine(int (*threads)() noexcept);
+
+EngineStats engine_stats() noexcept;
+void reset_engine_stats() noexcept;
+void set_most_segments(std::int64_t count) noexcept;
+std::vector<std::pair<std::string, std::int64_t>> flush_counts();
+// The programs held, most recently used first, as text.
+std::vector<std::string> segment_texts();
+
+}  // namespace tilevm::eager

@@ -1,0 +1,213 @@
+#include "eager/torch/call.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace tilevm::eager {
+
+std::vector<std::int64_t> Call::integers(std::size_t i) const {
+  const c10::IValue& v = arg(i);
+  if (v.isIntList()) return v.toIntVector();
+  if (v.isList() && v.toListRef().empty()) return {};
+  if (v.isInt()) return {v.toInt()};
+  refuse("symbolic sizes");
+}
+
+int Call::wrap(std::int64_t axis, int rank) {
+  const int n = rank == 0 ? 1 : rank;
+  if (axis < -n || axis >= n) refuse("no such axis");
+  return static_cast<int>(axis < 0 ? axis + n : axis);
+}
+
+std::vector<std::int64_t> Call::axes(std::size_t i, int rank) const {
+  std::vector<std::int64_t> axes;
+  if (!none(i)) axes = integers(i);
+  if (rank == 0) return {};
+  if (axes.empty()) {
+    for (int d = 0; d < rank; ++d) axes.push_back(d);
+    return axes;
+  }
+  for (std::int64_t& a : axes) a = wrap(a, rank);
+  std::ranges::sort(axes);
+  if (std::ranges::adjacent_find(axes) != axes.end()) refuse("an axis is named twice");
+  return axes;
+}
+
+DType Call::dtype(std::size_t i, DType otherwise) const {
+  if (none(i)) return otherwise;
+  const DType dtype = dtype_of(arg(i).toScalarType());
+  if (dtype == DType::kOpaque) refuse("a dtype that kernels do not have");
+  return dtype;
+}
+
+Value Call::value(const at::Tensor& tensor) {
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (LazyImpl* const z = lazy(tensor)) {
+    if (const LazyStorage* const storage = z->pending()) {
+      if (&storage->recording() != &recording_ || storage->failed()) refuse("another thread's");
+      const Value v = z->value();
+      if (v == kNoValue) refuse("a view of memory that has changed");
+      return v;
+    }
+  }
+  if (impl->is_wrapped_number()) {
+    switch (c10::typeMetaToScalarType(impl->dtype())) {
+      case at::kDouble:
+        return trace().number(*tensor.const_data_ptr<double>());
+      case at::kLong:
+        return trace().number(*tensor.const_data_ptr<std::int64_t>());
+      case at::kBool:
+        return trace().boolean(*tensor.const_data_ptr<bool>());
+      default:
+        refuse("a number that is not real");
+    }
+  }
+  const DType dtype = dtype_of(c10::typeMetaToScalarType(impl->dtype()));
+  if (dtype == DType::kOpaque || impl->dim() > kMaxRank) refuse("a tensor that no kernel takes");
+  return recording_.capture(tensor, dtype);
+}
+
+Value Call::value(std::size_t i) {
+  const c10::IValue& v = arg(i);
+  if (v.isTensor()) return value(v.toTensor());
+  if (v.isDouble()) return trace().number(v.toDouble());
+  if (v.isBool()) return trace().boolean(v.toBool());
+  if (v.isInt()) return trace().number(v.toInt());
+  refuse("an argument that is no tensor and no number");
+}
+
+void Call::result(Value v, const host::Geometry& geometry) { results.push_back({v, geometry}); }
+
+void Call::contiguous(Value v) {
+  const Meta& m = meta(v);
+  host::Geometry g;
+  g.rank = m.rank;
+  g.sizes = m.sizes;
+  set_dense_strides(g);
+  results.push_back({v, g});
+}
+
+void Call::elementwise(Value v) {
+  std::array<host::Geometry, 4> geometries;
+  std::array<const host::Geometry*, 4> operands{};
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < n_args_ && n < operands.size(); ++i) {
+    if (!arg(i).isTensor()) continue;
+    geometries[n] = geometry_of(arg(i).toTensor());
+    operands[n] = &geometries[n];
+    ++n;
+  }
+  const Meta& m = meta(v);
+  if (m.weak) refuse("a result that is a number");
+  host::Geometry g;
+  g.rank = m.rank;
+  g.sizes = m.sizes;
+  elementwise_strides({operands.data(), n}, g);
+  results.push_back({v, g});
+}
+
+void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset) {
+  results.push_back({v, geometry, static_cast<int>(of), offset});
+}
+
+// ---- Rows from text
+
+namespace {
+
+struct Operand {
+  enum class Kind : std::uint8_t { kArgument, kStep, kLiteral } kind;
+  std::size_t index = 0;
+  double literal = 0;
+};
+
+struct Step {
+  Op op = Op::mul;
+  bool scale = false;
+  std::vector<Operand> operands;
+};
+
+std::string trimmed(const std::string& text) {
+  const auto first = text.find_first_not_of(' '), last = text.find_last_not_of(' ');
+  return first == std::string::npos ? "" : text.substr(first, last - first + 1);
+}
+
+std::vector<std::string> parts(const std::string& text, char separator) {
+  std::vector<std::string> result;
+  for (std::size_t start = 0; start <= text.size();) {
+    const std::size_t end = std::min(text.find(separator, start), text.size());
+    if (const std::string part = trimmed(text.substr(start, end - start)); !part.empty()) {
+      result.push_back(part);
+    }
+    start = end + 1;
+  }
+  return result;
+}
+
+bool is_one(const c10::IValue& v) {
+  return v.isScalar() && !v.isBool() && v.toScalar().toDouble() == 1;
+}
+
+}  // namespace
+
+Row text_row(const std::string& text) {
+  std::vector<Step> steps;
+  std::map<std::string, std::size_t> names;
+  const std::string arguments = "xyzw";
+  for (const std::string& line : parts(text, ';')) {
+    const std::size_t equals = line.find('=');
+    if (equals == std::string::npos) throw std::invalid_argument("no `=` in: " + line);
+    const std::string right = trimmed(line.substr(equals + 1));
+    const std::size_t space = std::min(right.find(' '), right.size());
+    Step step;
+    const std::string name = right.substr(0, space);
+    step.scale = name == "scale";
+    if (!step.scale) {
+      const auto op = op_from_name(name);
+      if (!op) throw std::invalid_argument("no such operator: " + name);
+      step.op = *op;
+    }
+    for (const std::string& operand : parts(right.substr(space), ',')) {
+      if (const auto found = names.find(operand); found != names.end()) {
+        step.operands.push_back({Operand::Kind::kStep, found->second, 0});
+      } else if (operand.size() == 1 && arguments.find(operand) != std::string::npos) {
+        step.operands.push_back({Operand::Kind::kArgument, arguments.find(operand), 0});
+      } else {
+        char* end = nullptr;
+        const double literal = std::strtod(operand.c_str(), &end);
+        if (*end != '\0') throw std::invalid_argument("what is `" + operand + "` in: " + line);
+        step.operands.push_back({Operand::Kind::kLiteral, 0, literal});
+      }
+    }
+    names[trimmed(line.substr(0, equals))] = steps.size();
+    steps.push_back(std::move(step));
+  }
+  if (steps.empty()) throw std::invalid_argument("an empty row");
+  return [steps](Call& c) {
+    std::array<Value, 32> made{};
+    std::array<Value, 4> arguments;
+    arguments.fill(kNoValue);
+    for (std::size_t s = 0; s < steps.size(); ++s) {
+      const Step& step = steps[s];
+      std::array<Value, 4> in{};
+      std::size_t n = 0;
+      bool skip = false;
+      for (const Operand& operand : step.operands) {
+        if (operand.kind == Operand::Kind::kStep) {
+          in[n++] = made[operand.index];
+        } else if (operand.kind == Operand::Kind::kLiteral) {
+          in[n++] = c.trace().constant(operand.literal);
+        } else if (step.scale && n == 1 && is_one(c.arg(operand.index))) {
+          skip = true;
+        } else {
+          Value& argument = arguments[operand.index];
+          if (argument == kNoValue) argument = c.value(operand.index);
+          in[n++] = argument;
+        }
+      }
+      made[s] = skip ? in[0] : c.trace().add(step.op, std::span<const Value>(in.data(), n));
+    }
+    c.elementwise(made[steps.size() - 1]);
+  };
+}
+
+}  // namespace tilevm::eager

@@ -1,0 +1,83 @@
+// One operator as it is called, while a row of the table says what is recorded for it.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <functional>
+#include <map>
+#include <string>
+
+#include "eager/torch/lazy.h"
+
+namespace tilevm::eager {
+
+class Call {
+ public:
+  Call(const torch::jit::Stack& stack, std::size_t n_args, Recording& recording)
+      : stack_(stack), first_(stack.size() - n_args), n_args_(n_args), recording_(recording) {}
+
+  // ---- Arguments, in the order of the schema
+
+  std::size_t n_args() const { return n_args_; }
+  const c10::IValue& arg(std::size_t i) const { return stack_[first_ + i]; }
+  bool none(std::size_t i) const { return i >= n_args_ || arg(i).isNone(); }
+  bool is_tensor(std::size_t i) const { return arg(i).isTensor(); }
+  const at::Tensor& tensor(std::size_t i) const { return arg(i).toTensor(); }
+  std::int64_t integer(std::size_t i) const { return arg(i).toInt(); }
+  double real(std::size_t i) const { return arg(i).toScalar().toDouble(); }
+  bool flag(std::size_t i) const { return arg(i).toBool(); }
+  std::vector<std::int64_t> integers(std::size_t i) const;
+  // The axes of a reduction, from 0, sorted: none given means all.
+  std::vector<std::int64_t> axes(std::size_t i, int rank) const;
+  int axis(std::size_t i, int rank) const { return wrap(integer(i), rank); }
+  static int wrap(std::int64_t axis, int rank);
+  // A dtype argument; `otherwise` if there is none.
+  DType dtype(std::size_t i, DType otherwise) const;
+
+  // ---- Values
+
+  Trace& trace() { return recording_.trace; }
+  Recording& recording() { return recording_; }
+  Value value(const at::Tensor& tensor);
+  Value value(std::size_t i);  // of a tensor or a number
+  const Meta& meta(Value v) const { return recording_.trace.meta(v); }
+  Value op(Op op, std::initializer_list<Value> in, std::initializer_list<Param> params = {}) {
+    return recording_.trace.add(op, in, params);
+  }
+  [[noreturn]] static void refuse(const char* why) { throw Unrecorded(why); }
+
+  // ---- Results, in order
+
+  void elementwise(Value v);                            // laid out as its operands are
+  void contiguous(Value v);                             // row-major
+  void result(Value v, const host::Geometry& geometry);  // dense
+  // A view of argument `of`, which must be pending.
+  void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
+  void same(std::size_t of);  // the argument itself
+
+  struct Result {
+    Value value = kNoValue;
+    host::Geometry geometry;
+    int of = -1;  // a view of this argument
+    std::int64_t offset = 0;
+  };
+  std::vector<Result> results;
+
+ private:
+  const torch::jit::Stack& stack_;
+  std::size_t first_, n_args_;
+  Recording& recording_;
+};
+
+using Row = std::function<void(Call&)>;
+
+// The rows of operators whose arguments need more than text says, by their name and overload.
+const std::map<std::string, Row>& coded_rows();
+// Views: only those of pending tensors are recorded.
+const std::map<std::string, Row>& view_rows();
+// A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a * b,
+// or a where b is the number 1. Throws std::invalid_argument.
+Row text_row(const std::string& text);
+
+}  // namespace tilevm::eager

@@ -1,0 +1,142 @@
+// Tensors that are filled when somebody looks. They are ordinary tensors of the CPU; only their
+// `has_storage()` and `storage()`, which everything asks before it touches memory, first run what
+// was recorded.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "eager/engine.h"
+
+namespace tilevm::eager {
+
+class Recording;
+
+// Memory of one recorded result. Everything but `pending` is guarded by the recording's mutex until
+// it is filled, and constant afterwards.
+class LazyStorage final : public c10::StorageImpl {
+ public:
+  LazyStorage(std::size_t bytes, Recording& recording, Value value);
+
+  // Runs what was recorded, if this is not filled yet. Throws what running threw.
+  void fill(const char* reason) {
+    if (C10_UNLIKELY(pending_.load(std::memory_order_acquire))) fill_slowly(reason);
+  }
+  bool pending() const { return pending_.load(std::memory_order_acquire); }
+  bool failed() const { return failure_.kind != Failure::Kind::kNone; }
+  Recording& recording() const { return *recording_; }
+
+ private:
+  friend class Recording;
+  friend class LazyImpl;
+  void fill_slowly(const char* reason);
+
+  std::atomic<bool> pending_{true};
+  Recording* recording_;
+  Value value_;                   // what it will hold
+  std::uint32_t generation_ = 0;  // how often an operator in place gave it another value
+  host::Geometry geometry_;       // of `value_` in this memory, dense
+  Failure failure_;
+};
+
+class LazyImpl final : public c10::TensorImpl {
+ public:
+  // The tensor that the memory was made for, or a view of it.
+  LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys, caffe2::TypeMeta type);
+  LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type,
+           LazyStorage* lazy);
+
+  bool has_storage() const override {
+    look();
+    return storage_;
+  }
+  const c10::Storage& storage() const override {
+    look();
+    return TensorImpl::storage();
+  }
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_change) const override;
+  void shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) override;
+
+  // The unfilled memory that it lies in, or null.
+  LazyStorage* pending() const {
+    return storage_.unsafeGetStorageImpl() == lazy_ && lazy_->pending() ? lazy_ : nullptr;
+  }
+  // Under the recording's mutex: what it holds; kNoValue for a view of memory that has changed.
+  Value value();
+  void set_value(Value value);
+  bool spans() const;  // its memory, all of it, as it was made
+  host::Geometry geometry() const;
+
+ private:
+  void look() const {
+    if (storage_.unsafeGetStorageImpl() == lazy_) lazy_->fill("looked at");
+  }
+  template <class Version>
+  c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
+
+  LazyStorage* lazy_;
+  Value value_ = kNoValue;
+  std::uint32_t generation_ = 0;
+};
+
+// The tensor as one of ours, or null.
+extern const void* const lazy_vtable;
+inline LazyImpl* lazy(const at::TensorBase& tensor) {
+  c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+  return *reinterpret_cast<const void* const*>(impl) == lazy_vtable ? static_cast<LazyImpl*>(impl)
+                                                                    : nullptr;
+}
+
+host::Geometry geometry_of(const at::TensorBase& tensor);
+
+// What a thread has recorded. Never freed: when a thread ends, the next new one takes it over.
+class Recording {
+ public:
+  static Recording& mine();
+
+  std::mutex mutex;
+
+  // All of the following under the mutex.
+
+  Trace trace;
+  // The value of a tensor in memory, which must not change until the trace has run.
+  Value capture(const at::TensorBase& tensor, DType dtype);
+  // A new tensor that will hold `value`, laid out as `geometry` says, which is dense.
+  at::Tensor make(Value value, const host::Geometry& geometry);
+  // A view of a tensor of ours that is pending.
+  at::Tensor view(const at::Tensor& of, Value value, const host::Geometry& geometry,
+                  std::int64_t offset);
+  // Gives a pending tensor, which must span its memory, another value.
+  void rebind(LazyImpl& tensor, Value value);
+  bool captured(const c10::StorageImpl* storage) const;
+
+  // Runs everything; gives the lock back before it frees what it held on to.
+  void flush(std::unique_lock<std::mutex>& lock, const char* reason);
+
+ private:
+  struct Known {
+    std::uint32_t generation = 0;
+    const c10::StorageImpl* storage = nullptr;
+  };
+  std::vector<c10::intrusive_ptr<LazyStorage>> made_;
+  std::vector<c10::Storage> held_;
+  std::vector<Known> known_ = std::vector<Known>(2048);
+  std::uint32_t generation_ = 1;
+};
+
+Engine& engine();
+void set_engine(Engine* engine);
+
+at::ScalarType scalar_type(DType dtype);
+DType dtype_of(at::ScalarType type);  // kOpaque: none of ours
+
+}  // namespace tilevm::eager

@@ -1,0 +1,376 @@
+// The recorder: kernels below autograd that note what is called instead of running it, and a module
+// that switches them on, for one thread at a time.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <Python.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/library.h>
+#include <torch/version.h>
+
+#include <deque>
+#include <unordered_set>
+
+#include "eager/torch/call.h"
+
+namespace tilevm::eager {
+namespace {
+
+using c10::DispatchKeySet;
+using c10::OperatorHandle;
+using torch::jit::Stack;
+
+// The functionality key whose kernels record. It lies below autograd and Python's modes; PyTorch
+// itself has no kernels for it in this version.
+constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
+
+constexpr int kMostOperators = 256;  // of a segment
+
+// Tensors like any other: dense on the CPU, of no subclass, under no transform.
+const DispatchKeySet kPlain = DispatchKeySet({c10::DispatchKey::CPU,
+                                              c10::DispatchKey::ADInplaceOrView,
+                                              c10::DispatchKey::AutogradCPU,
+                                              c10::DispatchKey::AutocastCPU});
+
+bool is_plain(const at::Tensor& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  return (impl.key_set().raw_repr() & ~kPlain.raw_repr()) == 0 && impl.key_set().has(c10::DispatchKey::CPU) &&
+         !impl.is_python_dispatch() && impl.layout() == c10::kStrided;
+}
+
+template <class Visit>
+bool every_tensor(const c10::IValue& v, Visit&& visit) {
+  if (v.isTensor()) return !v.toTensor().defined() || visit(v.toTensor());
+  if (!v.isList()) return true;
+  for (const c10::IValue& item : v.toListRef()) {
+    if (item.isTensor() && item.toTensor().defined() && !visit(item.toTensor())) return false;
+  }
+  return true;
+}
+
+// Whether its operands are tensors that can be recorded. Those that another thread recorded are
+// filled.
+bool prepare(const Stack& stack, std::size_t n_args, const Recording& mine) {
+  bool any = false;
+  for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
+    const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
+      any = true;
+      if (!is_plain(t)) return false;
+      if (LazyImpl* const z = lazy(t)) {
+        LazyStorage* const storage = z->pending();
+        if (storage != nullptr && &storage->recording() != &mine) storage->fill("other thread");
+      }
+      return true;
+    });
+    if (!ok) return false;
+  }
+  return any;
+}
+
+void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  op.redispatchBoxed(keys & kBelow, stack);
+}
+
+// What an operator becomes. `place`: how its results relate to its arguments.
+enum class Place : std::uint8_t { kNew, kView, kInPlace };
+
+class Recorded final : public c10::OperatorKernel {
+ public:
+  Recorded(Row row, Place place) : row_(std::move(row)), place_(place) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (!record(op, *stack)) {
+      if (place_ == Place::kInPlace) settle(*stack, op.schema().arguments().size());
+      redispatch(op, keys, stack);
+    }
+  }
+
+ private:
+  bool record(const OperatorHandle& op, Stack& stack) const {
+    const std::size_t n_args = op.schema().arguments().size();
+    const c10::IValue& first = stack[stack.size() - n_args];
+    LazyImpl* self = nullptr;
+    if (place_ != Place::kNew) {
+      if (!first.isTensor() || !first.toTensor().defined()) return false;
+      self = lazy(first.toTensor());
+      if (self == nullptr || self->pending() == nullptr) return false;
+    }
+    Recording& mine = Recording::mine();
+    if (!prepare(stack, n_args, mine)) { if (getenv("TVDBG")) fprintf(stderr, "unprepared %s\n", toString(op.schema().operator_name()).c_str()); return false; }
+    std::unique_lock lock(mine.mutex);
+    Call call(stack, n_args, mine);
+    std::array<at::Tensor, 4> results;
+    std::size_t n = 0;
+    try {
+      row_(call);
+      if (place_ == Place::kInPlace) {
+        assign(call, *self);
+        results[n++] = first.toTensor();
+      } else {
+        for (const Call::Result& r : call.results) {
+          results[n++] = r.of < 0 ? mine.make(r.value, r.geometry)
+                                  : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
+                                              r.geometry, r.offset);
+        }
+      }
+    } catch (const Unrecorded& e) { if (getenv("TVDBG")) fprintf(stderr, "unrecorded %s: %s\n", toString(op.schema().operator_name()).c_str(), e.what());
+      return false;
+    }
+    torch::jit::drop(stack, n_args);
+    for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
+    if (mine.trace.operators() >= kMostOperators) mine.flush(lock, "length");
+    return true;
+  }
+
+  // The result becomes what the first argument holds.
+  static void assign(Call& call, LazyImpl& self) {
+    const Value before = self.value();
+    if (before == kNoValue || !self.spans()) Call::refuse("a part of its memory");
+    const Value made = call.results.at(0).value;
+    const Meta &from = call.meta(made), &to = call.meta(before);
+    if (from.rank != to.rank || !std::equal(from.sizes.begin(), from.sizes.begin() + from.rank,
+                                            to.sizes.begin())) {
+      Call::refuse("the result has other sizes");
+    }
+    if (!at::canCast(scalar_type(from.dtype), scalar_type(to.dtype))) {
+      Call::refuse("the result has another kind of dtype");
+    }
+    call.recording().rebind(self, call.trace().cast(made, to.dtype));
+  }
+
+  // Before an operator writes to memory that was recorded as an operand.
+  static void settle(const Stack& stack, std::size_t n_args);
+
+  Row row_;
+  Place place_;
+};
+
+void settle_write(const at::Tensor& t) {
+  Recording& mine = Recording::mine();
+  if (LazyImpl* const z = lazy(t)) {
+    if (LazyStorage* const storage = z->pending()) return storage->fill("written in place");
+  }
+  c10::TensorImpl* const impl = t.unsafeGetTensorImpl();
+  if (!impl->unsafe_storage()) return;
+  std::unique_lock lock(mine.mutex);
+  if (mine.captured(impl->unsafe_storage().unsafeGetStorageImpl())) {
+    mine.flush(lock, "operand written");
+  }
+}
+
+void Recorded::settle(const Stack& stack, std::size_t n_args) {
+  settle_write(stack[stack.size() - n_args].toTensor());
+}
+
+// Operators that write: what they write to may be waiting, or what recorded operators wait for.
+class Writing final : public c10::OperatorKernel {
+ public:
+  explicit Writing(const c10::FunctionSchema& schema) {
+    for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
+      const c10::AliasInfo* const info = schema.arguments()[i].alias_info();
+      if (info != nullptr && info->isWrite()) written_.push_back(i);
+    }
+  }
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const std::size_t n_args = op.schema().arguments().size();
+    for (const std::size_t i : written_) {
+      every_tensor((*stack)[stack->size() - n_args + i], [](const at::Tensor& t) {
+        settle_write(t);
+        return true;
+      });
+    }
+    redispatch(op, keys, stack);
+  }
+
+ private:
+  std::vector<std::size_t> written_;
+};
+
+// Operators that look at a tensor's memory in a way that nothing of ours sees.
+class Looking final : public c10::OperatorKernel {
+ public:
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const std::size_t n_args = op.schema().arguments().size();
+    for (std::size_t i = stack->size() - n_args; i < stack->size(); ++i) {
+      every_tensor((*stack)[i], [](const at::Tensor& t) {
+        settle_write(t);
+        return true;
+      });
+    }
+    redispatch(op, keys, stack);
+  }
+};
+
+// ---- Installing
+
+struct Installed {
+  std::unordered_set<std::string> names;  // with overloads
+  std::map<std::string, torch::Library> libraries;
+  torch::Library& library(const std::string& ns) {
+    auto it = libraries.find(ns);
+    if (it == libraries.end()) {
+      it = libraries
+               .emplace(ns, torch::Library(torch::Library::IMPL, ns, kKey, __FILE__, __LINE__))
+               .first;
+    }
+    return it->second;
+  }
+};
+Installed& installed() {
+  static auto* const made = new Installed;
+  return *made;
+}
+
+bool has(const std::string& name, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchema({"aten::" + name, overload}).has_value();
+}
+
+template <class Kernel, class... Arguments>
+void install(const std::string& ns, const std::string& full, Arguments&&... arguments) {
+  if (!installed().names.insert(ns + "::" + full).second) return;
+  installed().library(ns).impl(
+      full.c_str(), torch::CppFunction::makeFromBoxedFunctor(
+                        std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
+}
+
+// `name`, or `name.overload`; with the form that works in place, where there is one.
+void install_row(const std::string& full, const Row& row, Place place) {
+  const std::size_t dot = full.find('.');
+  const std::string name = full.substr(0, dot);
+  const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
+  if (!has(name, overload)) throw std::invalid_argument("PyTorch has no operator " + full);
+  install<Recorded>("aten", full, row, place);
+  if (place == Place::kNew && has(name + "_", overload)) {
+    install<Recorded>("aten", name + "_" + full.substr(name.size()), row, Place::kInPlace);
+  }
+}
+
+void fill_value(Call& c) {
+  const Value x = c.value(std::size_t{0}), v = c.value(1);
+  const Meta m = c.meta(x);
+  if (c.meta(v).rank != 0) Call::refuse("several values");
+  const Value y = c.trace().cast(v, m.dtype);
+  c.contiguous(c.op(Op::expand, {y}, {Param::sizes(m.shape())}));
+}
+
+void zero(Call& c) {
+  const Meta m = c.meta(c.value(std::size_t{0}));
+  c.contiguous(c.op(Op::full, {}, {Param::sizes(m.shape()), Param::of_number(0),
+                                   Param::dtype(m.dtype)}));
+}
+
+void copy_from(Call& c) {  // self, src, non_blocking
+  const Value x = c.value(std::size_t{0}), y = c.value(1);
+  const Meta m = c.meta(x);
+  Value r = c.trace().cast(y, m.dtype);
+  if (c.meta(r).rank > m.rank) Call::refuse("more dims");
+  c.contiguous(c.op(Op::expand, {r}, {Param::sizes(m.shape())}));
+}
+
+void install_rest() {
+  for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
+  for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
+  install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kInPlace);
+  install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kInPlace);
+  install<Recorded>("aten", "zero_", Row(zero), Place::kInPlace);
+  install<Recorded>("aten", "copy_", Row(copy_from), Place::kInPlace);
+  install<Looking>("aten", "_has_compatible_shallow_copy_type");
+  for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    const auto op = c10::Dispatcher::singleton().findSchema(name);
+    if (!op || !op->schema().is_mutable()) continue;
+    const std::size_t colons = name.name.find("::");
+    const std::string ns = name.name.substr(0, colons);
+    const std::string full =
+        name.name.substr(colons + 2) + (name.overload_name.empty() ? "" : "." + name.overload_name);
+    if (ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey)) continue;
+    install<Writing>(ns, full, op->schema());
+  }
+  static auto* const others = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+  others->fallback(torch::CppFunction::makeFallthrough());
+}
+
+// ---- The module
+
+template <class Body>
+PyObject* guarded(Body&& body) {
+  try {
+    return body();
+  } catch (const c10::Error& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+  }
+  return nullptr;
+}
+
+// install(engine, [(name, text), ...])
+PyObject* py_install(PyObject*, PyObject* args) {
+  PyObject *capsule, *rows;
+  if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &rows)) return nullptr;
+  auto* const engine = static_cast<Engine*>(PyCapsule_GetPointer(capsule, kEngineName));
+  if (engine == nullptr) return nullptr;
+  return guarded([&]() -> PyObject* {
+    set_engine(engine);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
+      const char *name, *text;
+      if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ss", &name, &text)) return nullptr;
+      install_row(name, text_row(text), Place::kNew);
+    }
+    install_rest();
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* py_switch(PyObject*, PyObject* on) {
+  const int wanted = PyObject_IsTrue(on);
+  if (wanted < 0) return nullptr;
+  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
+  c10::impl::tls_set_dispatch_key_included(kKey, wanted != 0);
+  return PyBool_FromLong(before);
+}
+
+PyObject* py_active(PyObject*, PyObject*) {
+  return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(kKey));
+}
+
+PyObject* py_pending(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "pending() takes a tensor");
+    return nullptr;
+  }
+  const LazyImpl* const z = lazy(THPVariable_Unpack(object));
+  return PyBool_FromLong(z != nullptr && z->pending() != nullptr);
+}
+
+PyObject* py_flush(PyObject*, PyObject*) {
+  return guarded([]() -> PyObject* {
+    Recording& mine = Recording::mine();
+    std::unique_lock lock(mine.mutex);
+    mine.flush(lock, "asked");
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef methods[] = {
+    {"install", py_install, METH_VARARGS,
+     "install(engine, rows): put the recorder's kernels into PyTorch's dispatcher, once."},
+    {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
+    {"active", py_active, METH_NOARGS, "Whether this thread records."},
+    {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
+    {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tilevm._recorder",
+                          "Records operators of PyTorch as they are called.", -1, methods,
+                          nullptr,  nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace tilevm::eager
+
+PyMODINIT_FUNC PyInit__recorder() {
+  PyObject* const m = PyModule_Create(&tilevm::eager::definition);
+  if (m == nullptr) return nullptr;
+  PyModule_AddStringConstant(m, "torch_version", TORCH_VERSION);
+  PyModule_AddIntConstant(m, "engine_version", tilevm::eager::kEngineVersion);
+  return m;
+}

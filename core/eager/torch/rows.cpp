@@ -1,0 +1,702 @@
+// What is recorded for operators whose arguments need more than text says. The order of arguments
+// is the schema's.
+#include <ATen/TensorUtils.h>
+
+#include <cmath>
+
+#include "eager/torch/call.h"
+
+namespace tilevm::eager {
+namespace {
+
+using Axes = std::vector<std::int64_t>;
+
+bool row_major(const at::Tensor& t) { return t.is_contiguous(); }
+
+Param axes(const Axes& a) { return Param::integers(a); }
+Param keep(bool keepdims) { return Param::integer(keepdims ? 1 : 0); }
+
+Value cast_of(Call& c, std::size_t i, std::size_t dtype) {
+  const Value x = c.value(i);
+  return c.trace().cast(x, c.dtype(dtype, c.meta(x).dtype));
+}
+
+void need_float(Call& c, Value x) {
+  if (!is_float(c.meta(x).dtype)) Call::refuse("not floating point");
+}
+
+// ---- Reductions
+
+// `dims`, `keepdims` and `dtype` are positions of arguments, or -1.
+Row fold(Op op, int dims, int keepdims, int dtype, bool floats = false) {
+  return [=](Call& c) {
+    Value x = dtype >= 0 ? cast_of(c, 0, static_cast<std::size_t>(dtype)) : c.value(std::size_t{0});
+    if (floats) need_float(c, x);
+    const Meta& m = c.meta(x);
+    if (m.dtype == DType::kUInt8 && (op == Op::any || op == Op::all)) Call::refuse("of bytes");
+    Axes over;
+    if (dims >= 0) {
+      over = c.axes(static_cast<std::size_t>(dims), m.rank);
+    } else {
+      for (int d = 0; d < m.rank; ++d) over.push_back(d);
+    }
+    const bool kept = keepdims >= 0 && c.flag(static_cast<std::size_t>(keepdims));
+    if (m.rank == 0) Call::refuse("a scalar");
+    c.contiguous(c.op(op, {x}, {axes(over), keep(kept)}));
+  };
+}
+
+Row extreme(Op value, Op index) {
+  return [=](Call& c) {
+    const Value x = c.value(std::size_t{0});
+    if (c.meta(x).rank == 0) Call::refuse("a scalar");
+    const Axes axis{c.axis(1, c.meta(x).rank)};
+    const bool kept = c.flag(2);
+    c.contiguous(c.op(value, {x}, {axes(axis), keep(kept)}));
+    c.contiguous(c.op(index, {x}, {Param::integer(axis[0]), keep(kept)}));
+  };
+}
+
+Row place(Op op) {
+  return [=](Call& c) {
+    Value x = c.value(std::size_t{0});
+    if (c.meta(x).rank == 0) Call::refuse("a scalar");
+    int axis = 0;
+    if (c.none(1)) {
+      if (c.flag(2)) Call::refuse("all axes kept");
+      const Axes flat{c.meta(x).elements()};
+      x = c.op(Op::reshape, {x}, {Param::sizes(flat)});
+    } else {
+      axis = c.axis(1, c.meta(x).rank);
+    }
+    c.contiguous(c.op(op, {x}, {Param::integer(axis), keep(c.flag(2))}));
+  };
+}
+
+Value variance(Call& c, Value x, const Axes& over, std::size_t correction, bool kept) {
+  need_float(c, x);
+  if (c.meta(x).rank == 0) Call::refuse("a scalar");
+  const double by = c.none(correction) ? 1 : c.real(correction);
+  return c.op(Op::var, {x}, {axes(over), keep(kept), Param::of_number(by)});
+}
+
+void norm(Call& c) {  // self, ord, dim, keepdim, dtype
+  if (c.real(1) != 2 || !c.none(4)) Call::refuse("a norm other than the Euclidean one");
+  const Value x = c.value(std::size_t{0});
+  need_float(c, x);
+  if (c.meta(x).rank == 0) Call::refuse("a scalar");
+  const Axes over = c.axes(2, c.meta(x).rank);
+  const Value squares = c.op(Op::mul, {x, x});
+  c.contiguous(c.op(Op::sqrt, {c.op(Op::sum, {squares}, {axes(over), keep(c.flag(3))})}));
+}
+
+// ---- Rows of softmax and norms
+
+Row softmax(Op op) {
+  return [=](Call& c) {
+    const Value x = c.value(std::size_t{0});
+    need_float(c, x);
+    if (c.meta(x).rank == 0 || c.flag(2)) Call::refuse("a scalar, or half_to_float");
+    c.contiguous(c.op(op, {x}, {Param::integer(c.axis(1, c.meta(x).rank))}));
+  };
+}
+
+void softmax_backward(Call& c) {  // grad, output, dim, input_dtype
+  const Value g = c.value(std::size_t{0}), y = c.value(1);
+  if (c.dtype(3, c.meta(y).dtype) != c.meta(y).dtype || c.meta(y).rank == 0) {
+    Call::refuse("other dtypes");
+  }
+  const Axes over{c.axis(2, c.meta(y).rank)};
+  const Value p = c.op(Op::mul, {g, y});
+  const Value s = c.op(Op::sum, {p}, {axes(over), keep(true)});
+  c.contiguous(c.op(Op::sub, {p, c.op(Op::mul, {y, s})}));
+}
+
+void log_softmax_backward(Call& c) {
+  const Value g = c.value(std::size_t{0}), y = c.value(1);
+  if (c.dtype(3, c.meta(y).dtype) != c.meta(y).dtype || c.meta(y).rank == 0) {
+    Call::refuse("other dtypes");
+  }
+  const Axes over{c.axis(2, c.meta(y).rank)};
+  const Value s = c.op(Op::sum, {g}, {axes(over), keep(true)});
+  c.contiguous(c.op(Op::sub, {g, c.op(Op::mul, {c.op(Op::exp, {y}), s})}));
+}
+
+struct NormAxes {
+  Axes inner, outer;
+};
+NormAxes norm_axes(Call& c, Value x, std::size_t shape) {
+  const int rank = c.meta(x).rank, n = static_cast<int>(c.integers(shape).size());
+  if (n == 0 || n > rank) Call::refuse("the normalised shape is too long");
+  const Axes sizes = c.integers(shape);
+  NormAxes result;
+  for (int d = 0; d < rank; ++d) {
+    const bool inner = d >= rank - n;
+    if (inner && sizes[static_cast<std::size_t>(d - rank + n)] != c.meta(x).size(d)) {
+      Call::refuse("the normalised shape is another");
+    }
+    (inner ? result.inner : result.outer).push_back(d);
+  }
+  return result;
+}
+
+void same_dtype(Call& c, Value x, std::size_t i) {
+  if (!c.none(i) && dtype_of(c.tensor(i).scalar_type()) != c.meta(x).dtype) {
+    Call::refuse("mixed dtypes");
+  }
+}
+
+void native_layer_norm(Call& c) {  // input, normalized_shape, weight, bias, eps
+  const Value x = c.value(std::size_t{0});
+  need_float(c, x);
+  const Axes over = norm_axes(c, x, 1).inner;
+  same_dtype(c, x, 2);
+  same_dtype(c, x, 3);
+  const Param eps = Param::of_number(c.real(4));
+  Value y = c.op(Op::layer_norm, {x}, {axes(over), eps});
+  if (!c.none(2)) y = c.op(Op::mul, {y, c.value(2)});
+  if (!c.none(3)) y = c.op(Op::add, {y, c.value(3)});
+  c.contiguous(y);
+  c.contiguous(c.op(Op::mean, {x}, {axes(over), keep(true)}));
+  const Value var = c.op(Op::var, {x}, {axes(over), keep(true), Param::of_number(0)});
+  c.contiguous(c.op(Op::rsqrt, {c.op(Op::add, {var, c.trace().constant(c.real(4))})}));
+}
+
+// grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask
+void layer_norm_backward(Call& c) {
+  const Value g = c.value(std::size_t{0}), x = c.value(1), mean = c.value(3), rstd = c.value(4);
+  need_float(c, x);
+  for (const std::size_t i : {0, 3, 4, 5, 6}) same_dtype(c, x, i);
+  const auto [inner, outer] = norm_axes(c, x, 2);
+  const auto mask = c.arg(7).toBoolList();
+  const Value hat = c.op(Op::mul, {c.op(Op::sub, {x, mean}), rstd});
+  if (!mask.get(0) || !mask.get(1) || !mask.get(2)) Call::refuse("a gradient nobody needs");
+  const Value gw = c.none(5) ? g : c.op(Op::mul, {g, c.value(5)});
+  const auto mean_of = [&](Value v) { return c.op(Op::mean, {v}, {axes(inner), keep(true)}); };
+  const Value rest = c.op(Op::sub, {c.op(Op::sub, {gw, mean_of(gw)}),
+                                    c.op(Op::mul, {hat, mean_of(c.op(Op::mul, {gw, hat}))})});
+  c.contiguous(c.op(Op::mul, {rest, rstd}));
+  if (outer.empty()) Call::refuse("one row");
+  c.contiguous(c.op(Op::sum, {c.op(Op::mul, {g, hat})}, {axes(outer), keep(false)}));
+  c.contiguous(c.op(Op::sum, {g}, {axes(outer), keep(false)}));
+}
+
+// ---- Element by element
+
+void gelu(Call& c) {
+  c.elementwise(
+      c.op(c.arg(1).toStringRef() == "tanh" ? Op::gelu_tanh : Op::gelu, {c.value(std::size_t{0})}));
+}
+
+void gelu_backward(Call& c) {  // grad, self, approximate
+  const Value g = c.value(std::size_t{0}), x = c.value(1);
+  const auto number = [&](double v) { return c.trace().constant(v); };
+  const auto mul = [&](Value a, Value b) { return c.op(Op::mul, {a, b}); };
+  const auto add = [&](Value a, Value b) { return c.op(Op::add, {a, b}); };
+  Value slope;
+  if (c.arg(2).toStringRef() == "tanh") {
+    const double beta = std::sqrt(2 / M_PI), kappa = 0.044715;
+    const Value squared = mul(x, x);
+    const Value inner = mul(mul(x, number(beta)), add(mul(squared, number(kappa)), number(1)));
+    const Value t = c.op(Op::tanh, {inner});
+    const Value left = mul(number(0.5), add(t, number(1)));
+    const Value dt = c.op(Op::sub, {number(1), mul(t, t)});
+    const Value dinner = mul(number(beta), add(mul(squared, number(3 * kappa)), number(1)));
+    slope = add(left, mul(mul(mul(x, number(0.5)), dt), dinner));
+  } else {
+    const Value cdf = mul(number(0.5), add(c.op(Op::erf, {mul(x, number(M_SQRT1_2))}), number(1)));
+    const Value pdf = mul(c.op(Op::exp, {mul(mul(x, x), number(-0.5))}),
+                          number(0.5 * M_2_SQRTPI * M_SQRT1_2));
+    slope = add(cdf, mul(x, pdf));
+  }
+  c.elementwise(mul(g, slope));
+}
+
+void clamp(Call& c) {
+  Value x = c.value(std::size_t{0});
+  if (c.none(1) && c.none(2)) Call::refuse("no bounds");
+  if (!c.none(1)) x = c.op(Op::maximum, {x, c.value(1)});
+  if (!c.none(2)) x = c.op(Op::minimum, {x, c.value(2)});
+  c.elementwise(x);
+}
+
+void power(Call& c) {
+  Value x = c.value(std::size_t{0});
+  if (c.is_tensor(1) || !c.is_tensor(0)) {
+    const Value y = c.value(1);
+    const Value r = c.op(Op::pow, {x, y});
+    need_float(c, r);
+    return c.elementwise(r);
+  }
+  const double y = c.real(1);
+  const bool floats = is_float(c.meta(x).dtype);
+  if (!floats && (c.arg(1).isDouble() || c.arg(1).isBool() || y < 0)) {
+    Call::refuse("integers to a power that is none");
+  }
+  const auto square = [&] { return c.op(Op::mul, {x, x}); };
+  if (y == 2) return c.elementwise(square());
+  if (y == 3) return c.elementwise(c.op(Op::mul, {square(), x}));
+  if (floats) {
+    if (y == 0.5) return c.elementwise(c.op(Op::sqrt, {x}));
+    if (y == -0.5) return c.elementwise(c.op(Op::rsqrt, {x}));
+    if (y == -1) return c.elementwise(c.op(Op::reciprocal, {x}));
+    if (y == -2) return c.elementwise(c.op(Op::reciprocal, {square()}));
+  }
+  c.elementwise(c.op(Op::pow, {x, c.value(1)}));
+}
+
+void lerp(Call& c) {  // self, end, weight
+  const Value x = c.value(std::size_t{0}), end = c.value(1);
+  const Value span = c.op(Op::sub, {end, x}), w = c.value(2);
+  const auto near = [&] { return c.op(Op::add, {x, c.op(Op::mul, {w, span})}); };
+  const auto far = [&] {
+    const Value rest = c.op(Op::sub, {c.trace().constant(1), w});
+    return c.op(Op::sub, {end, c.op(Op::mul, {span, rest})});
+  };
+  if (!c.is_tensor(2)) return c.elementwise(std::abs(c.real(2)) < 0.5 ? near() : far());
+  const Value small = c.op(Op::lt, {c.op(Op::abs, {w}), c.trace().constant(0.5)});
+  c.elementwise(c.op(Op::where, {small, near(), far()}));
+}
+
+void masked_fill(Call& c) {  // self, mask, value
+  const Value x = c.value(std::size_t{0}), mask = c.value(1);
+  Value filler = c.value(2);
+  const Meta &m = c.meta(x), &k = c.meta(mask);
+  if (k.dtype != DType::kBool) Call::refuse("the mask is not bool");
+  if (c.is_tensor(2) && c.meta(filler).rank != 0) Call::refuse("several values");
+  if (!c.meta(filler).weak) {
+    if (is_float(c.meta(filler).dtype) && !is_float(m.dtype)) Call::refuse("floats into integers");
+    filler = c.trace().cast(filler, m.dtype);
+  } else if (c.meta(filler).dtype != m.dtype && !is_float(m.dtype)) {
+    if (c.meta(filler).dtype == DType::kFloat64) Call::refuse("floats into integers");
+    filler = c.trace().cast(filler, m.dtype);
+  }
+  const Value r = c.op(Op::where, {mask, filler, x});
+  if (c.meta(r).dtype != m.dtype) Call::refuse("the dtype changes");
+  c.elementwise(r);
+}
+
+void clone(Call& c) {  // self, memory_format
+  const Value x = c.value(std::size_t{0});
+  if (c.none(1) || c.arg(1).toMemoryFormat() == at::MemoryFormat::Preserve) {
+    c.elementwise(x);
+  } else if (c.arg(1).toMemoryFormat() == at::MemoryFormat::Contiguous) {
+    c.contiguous(x);
+  } else {
+    Call::refuse("a memory format");
+  }
+}
+
+// self, dtype, layout, device, pin_memory, non_blocking, memory_format
+void to_copy(Call& c) {
+  if (!c.none(2) && c.arg(2).toLayout() != at::kStrided) Call::refuse("a layout");
+  if (!c.none(3) && !c.arg(3).toDevice().is_cpu()) Call::refuse("a device");
+  if (!c.none(4) && c.flag(4)) Call::refuse("pinned memory");
+  const Value x = c.value(std::size_t{0});
+  const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
+  if (c.none(6) || c.arg(6).toMemoryFormat() == at::MemoryFormat::Preserve) return c.elementwise(y);
+  if (c.arg(6).toMemoryFormat() != at::MemoryFormat::Contiguous) Call::refuse("a memory format");
+  c.contiguous(y);
+}
+
+// ---- Products
+
+Value product(Call& c, std::size_t a, std::size_t b, int rank) {
+  const Value x = c.value(a), y = c.value(b);
+  const Meta &m = c.meta(x), &n = c.meta(y);
+  const bool floats = m.dtype == DType::kFloat32 || m.dtype == DType::kBFloat16 ||
+                      m.dtype == DType::kFloat16;
+  if (!floats || m.dtype != n.dtype) Call::refuse("a product that no kernel computes");
+  if (m.rank != rank || n.rank != rank) Call::refuse("other dims");
+  if (rank == 3 && m.size(0) != n.size(0)) Call::refuse("other batches");
+  return c.op(Op::matmul, {x, y});
+}
+
+Row multiply(int rank) {
+  return [=](Call& c) { c.contiguous(product(c, 0, 1, rank)); };
+}
+
+Value scaled(Call& c, Value v, std::size_t factor) {
+  return c.real(factor) == 1 ? v : c.op(Op::mul, {v, c.value(factor)});
+}
+
+Row multiply_add(int rank) {  // self, a, b, beta, alpha
+  return [=](Call& c) {
+    Value y = scaled(c, product(c, 1, 2, rank), 4);
+    if (dtype_of(c.tensor(0).scalar_type()) != c.meta(y).dtype) Call::refuse("mixed dtypes");
+    if (c.real(3) != 0) {
+      const int before = c.meta(y).rank;
+      const auto sizes = c.meta(y).sizes;
+      y = c.op(Op::add, {scaled(c, c.value(std::size_t{0}), 3), y});
+      if (c.meta(y).rank != before || c.meta(y).sizes != sizes) Call::refuse("sizes");
+    }
+    c.contiguous(y);
+  };
+}
+
+// ---- Layout and gathers
+
+std::vector<at::Tensor> tensors(Call& c, std::size_t i) { return c.arg(i).toTensorVector(); }
+
+void join(Call& c, const std::vector<at::Tensor>& parts, bool stacked) {
+  if (parts.empty() || parts.size() > 200) Call::refuse("no tensors, or very many");
+  std::vector<Value> values;
+  for (const at::Tensor& part : parts) {
+    if (part.dim() != parts[0].dim() || part.scalar_type() != parts[0].scalar_type()) {
+      Call::refuse("tensors of several kinds");
+    }
+    if (part.dim() > 3 && !row_major(part)) Call::refuse("a memory format");
+    values.push_back(c.value(part));
+  }
+  const int rank = c.meta(values[0]).rank + (stacked ? 1 : 0);
+  if (rank == 0) Call::refuse("scalars");
+  const int axis = c.axis(1, rank);
+  if (stacked) {
+    for (Value& v : values) v = c.op(Op::unsqueeze, {v}, {Param::integer(axis)});
+  }
+  const Meta first = c.meta(values[0]);
+  for (const Value v : values) {
+    for (int d = 0; d < rank; ++d) {
+      const bool along = d == axis && !stacked;
+      if (!along && c.meta(v).size(d) != first.size(d)) Call::refuse("sizes differ");
+    }
+  }
+  const Param params[] = {Param::integer(axis)};
+  c.contiguous(c.trace().add(Op::concat, values, params));
+}
+
+void need_index(Call& c, Value index) {
+  const DType d = c.meta(index).dtype;
+  if (d != DType::kInt64 && d != DType::kInt32) Call::refuse("an index that is no integer");
+}
+
+void embedding(Call& c) {  // weight, indices, padding_idx, scale_grad, sparse
+  const Value w = c.value(std::size_t{0}), index = c.value(1);
+  need_index(c, index);
+  if (c.meta(w).rank != 2) Call::refuse("no table");
+  c.contiguous(c.op(Op::take, {w, index}, {Param::integer(0)}));
+}
+
+void index_select(Call& c) {  // self, dim, index
+  const Value x = c.value(std::size_t{0}), index = c.value(2);
+  need_index(c, index);
+  if (c.meta(x).rank == 0 || c.meta(index).rank != 1) Call::refuse("a scalar");
+  c.contiguous(c.op(Op::take, {x, index}, {Param::integer(c.axis(1, c.meta(x).rank))}));
+}
+
+void gather(Call& c) {  // self, dim, index, sparse_grad
+  const Value x = c.value(std::size_t{0}), index = c.value(2);
+  const Meta &m = c.meta(x), &n = c.meta(index);
+  if (n.dtype != DType::kInt64 || m.rank == 0 || m.rank != n.rank) Call::refuse("a scalar");
+  const int axis = c.axis(1, m.rank);
+  for (int d = 0; d < m.rank; ++d) {
+    if (d != axis && n.size(d) > m.size(d)) Call::refuse("sizes");
+  }
+  c.contiguous(c.op(Op::gather, {x, index}, {Param::integer(axis)}));
+}
+
+// One tensor of indices, on any axis.
+void index(Call& c) {
+  int axis = -1, d = 0;
+  at::Tensor chosen;
+  for (const c10::IValue& v : c.arg(1).toListRef()) {
+    if (!v.isNone() && v.toTensor().defined()) {
+      if (axis >= 0) Call::refuse("several indices");
+      axis = d;
+      chosen = v.toTensor();
+    }
+    ++d;
+  }
+  if (axis < 0 || !row_major(c.tensor(0))) Call::refuse("no index");
+  const Value x = c.value(std::size_t{0}), at = c.value(chosen);
+  need_index(c, at);
+  if (axis >= c.meta(x).rank || c.meta(x).elements() == 0) Call::refuse("too many indices");
+  const Value size = c.trace().number(c.meta(x).size(axis));
+  const Value zero = c.trace().number(std::int64_t{0});
+  const Value wrapped =
+      c.op(Op::where, {c.op(Op::lt, {at, zero}), c.op(Op::add, {at, size}), at});
+  c.contiguous(c.op(Op::take, {x, wrapped}, {Param::integer(axis)}));
+}
+
+// ---- Views of pending tensors
+
+void reshaped(Call& c) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  Axes sizes = c.integers(1);
+  std::int64_t known = 1;
+  int open = -1;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == -1) {
+      if (open >= 0) Call::refuse("several sizes to find");
+      open = static_cast<int>(i);
+    } else if (sizes[i] < 0) {
+      Call::refuse("a negative size");
+    } else {
+      known *= sizes[i];
+    }
+  }
+  const std::int64_t elements = from.elements();
+  if (open >= 0) {
+    if (known == 0 || elements % known != 0) Call::refuse("sizes do not divide");
+    sizes[static_cast<std::size_t>(open)] = elements / known;
+    known = elements;
+  }
+  if (known != elements || sizes.size() > static_cast<std::size_t>(kMaxRank)) {
+    Call::refuse("another number of elements");
+  }
+  const auto rank = static_cast<std::size_t>(from.rank);
+  const auto strides = at::detail::computeStride(at::IntArrayRef(from.sizes.data(), rank),
+                                                 at::IntArrayRef(from.strides.data(), rank),
+                                                 at::IntArrayRef(sizes));
+  if (!strides) Call::refuse("no view");
+  host::Geometry to;
+  to.rank = static_cast<int>(sizes.size());
+  std::ranges::copy(sizes, to.sizes.begin());
+  std::ranges::copy(*strides, to.strides.begin());
+  c.view(0, c.op(Op::reshape, {c.value(std::size_t{0})}, {Param::sizes(sizes)}), to, 0);
+}
+
+void expanded(Call& c) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  Axes sizes = c.integers(1);
+  const int rank = static_cast<int>(sizes.size()), more = rank - from.rank;
+  if (more < 0 || rank > kMaxRank) Call::refuse("fewer dims");
+  host::Geometry to;
+  to.rank = rank;
+  for (int d = 0; d < rank; ++d) {
+    std::int64_t& size = sizes[static_cast<std::size_t>(d)];
+    const std::int64_t own = d < more ? 1 : from.size(d - more);
+    if (size == -1 && d >= more) size = own;
+    if (size < 0 || (own != 1 && size != own)) Call::refuse("sizes do not expand");
+    to.size(d) = size;
+    to.stride(d) = d >= more && own == size ? from.stride(d - more) : 0;
+  }
+  // A new dim of size 1 has the stride that a dense tensor's would have.
+  for (int d = more - 1; d >= 0 && from.rank > 0; --d) {
+    if (to.size(d) == 1) to.stride(d) = to.size(d + 1) * to.stride(d + 1);
+  }
+  c.view(0, c.op(Op::expand, {c.value(std::size_t{0})}, {Param::sizes(sizes)}), to, 0);
+}
+
+void permuted(Call& c, const Axes& order) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  host::Geometry to = from;
+  for (int d = 0; d < from.rank; ++d) {
+    const int o = static_cast<int>(order[static_cast<std::size_t>(d)]);
+    to.size(d) = from.size(o);
+    to.stride(d) = from.stride(o);
+  }
+  c.view(0, c.op(Op::permute, {c.value(std::size_t{0})}, {axes(order)}), to, 0);
+}
+
+void permute(Call& c) {
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  Axes order = c.integers(1);
+  if (static_cast<int>(order.size()) != rank) Call::refuse("dims are missing");
+  unsigned seen = 0;
+  for (std::int64_t& d : order) {
+    d = Call::wrap(d, rank);
+    seen |= 1u << d;
+  }
+  if (rank == 0 || seen != (1u << rank) - 1) Call::refuse("a dim is repeated");
+  permuted(c, order);
+}
+
+void transpose(Call& c, std::int64_t i, std::int64_t j) {
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  if (rank == 0) Call::refuse("a scalar");
+  Axes order;
+  for (int d = 0; d < rank; ++d) order.push_back(d);
+  std::swap(order[static_cast<std::size_t>(Call::wrap(i, rank))],
+            order[static_cast<std::size_t>(Call::wrap(j, rank))]);
+  permuted(c, order);
+}
+
+void t(Call& c) {
+  if (c.tensor(0).dim() != 2) Call::refuse("not a matrix");
+  transpose(c, 0, 1);
+}
+
+void unsqueeze(Call& c) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  if (from.rank == kMaxRank) Call::refuse("too many dims");
+  const int axis = Call::wrap(c.integer(1), from.rank + 1);
+  host::Geometry to;
+  to.rank = from.rank + 1;
+  for (int d = 0; d < to.rank; ++d) {
+    if (d == axis) {
+      to.size(d) = 1;
+      to.stride(d) = axis < from.rank ? from.size(axis) * from.stride(axis) : 1;
+    } else {
+      to.size(d) = from.size(d - (d > axis ? 1 : 0));
+      to.stride(d) = from.stride(d - (d > axis ? 1 : 0));
+    }
+  }
+  c.view(0, c.op(Op::unsqueeze, {c.value(std::size_t{0})}, {Param::integer(axis)}), to, 0);
+}
+
+void squeeze(Call& c) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  Axes gone;
+  Axes asked;
+  if (c.n_args() > 1) {
+    asked = c.integers(1);
+    for (std::int64_t& a : asked) a = Call::wrap(a, from.rank);
+  }
+  host::Geometry to;
+  for (int d = 0; d < from.rank; ++d) {
+    const bool wanted =
+        c.n_args() == 1 || std::find(asked.begin(), asked.end(), d) != asked.end();
+    if (wanted && from.size(d) == 1) {
+      gone.push_back(d);
+      continue;
+    }
+    to.size(to.rank) = from.size(d);
+    to.stride(to.rank++) = from.stride(d);
+  }
+  const Value x = c.value(std::size_t{0});
+  c.view(0, gone.empty() ? x : c.op(Op::squeeze, {x}, {axes(gone)}), to, 0);
+}
+
+void select(Call& c) {  // self, dim, index
+  const host::Geometry from = geometry_of(c.tensor(0));
+  if (from.rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(1, from.rank);
+  std::int64_t i = c.integer(2);
+  if (i < -from.size(axis) || i >= from.size(axis)) Call::refuse("out of range");
+  if (i < 0) i += from.size(axis);
+  host::Geometry to;
+  for (int d = 0; d < from.rank; ++d) {
+    if (d == axis) continue;
+    to.size(to.rank) = from.size(d);
+    to.stride(to.rank++) = from.stride(d);
+  }
+  const Value x = c.value(std::size_t{0});
+  c.view(0, c.op(Op::select, {x}, {Param::integer(axis), Param::size(i)}), to,
+         i * from.stride(axis));
+}
+
+void slice(Call& c) {  // self, dim, start, end, step
+  const host::Geometry from = geometry_of(c.tensor(0));
+  if (from.rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(1, from.rank);
+  const std::int64_t size = from.size(axis), step = c.integer(4);
+  if (step <= 0) Call::refuse("the step");
+  const auto bound = [&](std::size_t arg, std::int64_t otherwise) {
+    std::int64_t v = c.none(arg) ? otherwise : c.integer(arg);
+    if (v < 0) v += size;
+    return std::clamp<std::int64_t>(v, 0, size);
+  };
+  const std::int64_t start = bound(2, 0), end = std::max(start, bound(3, size));
+  host::Geometry to = from;
+  to.size(axis) = (end - start + step - 1) / step;
+  to.stride(axis) = from.stride(axis) * step;
+  Value x = c.value(std::size_t{0});
+  if (start != 0 || end != size || step != 1) {
+    x = c.op(Op::slice, {x},
+             {Param::integer(axis), Param::size(start), Param::size(end), Param::integer(step)});
+  }
+  c.view(0, x, to, start * from.stride(axis));
+}
+
+void alias(Call& c) { c.view(0, c.value(std::size_t{0}), geometry_of(c.tensor(0)), 0); }
+
+std::map<std::string, Row> make_rows() {
+  const auto var = [](std::size_t dims, std::size_t correction, std::size_t kept, bool root,
+                      bool with_mean) -> Row {
+    return [=](Call& c) {
+      const Value x = c.value(std::size_t{0});
+      const Axes over = c.axes(dims, c.meta(x).rank);
+      const Value v = variance(c, x, over, correction, c.flag(kept));
+      c.contiguous(root ? c.op(Op::sqrt, {v}) : v);
+      if (with_mean) c.contiguous(c.op(Op::mean, {x}, {axes(over), keep(c.flag(kept))}));
+    };
+  };
+  return {
+      {"sum", fold(Op::sum, -1, -1, 1)},
+      {"sum.dim_IntList", fold(Op::sum, 1, 2, 3)},
+      {"prod", fold(Op::prod, -1, -1, 1)},
+      {"prod.dim_int", fold(Op::prod, 1, 2, 3)},
+      {"mean", fold(Op::mean, -1, -1, 1, true)},
+      {"mean.dim", fold(Op::mean, 1, 2, 3, true)},
+      {"amax", fold(Op::amax, 1, 2, -1)},
+      {"amin", fold(Op::amin, 1, 2, -1)},
+      {"max", fold(Op::amax, -1, -1, -1)},
+      {"min", fold(Op::amin, -1, -1, -1)},
+      {"any", fold(Op::any, -1, -1, -1)},
+      {"all", fold(Op::all, -1, -1, -1)},
+      {"any.dim", fold(Op::any, 1, 2, -1)},
+      {"all.dim", fold(Op::all, 1, 2, -1)},
+      {"max.dim", extreme(Op::amax, Op::argmax)},
+      {"min.dim", extreme(Op::amin, Op::argmin)},
+      {"argmax", place(Op::argmax)},
+      {"argmin", place(Op::argmin)},
+      {"var.correction", var(1, 2, 3, false, false)},
+      {"std.correction", var(1, 2, 3, true, false)},
+      {"var_mean.correction", var(1, 2, 3, false, true)},
+      {"linalg_vector_norm", norm},
+      {"_softmax", softmax(Op::softmax)},
+      {"_log_softmax", softmax(Op::log_softmax)},
+      {"_softmax_backward_data", softmax_backward},
+      {"_log_softmax_backward_data", log_softmax_backward},
+      {"native_layer_norm", native_layer_norm},
+      {"native_layer_norm_backward", layer_norm_backward},
+      {"gelu", gelu},
+      {"gelu_backward", gelu_backward},
+      {"clamp", clamp},
+      {"clamp.Tensor", clamp},
+      {"pow.Tensor_Scalar", power},
+      {"pow.Tensor_Tensor", power},
+      {"pow.Scalar", power},
+      {"lerp.Scalar", lerp},
+      {"lerp.Tensor", lerp},
+      {"masked_fill.Scalar", masked_fill},
+      {"masked_fill.Tensor", masked_fill},
+      {"clone", clone},
+      {"_to_copy", to_copy},
+      {"mm", multiply(2)},
+      {"bmm", multiply(3)},
+      {"addmm", multiply_add(2)},
+      {"baddbmm", multiply_add(3)},
+      {"cat", [](Call& c) { join(c, tensors(c, 0), false); }},
+      {"stack", [](Call& c) { join(c, tensors(c, 0), true); }},
+      {"embedding", embedding},
+      {"index_select", index_select},
+      {"gather", gather},
+      {"index.Tensor", index},
+  };
+}
+
+std::map<std::string, Row> make_views() {
+  return {
+      {"view", reshaped},
+      {"_unsafe_view", reshaped},
+      {"_reshape_alias", reshaped},
+      {"expand", expanded},
+      {"permute", permute},
+      {"transpose.int", [](Call& c) { transpose(c, c.integer(1), c.integer(2)); }},
+      {"t", t},
+      {"unsqueeze", unsqueeze},
+      {"squeeze", squeeze},
+      {"squeeze.dim", squeeze},
+      {"squeeze.dims", squeeze},
+      {"select.int", select},
+      {"slice.Tensor", slice},
+      {"detach", alias},
+      {"alias", alias},
+  };
+}
+
+}  // namespace
+
+const std::map<std::string, Row>& coded_rows() {
+  static const auto* const rows = new std::map<std::string, Row>(make_rows());
+  return *rows;
+}
+
+const std::map<std::string, Row>& view_rows() {
+  static const auto* const rows = new std::map<std::string, Row>(make_views());
+  return *rows;
+}
+
+}  // namespace tilevm::eager
