@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,21 +12,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 import tilevm
+from tilevm.frontends.torch_eager import pending
 
 Function = Callable[..., Any]
-_eager: Any = importlib.import_module("tilevm.frontends.torch_eager")
 
 
 def recorded(*tensors: torch.Tensor) -> None:
     """They must wait to be filled."""
     for i, x in enumerate(tensors):
-        assert _eager.pending(x), f"number {i}, of sizes {list(x.shape)}, was not recorded"
+        assert pending(x), f"number {i}, of sizes {list(x.shape)}, was not recorded"
 
 
 def filled(*tensors: torch.Tensor) -> None:
     """They must have values."""
     for i, x in enumerate(tensors):
-        assert not _eager.pending(x), f"number {i}, of sizes {list(x.shape)}, is pending"
+        assert not pending(x), f"number {i}, of sizes {list(x.shape)}, is pending"
 
 
 def flushes() -> int:
@@ -68,7 +68,8 @@ def bits(x: torch.Tensor) -> Any:
 
 def sharing(tensors: Sequence[torch.Tensor]) -> list[list[bool]]:
     """Which ones have the storage of which."""
-    starts = [x.untyped_storage().data_ptr() for x in tensors]
+    stores = [x.untyped_storage() for x in tensors]
+    starts = [s.data_ptr() if s.nbytes() else 0 for s in stores]
     return [[a == b and a != 0 for b in starts] for a in starts]
 
 
@@ -78,14 +79,14 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
 
 
 def same(found: Any, expected: Any, *, exact: bool = True) -> None:
-    """Structure, kinds, and values; those of floats within what assert_close allows if not exact."""
+    """Structure, kinds, and values; not `exact`: floats within what assert_close allows."""
     left, spec = pytree.tree_flatten(found)
     right, other = pytree.tree_flatten(expected)
     assert spec == other
     for a, b in zip(left, right, strict=True):
         if not isinstance(b, torch.Tensor):
             assert type(a) is type(b)
-            assert a == b or (a != a and b != b)
+            assert a == b or (math.isnan(a) and math.isnan(b))
             continue
         _same_tensor(seen(a), seen(b), exact)
     ours, theirs = tensors_in(found), tensors_in(expected)
@@ -94,7 +95,7 @@ def same(found: Any, expected: Any, *, exact: bool = True) -> None:
 
 def _same_tensor(a: Seen, b: Seen, exact: bool) -> None:
     assert a.meta == b.meta, f"{a.meta}, eager's {b.meta}"
-    tolerance = {"rtol": 0, "atol": 0} if exact else {}
+    tolerance: dict[str, Any] = {"rtol": 0, "atol": 0} if exact else {}
     torch.testing.assert_close(a.values, b.values, equal_nan=True, **tolerance)
     assert (a.grad is None) == (b.grad is None)
     if a.grad is not None and b.grad is not None:

@@ -45,7 +45,7 @@ def text_of(statements: list[Statement], indent: str = "") -> str:
 
 
 def make(shape: tuple[int, ...], dtype: str, layout: str, seed: int) -> torch.Tensor:
-    """An input; `special` has NaN, infinities and -0, the other layouts are what they are called."""
+    """An input; `special` has NaN, infinities and -0."""
     g = torch.Generator().manual_seed(seed)
     kind: torch.dtype = getattr(torch, dtype)
 

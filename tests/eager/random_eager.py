@@ -61,9 +61,8 @@ def outcome(text: str, fuse: Callable[[], Any], order: int) -> Outcome:
 def _looked_at(env: dict[str, Any], order: int) -> Outcome:
     alive = {k: x for k, x in env.items() if isinstance(x, torch.Tensor)}
     gradients = {f"{k}.grad": x.grad for k, x in alive.items() if _is_leaf(x) is True}
-    gradients = {k: x for k, x in gradients.items() if x is not None}
-    facts: dict[str, Any] = {"names": sorted(alive), "gradients": sorted(gradients)}
-    every = alive | gradients
+    every = alive | {k: x for k, x in gradients.items() if x is not None}
+    facts: dict[str, Any] = {"names": sorted(every)}
     names = sorted(every)
     random.Random(order).shuffle(names)
     found: dict[str, torch.Tensor] = {}

@@ -244,7 +244,12 @@ def foreach(g: Generator) -> None:
 
 def exchange(g: Generator) -> None:
     x, y = g.pick(), g.pick()
-    texts = [f"{x}.data = {y}", f"{x}.set_({y})", f"{x}.resize_({g.shape})", f"{x}.data.mul_(0.5)"]
+    texts = [
+        f"{x}.data = {y}",
+        f"{x}.set_({y})",
+        f"{x}.resize_({g.shape}).zero_()",
+        f"{x}.data.mul_(0.5)",
+    ]
     texts += [f"{x} = {y}", f"{x} += {y}", f"{x} *= 0.5", f"{x}.detach_()", f"{x} = {x}.detach()"]
     g.run(g.rng.choice(texts))
 

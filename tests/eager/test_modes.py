@@ -1,4 +1,4 @@
-"""The block together with PyTorch's modes, transforms, compilers, and tensors that are not dense."""
+"""The block together with PyTorch's modes, transforms, compilers, and tensors of other kinds."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def chain(x: Any) -> Any:
     return torch.relu(x * 2 + 1).softmax(-1) - x
 
 
-class Counted(TorchDispatchMode):
+class Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes the operators that are dispatched."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,15 +58,19 @@ class Tagged(Tensor):
 class Logged(Tensor):
     """A subclass with operators of its own."""
 
+    inner: Any
+
     @staticmethod
-    def __new__(cls, inner: Any) -> Any:
+    def __new__(cls: Any, inner: Any) -> Any:
         return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         plain = [a.inner if isinstance(a, Logged) else a for a in args]
         return Logged(func(*plain, **(kwargs or {})))
 
@@ -132,7 +136,7 @@ def test_autocast_training() -> None:
     def function(w: Any, x: Any) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
             loss = F.linear(torch.relu(F.linear(x, w)), w).float().square().mean()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     agree(function, (grid(4, 4) / 8).requires_grad_(), grid() / 8, exact=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from tests.eager import compare  # noqa: E402
 from tests.eager.compare import grid, same  # noqa: E402
+from torch import nn  # noqa: E402
 
 import tilevm  # noqa: E402
 
@@ -123,10 +124,10 @@ def test_the_decorator() -> None:
 
 
 def test_the_decorator_of_methods_and_modules() -> None:
-    class Net(torch.nn.Module):
+    class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.linear = torch.nn.Linear(4, 3)
+            self.linear = nn.Linear(4, 3)
 
         @tilevm.fuse()
         def forward(self, x: Any) -> Any:
@@ -155,7 +156,7 @@ def test_decorated_functions_recurse_and_raise() -> None:
 def test_generators_inside() -> None:
     """A block in a generator is open while the generator stands in it: as contexts are."""
 
-    def values() -> Iterator[Any]:
+    def values() -> Generator[Any, None, None]:
         x = grid()
         with tilevm.fuse():
             for _ in range(3):
