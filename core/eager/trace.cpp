@@ -380,7 +380,7 @@ class Reader {
   Program run(std::vector<int>& symbols, std::vector<std::vector<std::int32_t>>& orders) {
     walk(
         [&](std::uint32_t, std::span<const std::uint32_t> dims) {
-          for (const std::uint32_t s : dims) see(s);
+          for (const std::uint32_t s : dims) see(s, true);
         },
         [&](Op op, std::span<const std::uint32_t>) { scan(op); }, [](auto&&...) {});
     symbol_.resize(used_.size(), shape::kNoSize);
@@ -436,28 +436,25 @@ class Reader {
     return words_.subspan(next_ - n, n);
   }
 
-  void see(std::uint32_t s) {
+  void see(std::uint32_t s, bool bound) {
     if (used_.size() <= s) {
       used_.resize(s + 1);
       factors_.resize(s + 1);
       bound_.resize(s + 1);
     }
     used_[s] = true;
-    if (!in_operator_) bound_[s] = true;
+    if (bound) bound_[s] = true;
   }
 
   // First pass: the sizes that an operator's parameters name, and what a reshape says of them.
   void scan(Op op) {
-    in_operator_ = true;
-    std::span<const std::uint32_t> to;
     for (const ParamInfo& param : info(op).params()) {
       switch (param.kind) {
         case ParamKind::kSize:
-          see(take(1)[0]);
+          see(take(1)[0], false);
           break;
         case ParamKind::kSizes:
-          to = take(take(1)[0]);
-          for (const std::uint32_t s : to) see(s);
+          for (const std::uint32_t s : take(take(1)[0])) see(s, false);
           break;
         case ParamKind::kAxes:
           take(take(1)[0]);
@@ -469,14 +466,13 @@ class Reader {
           take(1);
       }
     }
-    in_operator_ = false;
     if (op != Op::reshape) return;
     for (std::uint32_t equations = take(1)[0]; equations > 0; --equations) {
       const std::uint32_t n = take(1)[0];
       const std::uint32_t whole = take(1)[0];
       const auto factors = take(n);
-      see(whole);
-      for (const std::uint32_t s : factors) see(s);
+      see(whole, false);
+      for (const std::uint32_t s : factors) see(s, false);
       if (whole < 2 || !factors_[whole].empty()) continue;
       const bool circular =
           std::ranges::any_of(factors, [&](std::uint32_t s) { return depends(s, whole); });
@@ -541,7 +537,6 @@ class Reader {
 
   std::span<const std::uint32_t> words_;
   std::size_t next_ = 0;
-  bool in_operator_ = false;
   std::vector<bool> used_, bound_;
   std::vector<std::vector<std::uint32_t>> factors_;  // by symbol: whose product it is
   std::vector<SizeId> symbol_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "eager/torch/record.h"
+
 namespace tilevm::eager {
 
 std::vector<std::int64_t> Call::integers(std::size_t i) const {
@@ -41,30 +43,9 @@ DType Call::dtype(std::size_t i, DType otherwise) const {
 }
 
 Value Call::value(const at::Tensor& tensor) {
-  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  if (LazyImpl* const z = lazy(tensor)) {
-    if (const LazyStorage* const storage = z->pending()) {
-      if (&storage->recording() != &recording_ || storage->failed()) refuse("another thread's");
-      const Value v = z->value();
-      if (v == kNoValue) refuse("a view of memory that has changed");
-      return v;
-    }
-  }
-  if (impl->is_wrapped_number()) {
-    switch (c10::typeMetaToScalarType(impl->dtype())) {
-      case at::kDouble:
-        return trace().number(*tensor.const_data_ptr<double>());
-      case at::kLong:
-        return trace().number(*tensor.const_data_ptr<std::int64_t>());
-      case at::kBool:
-        return trace().boolean(*tensor.const_data_ptr<bool>());
-      default:
-        refuse("a number that is not real");
-    }
-  }
-  const DType dtype = dtype_of(c10::typeMetaToScalarType(impl->dtype()));
-  if (dtype == DType::kOpaque || impl->dim() > kMaxRank) refuse("a tensor that no kernel takes");
-  return recording_.capture(tensor, dtype);
+  const Value v = value_of(recording_, tensor);
+  if (v == kNoValue) refuse("a tensor that no kernel takes");
+  return v;
 }
 
 Value Call::value(std::size_t i) {
@@ -114,7 +95,7 @@ void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::in
 
 namespace {
 
-struct Operand {
+struct Term {
   enum class Kind : std::uint8_t { kArgument, kStep, kLiteral } kind;
   std::size_t index = 0;
   double literal = 0;
@@ -123,7 +104,7 @@ struct Operand {
 struct Step {
   Op op = Op::mul;
   bool scale = false;
-  std::vector<Operand> operands;
+  std::vector<Term> operands;
 };
 
 std::string trimmed(const std::string& text) {
@@ -149,6 +130,14 @@ bool is_one(const c10::IValue& v) {
 
 }  // namespace
 
+std::optional<Op> single_operator(const std::string& text) {
+  const std::size_t space = text.find(' ', 4);
+  if (!text.starts_with("r = ") || space == std::string::npos) return std::nullopt;
+  const std::string operands = text.substr(space);
+  if (operands != " x" && operands != " x, y") return std::nullopt;
+  return op_from_name(text.substr(4, space - 4));
+}
+
 Row text_row(const std::string& text) {
   std::vector<Step> steps;
   std::map<std::string, std::size_t> names;
@@ -168,14 +157,14 @@ Row text_row(const std::string& text) {
     }
     for (const std::string& operand : parts(right.substr(space), ',')) {
       if (const auto found = names.find(operand); found != names.end()) {
-        step.operands.push_back({Operand::Kind::kStep, found->second, 0});
+        step.operands.push_back({Term::Kind::kStep, found->second, 0});
       } else if (operand.size() == 1 && arguments.find(operand) != std::string::npos) {
-        step.operands.push_back({Operand::Kind::kArgument, arguments.find(operand), 0});
+        step.operands.push_back({Term::Kind::kArgument, arguments.find(operand), 0});
       } else {
         char* end = nullptr;
         const double literal = std::strtod(operand.c_str(), &end);
         if (*end != '\0') throw std::invalid_argument("what is `" + operand + "` in: " + line);
-        step.operands.push_back({Operand::Kind::kLiteral, 0, literal});
+        step.operands.push_back({Term::Kind::kLiteral, 0, literal});
       }
     }
     names[trimmed(line.substr(0, equals))] = steps.size();
@@ -191,10 +180,10 @@ Row text_row(const std::string& text) {
       std::array<Value, 4> in{};
       std::size_t n = 0;
       bool skip = false;
-      for (const Operand& operand : step.operands) {
-        if (operand.kind == Operand::Kind::kStep) {
+      for (const Term& operand : step.operands) {
+        if (operand.kind == Term::Kind::kStep) {
           in[n++] = made[operand.index];
-        } else if (operand.kind == Operand::Kind::kLiteral) {
+        } else if (operand.kind == Term::Kind::kLiteral) {
           in[n++] = c.trace().constant(operand.literal);
         } else if (step.scale && n == 1 && is_one(c.arg(operand.index))) {
           skip = true;
@@ -203,6 +192,10 @@ Row text_row(const std::string& text) {
           if (argument == kNoValue) argument = c.value(operand.index);
           in[n++] = argument;
         }
+      }
+      if (step.scale && !skip && !is_float(c.meta(in[0]).dtype) &&
+          c.meta(in[1]).dtype != DType::kInt64) {
+        Call::refuse("a factor of a higher kind");
       }
       made[s] = skip ? in[0] : c.trace().add(step.op, std::span<const Value>(in.data(), n));
     }

@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "eager/torch/lazy.h"
@@ -79,5 +80,7 @@ const std::map<std::string, Row>& view_rows();
 // A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a * b,
 // or a where b is the number 1. Throws std::invalid_argument.
 Row text_row(const std::string& text);
+// The operator of a row that is `r = op x` or `r = op x, y`.
+std::optional<Op> single_operator(const std::string& text);
 
 }  // namespace tilevm::eager

@@ -11,6 +11,8 @@
 #include <unordered_set>
 
 #include "eager/torch/call.h"
+#include "eager/torch/protocol.h"
+#include "eager/torch/record.h"
 
 namespace tilevm::eager {
 namespace {
@@ -19,24 +21,7 @@ using c10::DispatchKeySet;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// The functionality key whose kernels record. It lies below autograd and Python's modes; PyTorch
-// itself has no kernels for it in this version.
-constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
-
-constexpr int kMostOperators = 256;  // of a segment
-
-// Tensors like any other: dense on the CPU, of no subclass, under no transform.
-const DispatchKeySet kPlain = DispatchKeySet({c10::DispatchKey::CPU,
-                                              c10::DispatchKey::ADInplaceOrView,
-                                              c10::DispatchKey::AutogradCPU,
-                                              c10::DispatchKey::AutocastCPU});
-
-bool is_plain(const at::Tensor& t) {
-  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
-  return (impl.key_set().raw_repr() & ~kPlain.raw_repr()) == 0 && impl.key_set().has(c10::DispatchKey::CPU) &&
-         !impl.is_python_dispatch() && impl.layout() == c10::kStrided;
-}
 
 template <class Visit>
 bool every_tensor(const c10::IValue& v, Visit&& visit) {
@@ -56,10 +41,7 @@ bool prepare(const Stack& stack, std::size_t n_args, const Recording& mine) {
     const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
       any = true;
       if (!is_plain(t)) return false;
-      if (LazyImpl* const z = lazy(t)) {
-        LazyStorage* const storage = z->pending();
-        if (storage != nullptr && &storage->recording() != &mine) storage->fill("other thread");
-      }
+      fill_foreign(mine, t);
       return true;
     });
     if (!ok) return false;
@@ -225,6 +207,62 @@ bool has(const std::string& name, const std::string& overload) {
   return c10::Dispatcher::singleton().findSchema({"aten::" + name, overload}).has_value();
 }
 
+// Kernels of the commonest operators, called without boxing what they are given.
+template <class... Operands>
+void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& handle) {
+  if (!installed().names.insert("aten::" + full).second) return;
+  const auto typed = handle.typed<at::Tensor(Operands...)>();
+  installed().library("aten").impl(
+      full.c_str(), [op, typed](DispatchKeySet keys, Operands... operands) -> at::Tensor {
+        const Operand given[] = {Operand(operands)...};
+        at::Tensor made = record_elementwise(op, given);
+        if (C10_LIKELY(made.defined())) return made;
+        return typed.redispatch(keys & kBelow, operands...);
+      });
+}
+
+void install_sum(const std::string& full, Op op, const c10::OperatorHandle& handle) {
+  using Tensor = const at::Tensor&;
+  if (!installed().names.insert("aten::" + full).second) return;
+  const auto typed = handle.typed<at::Tensor(Tensor, Tensor, const at::Scalar&)>();
+  installed().library("aten").impl(
+      full.c_str(),
+      [op, typed](DispatchKeySet keys, Tensor x, Tensor y, const at::Scalar& alpha) -> at::Tensor {
+        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic())) {
+          const Operand given[] = {Operand(x), Operand(y)}, factor(alpha);
+          const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
+          at::Tensor made = record_elementwise(op, given, one ? nullptr : &factor);
+          if (C10_LIKELY(made.defined())) return made;
+        }
+        return typed.redispatch(keys & kBelow, x, y, alpha);
+      });
+}
+
+// Whether an operator that is one step of a row has such a kernel.
+bool install_fast(const std::string& full, const std::string& text,
+                  const c10::OperatorHandle& handle) {
+  const auto& arguments = handle.schema().arguments();
+  const auto is = [&](std::size_t i, const c10::TypePtr& type) {
+    return *arguments[i].type() == *type;
+  };
+  if (full == "add.Tensor" || full == "sub.Tensor") {
+    install_sum(full, full[0] == 'a' ? Op::add : Op::sub, handle);
+    return true;
+  }
+  const std::optional<Op> op = single_operator(text);
+  if (!op || handle.schema().returns().size() != 1) return false;
+  const c10::TypePtr tensor = c10::TensorType::get();
+  if (arguments.size() == 1 && is(0, tensor)) {
+    install_unboxed<const at::Tensor&>(full, *op, handle);
+    return true;
+  }
+  if (arguments.size() == 2 && is(0, tensor) && is(1, tensor)) {
+    install_unboxed<const at::Tensor&, const at::Tensor&>(full, *op, handle);
+    return true;
+  }
+  return false;
+}
+
 template <class Kernel, class... Arguments>
 void install(const std::string& ns, const std::string& full, Arguments&&... arguments) {
   if (!installed().names.insert(ns + "::" + full).second) return;
@@ -234,12 +272,16 @@ void install(const std::string& ns, const std::string& full, Arguments&&... argu
 }
 
 // `name`, or `name.overload`; with the form that works in place, where there is one.
-void install_row(const std::string& full, const Row& row, Place place) {
+void install_row(const std::string& full, const Row& row, Place place,
+                 const std::string& text = "") {
   const std::size_t dot = full.find('.');
   const std::string name = full.substr(0, dot);
   const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
-  if (!has(name, overload)) throw std::invalid_argument("PyTorch has no operator " + full);
-  install<Recorded>("aten", full, row, place);
+  const auto handle = c10::Dispatcher::singleton().findSchema({"aten::" + name, overload});
+  if (!handle) throw std::invalid_argument("PyTorch has no operator " + full);
+  if (text.empty() || !install_fast(full, text, *handle)) {
+    install<Recorded>("aten", full, row, place);
+  }
   if (place == Place::kNew && has(name + "_", overload)) {
     install<Recorded>("aten", name + "_" + full.substr(name.size()), row, Place::kInPlace);
   }
@@ -314,9 +356,10 @@ PyObject* py_install(PyObject*, PyObject* args) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
       const char *name, *text;
       if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ss", &name, &text)) return nullptr;
-      install_row(name, text_row(text), Place::kNew);
+      install_row(name, text_row(text), Place::kNew, text);
     }
     install_rest();
+    if (!install_protocol()) return nullptr;
     Py_RETURN_NONE;
   });
 }

@@ -1,0 +1,12 @@
+// Replacements of methods of torch.Tensor that record without PyTorch's argument parser and
+// dispatcher, where nothing but recording could happen there; otherwise they call the original.
+#pragma once
+
+#include <Python.h>
+
+namespace tilevm::eager {
+
+// Puts them into the class torch.Tensor. Returns false with Python's error set.
+bool install_protocol();
+
+}  // namespace tilevm::eager

@@ -1,0 +1,142 @@
+#include "eager/torch/record.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace tilevm::eager {
+namespace {
+
+using c10::DispatchKey;
+
+const std::uint64_t kPlain =
+    c10::DispatchKeySet({DispatchKey::CPU, DispatchKey::ADInplaceOrView, DispatchKey::AutogradCPU,
+                         DispatchKey::AutocastCPU})
+        .raw_repr();
+
+Value number_of(Trace& trace, const at::TensorBase& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kDouble:
+      return trace.number(*static_cast<const double*>(tensor.const_data_ptr()));
+    case at::kLong:
+      return trace.number(*static_cast<const std::int64_t*>(tensor.const_data_ptr()));
+    case at::kBool:
+      return trace.boolean(*static_cast<const bool*>(tensor.const_data_ptr()));
+    default:
+      return kNoValue;
+  }
+}
+
+Value number(Trace& trace, const Operand& operand) {
+  if (operand.kind == Operand::Kind::kFloat) {
+    return trace.number(std::bit_cast<double>(operand.bits));
+  }
+  return operand.kind == Operand::Kind::kInt ? trace.number(operand.bits)
+                                             : trace.boolean(operand.bits != 0);
+}
+
+}  // namespace
+
+Operand::Operand(double v) : kind(Kind::kFloat), bits(std::bit_cast<std::int64_t>(v)) {}
+
+Operand::Operand(const c10::Scalar& v) {
+  if (v.isFloatingPoint()) {
+    *this = Operand(v.toDouble());
+  } else {
+    *this = v.isBoolean() ? Operand(v.toBool()) : Operand(v.toLong());
+  }
+}
+
+bool is_plain(const at::TensorBase& t) {
+  const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
+  const c10::DispatchKeySet keys = impl.key_set();
+  return (keys.raw_repr() & ~kPlain) == 0 && keys.has(DispatchKey::CPU) &&
+         impl.layout() == c10::kStrided;
+}
+
+Value value_of(Recording& recording, const at::TensorBase& tensor) {
+  if (LazyImpl* const z = lazy(tensor)) {
+    if (const LazyStorage* const storage = z->pending()) {
+      if (&storage->recording() != &recording || storage->failed()) return kNoValue;
+      return z->value();
+    }
+  }
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  if (impl->is_wrapped_number()) return number_of(recording.trace, tensor);
+  const DType dtype = dtype_of(c10::typeMetaToScalarType(impl->dtype()));
+  if (dtype == DType::kOpaque || impl->dim() > kMaxRank) return kNoValue;
+  return recording.capture(tensor, dtype);
+}
+
+void fill_foreign(const Recording& mine, const at::TensorBase& tensor) {
+  LazyImpl* const z = lazy(tensor);
+  if (z == nullptr) return;
+  LazyStorage* const storage = z->pending();
+  if (storage != nullptr && &storage->recording() != &mine) storage->fill("other thread");
+}
+
+at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Operand* alpha) {
+  Recording& mine = Recording::mine();
+  for (const Operand& operand : operands) {
+    if (operand.kind != Operand::Kind::kTensor) continue;
+    if (!is_plain(*operand.tensor)) return {};
+    fill_foreign(mine, *operand.tensor);
+  }
+  std::unique_lock lock(mine.mutex);
+  Trace& trace = mine.trace;
+  std::array<Value, 3> values{};
+  std::array<const at::TensorBase*, 3> tensors{};
+  std::size_t n = 0, n_tensors = 0;
+  try {
+    for (const Operand& operand : operands) {
+      Value& v = values[n++];
+      switch (operand.kind) {
+        case Operand::Kind::kTensor:
+          v = value_of(mine, *operand.tensor);
+          if (v == kNoValue) return {};
+          tensors[n_tensors++] = operand.tensor;
+          break;
+        default:
+          v = number(trace, operand);
+      }
+    }
+    if (alpha != nullptr) {
+      // PyTorch refuses factors of a higher kind.
+      const bool floats = std::any_of(values.begin(), values.begin() + static_cast<long>(n),
+                                      [&](Value v) { return is_float(trace.meta(v).dtype); });
+      if (alpha->kind != Operand::Kind::kInt && !floats) return {};
+      const Value scaled[] = {values[n - 1], number(trace, *alpha)};
+      values[n - 1] = trace.add(Op::mul, scaled);
+    }
+    const Value result = trace.add(op, std::span<const Value>(values.data(), n));
+    const Meta& meta = trace.meta(result);
+    if (meta.weak) return {};
+    host::Geometry geometry;
+    geometry.rank = meta.rank;
+    geometry.sizes = meta.sizes;
+    // Most operands lie row by row, and then so does the result.
+    bool dense = true;
+    for (std::size_t i = 0; i < n_tensors; ++i) {
+      dense = dense && (tensors[i]->is_contiguous() && tensors[i]->dim() == meta.rank &&
+                        tensors[i]->sizes() == at::IntArrayRef(meta.sizes.data(),
+                                                               static_cast<std::size_t>(meta.rank)));
+    }
+    if (dense) {
+      set_dense_strides(geometry);
+    } else {
+      std::array<host::Geometry, 3> seen;
+      std::array<const host::Geometry*, 3> of{};
+      for (std::size_t i = 0; i < n_tensors; ++i) {
+        seen[i] = geometry_of(*tensors[i]);
+        of[i] = &seen[i];
+      }
+      elementwise_strides({of.data(), n_tensors}, geometry);
+    }
+    at::Tensor made = mine.make(result, geometry);
+    if (trace.operators() >= kMostOperators) mine.flush(lock, "length");
+    return made;
+  } catch (const Unrecorded&) {
+    return {};
+  }
+}
+
+}  // namespace tilevm::eager

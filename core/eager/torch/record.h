@@ -1,0 +1,43 @@
+// Recording one elementwise operator without a table between: what the unboxed kernels and the
+// replacements of Python's number protocol do.
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "eager/torch/lazy.h"
+
+namespace tilevm::eager {
+
+inline constexpr int kMostOperators = 256;  // of a segment
+
+// The functionality key whose kernels record. It lies below autograd and Python's modes; PyTorch
+// itself has no kernels for it in this version.
+inline constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
+
+// A tensor like any other: dense on the CPU, of no subclass, under no transform.
+bool is_plain(const at::TensorBase& t);
+
+struct Operand {
+  enum class Kind : std::uint8_t { kTensor, kFloat, kInt, kBool } kind = Kind::kTensor;
+  const at::TensorBase* tensor = nullptr;
+  std::int64_t bits = 0;  // of a number
+
+  Operand(const at::TensorBase& t) : tensor(&t) {}
+  explicit Operand(double v);
+  explicit Operand(std::int64_t v) : kind(Kind::kInt), bits(v) {}
+  explicit Operand(bool v) : kind(Kind::kBool), bits(v ? 1 : 0) {}
+  explicit Operand(const c10::Scalar& v);  // of a kind that is real
+};
+
+// The value of a tensor or a number that it wraps; kNoValue if it cannot be recorded. Under the
+// recording's mutex.
+Value value_of(Recording& recording, const at::TensorBase& tensor);
+// Fills what other threads have recorded of `tensor`.
+void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
+
+// The result of `op`; undefined if it must be computed eagerly. `alpha`, a
+// number, multiplies the last operand.
+at::Tensor record_elementwise(Op op, std::span<const Operand> operands,
+                              const Operand* alpha = nullptr);
+
+}  // namespace tilevm::eager
