@@ -25,7 +25,7 @@ ROUNDS = 40
 
 def step(x: Any, i: int) -> Any:
     y = torch.maximum(x * 0.5 + i, x - 1)
-    y[i % 3] = y.sum(0)
+    y[i % 3] = y.amax(0)
     return y.t().contiguous().t() - i
 
 
