@@ -98,7 +98,7 @@ def _check(module: Any) -> None:
         )
 
 
-class fuse:  # noqa: N801
+class fuse:
     """Record the operators that this thread calls, and run them fused when somebody looks.
 
     `with tilevm.fuse():`, `@tilevm.fuse`, or `tilevm.fuse.enable()` until `disable()`. Results are

@@ -1,0 +1,82 @@
+"""The block together with compilers, inside and outside of what they compile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.eager.compare import grid  # noqa: E402
+from torch import nn  # noqa: E402
+
+import tilevm  # noqa: E402
+
+
+def chain(x: Any) -> Any:
+    return torch.relu(x * 2 + 1).softmax(-1) - x
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "tilevm"])
+def test_compiled_functions(backend: str) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(chain, backend=backend)
+    x = grid() / 4
+    expected = chain(x)
+    outside = compiled(x)
+    with tilevm.fuse():
+        inside = compiled(x)
+        pending = compiled(x * 1) + 0
+        y = x.clone().requires_grad_()
+        compiled(y).square().sum().backward()
+    z = x.clone().requires_grad_()
+    chain(z).square().sum().backward()
+    for found in (outside, inside, pending):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(y.grad, z.grad)
+
+
+def test_a_block_inside_a_compiled_function() -> None:
+    torch._dynamo.reset()
+
+    def function(x: Any) -> Any:
+        x = x + 1
+        with tilevm.fuse():
+            x = chain(x)
+        return x * 2
+
+    compiled = torch.compile(function, backend="eager")
+    torch.testing.assert_close(compiled(grid()), chain(grid() + 1) * 2)
+
+
+def test_tilevm_compile_inside() -> None:
+    compiled = tilevm.compile(chain)
+    with tilevm.fuse():
+        found = compiled(grid() * 1) + 1
+        again = compiled(grid())
+    torch.testing.assert_close(found, chain(grid()) + 1)
+    torch.testing.assert_close(again, chain(grid()))
+
+
+def test_kernels_inside() -> None:
+    @tilevm.kernel
+    def double(x: Any) -> Any:
+        return x * 2
+
+    with tilevm.fuse():
+        y = double(grid() + 1) + 1
+    torch.testing.assert_close(y, (grid() + 1) * 2 + 1)
+
+
+def test_export_inside() -> None:
+    class Chain(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return chain(x)
+
+    with tilevm.fuse():
+        exported = torch.export.export(Chain(), (grid() + 1,))
+        traced = torch.jit.trace(chain, grid() + 1)
+        fx = torch.fx.experimental.proxy_tensor.make_fx(chain)(grid() + 1)
+    for module in (exported.module(), traced, fx):
+        torch.testing.assert_close(module(grid()), chain(grid()))
