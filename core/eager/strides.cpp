@@ -23,7 +23,8 @@ bool row_major(const Geometry& g) {
   return true;
 }
 
-// Every element in memory of its own, without holes.
+}  // namespace
+
 bool dense(const Geometry& g) {
   // Innermost first; dims of sizes 0 and 1 do not count.
   std::array<int, kMaxRank> order{};
@@ -44,8 +45,6 @@ bool dense(const Geometry& g) {
   }
   return true;
 }
-
-}  // namespace
 
 void elementwise_strides(std::span<const Geometry* const> operands, Geometry& out) {
   bool same = true, all_row_major = true, equal = true;

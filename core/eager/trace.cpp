@@ -322,7 +322,12 @@ Value Trace::add(Op op, std::span<const Value> in, std::span<const Param> params
   for (const Param& p : params) write(p);
   if (op == Op::reshape) relate(meta(in[0]), out);
   ++operators_;
-  return append(out);
+  Value value = append(out);
+  // Their sizes are sums and differences: from here on they are sizes like any other.
+  if (op == Op::slice || op == Op::concat) {
+    value = add(Op::expand, {value}, {Param::sizes(Meta(out).shape())});
+  }
+  return value;
 }
 
 // Where one dim becomes several, or several one, the program learns that their product is its size:
@@ -348,7 +353,14 @@ void Trace::relate(const Meta& from, const Meta& to) {
   }
 }
 
+void Trace::drop_outputs() {
+  if (outputs_ == 0) return;
+  words_.resize(before_outputs_);
+  outputs_ = 0;
+}
+
 void Trace::output(Value value, std::span<const std::int32_t> order) {
+  if (outputs_ == 0) before_outputs_ = words_.size();
   word(static_cast<std::uint32_t>(Op::call) | static_cast<std::uint32_t>(order.size()) << 16);
   word(static_cast<std::uint32_t>(value));
   for (const std::int32_t d : order) word(static_cast<std::uint32_t>(d));
@@ -499,7 +511,7 @@ class Reader {
     if (id != shape::kNoSize) return id;
     shape::SizeTable& sizes = program_.sizes;
     if (s == kOne || s == kZero) return id = sizes.constant(s == kOne ? 1 : 0);
-    if (factors_[s].empty()) return id = sizes.symbol("s" + std::to_string(s));
+    if (factors_[s].empty()) return id = sizes.symbol("s" + std::to_string(s), {2});
     SizeId product = sizes.constant(1);
     for (const std::uint32_t f : factors_[s]) product = sizes.mul(product, resolve(f));
     return id = product;

@@ -86,10 +86,13 @@ class Trace {
   }
   Value add(Op op, std::span<const Value> in, std::span<const Param> params = {});
   Value cast(Value x, DType dtype);
+  // In which an elementwise operator computes. Throws Unrecorded.
+  DType common_dtype(Op op, std::span<const Value> in) const { return infer(op, in, {}).dtype; }
 
   // That `value` has to be in memory after the run, dense with its dims in `order` (outermost
   // first), or row-major if that is empty. Only when nothing will be appended any more.
   void output(Value value, std::span<const std::int32_t> order);
+  void drop_outputs();
 
   const Meta& meta(Value v) const { return metas_[static_cast<std::size_t>(v)]; }
   bool empty() const { return operators_ == 0; }
@@ -118,7 +121,7 @@ class Trace {
   std::vector<Input> inputs_;
   std::vector<std::int64_t> sizes_;
   int operators_ = 0;
-  std::size_t outputs_ = 0;
+  std::size_t outputs_ = 0, before_outputs_ = 0;
   // Inputs by their memory: open addressing, an entry counts if it is of this generation.
   struct Known {
     std::uint32_t generation = 0;
@@ -133,6 +136,8 @@ class Trace {
 Program read(std::span<const std::uint32_t> words, std::vector<int>& symbols,
              std::vector<std::vector<std::int32_t>>& orders);
 
+// Every element in memory of its own, without holes.
+bool dense(const host::Geometry& g);
 // The strides, in elements, that PyTorch gives the result of an elementwise operator: those of dims
 // sorted as the operands' are. Source: PyTorch, ATen/native/TensorIterator.cpp.
 void elementwise_strides(std::span<const host::Geometry* const> operands, host::Geometry& out);

@@ -27,7 +27,7 @@ struct AxisMap {
 
 AxisMask mask_of(const AxisMap& map, int rank);
 
-inline constexpr int kMaxGroupNodes = 256;
+inline constexpr int kMaxGroupNodes = 64;
 inline constexpr int kMaxGroupLoads = 48;
 
 inline std::size_t at(int i) { return static_cast<std::size_t>(i); }

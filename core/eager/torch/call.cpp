@@ -73,8 +73,9 @@ void Call::elementwise(Value v) {
   std::array<const host::Geometry*, 4> operands{};
   std::size_t n = 0;
   for (std::size_t i = 0; i < n_args_ && n < operands.size(); ++i) {
-    if (!arg(i).isTensor()) continue;
-    geometries[n] = geometry_of(arg(i).toTensor());
+    const bool number = arg(i).isScalar() && numbers_ && i < 2;
+    if (!arg(i).isTensor() && !number) continue;
+    if (!number) geometries[n] = geometry_of(arg(i).toTensor());
     operands[n] = &geometries[n];
     ++n;
   }
@@ -130,6 +131,20 @@ bool is_one(const c10::IValue& v) {
 
 }  // namespace
 
+namespace {
+
+// A factor multiplies in the dtype of the result: of operands that all have it.
+void need_one_dtype(Call& c, Value scaled) {
+  if (!is_float(c.meta(scaled).dtype)) Call::refuse("a factor of integers");
+  for (std::size_t i = 0; i < c.n_args(); ++i) {
+    if (c.is_tensor(i) && dtype_of(c.tensor(i).scalar_type()) != c.meta(scaled).dtype) {
+      Call::refuse("a factor of mixed dtypes");
+    }
+  }
+}
+
+}  // namespace
+
 std::optional<Op> single_operator(const std::string& text) {
   const std::size_t space = text.find(' ', 4);
   if (!text.starts_with("r = ") || space == std::string::npos) return std::nullopt;
@@ -171,7 +186,9 @@ Row text_row(const std::string& text) {
     steps.push_back(std::move(step));
   }
   if (steps.empty()) throw std::invalid_argument("an empty row");
-  return [steps](Call& c) {
+  const bool numbers = single_operator(text).has_value() && steps[0].operands.size() == 2;
+  return [steps, numbers](Call& c) {
+    if (numbers) c.numbers_are_operands();
     std::array<Value, 32> made{};
     std::array<Value, 4> arguments;
     arguments.fill(kNoValue);
@@ -193,10 +210,7 @@ Row text_row(const std::string& text) {
           in[n++] = argument;
         }
       }
-      if (step.scale && !skip && !is_float(c.meta(in[0]).dtype) &&
-          c.meta(in[1]).dtype != DType::kInt64) {
-        Call::refuse("a factor of a higher kind");
-      }
+      if (step.scale && !skip) need_one_dtype(c, in[0]);
       made[s] = skip ? in[0] : c.trace().add(step.op, std::span<const Value>(in.data(), n));
     }
     c.elementwise(made[steps.size() - 1]);

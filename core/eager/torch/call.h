@@ -50,7 +50,9 @@ class Call {
 
   // ---- Results, in order
 
-  void elementwise(Value v);                            // laid out as its operands are
+  void elementwise(Value v);  // laid out as its operands are
+  // Numbers among the arguments count as operands of rank 0.
+  void numbers_are_operands() { numbers_ = true; }
   void contiguous(Value v);                             // row-major
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
@@ -69,6 +71,7 @@ class Call {
   const torch::jit::Stack& stack_;
   std::size_t first_, n_args_;
   Recording& recording_;
+  bool numbers_ = false;
 };
 
 using Row = std::function<void(Call&)>;

@@ -364,6 +364,8 @@ Recording& Recording::mine() {
 
 Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
   const c10::Storage& storage = tensor.storage();
+  // Others may write there without our noticing.
+  if (!exported_.empty() && exported_.contains(storage.unsafeGetStorageImpl())) return kNoValue;
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
   const Value value = trace.input(dtype, geometry_of(tensor), data);
@@ -484,70 +486,107 @@ Value Recording::current(const at::TensorBase& tensor, DType dtype) {
   return capture(tensor, dtype);
 }
 
-void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
-  if (made_.empty() && trace.inputs().empty()) return;
-  std::vector<c10::intrusive_ptr<LazyStorage>> live;
-  for (auto& storage : made_) {
-    if (storage.use_count() > 1) live.push_back(storage);
+namespace {
+
+// The dims from the outermost to the innermost; nothing where they lie row by row.
+std::vector<std::int32_t> order_of(const host::Geometry& g) {
+  host::Geometry dense = g;
+  set_dense_strides(dense);
+  if (g.empty() || same(g, dense)) return {};
+  std::vector<std::int32_t> order(static_cast<std::size_t>(g.rank));
+  for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
+  std::ranges::stable_sort(order, [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
+  return order;
+}
+
+// Copies what was computed for a part of `memory`, and gives it back.
+void write_part(const Written& part, const Filled& from, std::byte* memory, int item_bytes) {
+  host::Record source, target;
+  static_cast<host::Geometry&>(source) = part.geometry;
+  static_cast<host::Geometry&>(target) = part.geometry;
+  set_dense_strides(source);
+  source.data = from.data;
+  target.data = memory + part.offset * item_bytes;
+  if (!same(source, target)) {
+    host::copy(source, target, item_bytes);
+  } else if (!source.empty()) {
+    std::memcpy(target.data, source.data,
+                static_cast<std::size_t>(source.elements() * item_bytes));
   }
-  for (const auto& storage : live) {
-    // The dims from the outermost to the innermost, if that is not the order they have.
-    std::array<std::int32_t, kMaxRank> order{};
-    const host::Geometry& g = storage->geometry_;
-    const auto rank = static_cast<std::size_t>(g.rank);
-    for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
-    std::stable_sort(order.begin(), order.begin() + g.rank,
-                     [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
-    host::Geometry dense = g;
-    set_dense_strides(dense);
-    const bool row_major =
-        g.empty() || std::equal(g.strides.begin(), g.strides.begin() + g.rank, dense.strides.begin());
-    trace.output(storage->value_, {order.data(), row_major ? 0 : rank});
-  }
-  // Parts that were written follow, each as a tensor of its own.
-  for (const auto& storage : live) {
-    for (const Written& part : storage->parts_) trace.output(part.value, {});
-  }
-  for (const Write& write : written_) trace.output(write.value, {});
-  std::vector<Filled> filled(trace.n_outputs());
+  engine().release(from.owner);
+}
+
+}  // namespace
+
+// Runs the trace for what is wanted of it. Where that fails because of what an operator was given,
+// each of the results is computed by itself, and only those that need that operator fail.
+std::vector<Failure> Recording::run(std::span<const Wanted> wanted, std::span<Filled> filled) {
+  std::vector<Failure> failures(wanted.size());
+  const int threads = at::get_num_threads();
+  for (const Wanted& w : wanted) trace.output(w.value, w.order);
   Failure failure;
-  bool ok = true;
-  if (!filled.empty()) {
-    engine().count_flush(reason);
-    ok = engine().run(trace, filled, at::get_num_threads(), failure);
+  if (engine().run(trace, filled, threads, failure)) return failures;
+  using Kind = Failure::Kind;
+  const bool given = failure.kind == Kind::kIndex || failure.kind == Kind::kDivision;
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    failures[i] = failure;
+    if (!given || wanted.size() == 1) continue;
+    trace.drop_outputs();
+    trace.output(wanted[i].value, wanted[i].order);
+    Failure own;
+    engine().run(trace, filled.subspan(i, 1), threads, own);
+    failures[i] = own;
   }
-  std::size_t next = live.size();
-  const auto write = [&](const Written& part, std::byte* memory, DType dtype) {
-    const Filled from = filled[next++];
-    host::Record source, target;
-    static_cast<host::Geometry&>(target) = part.geometry;
-    static_cast<host::Geometry&>(source) = part.geometry;
-    set_dense_strides(source);
-    source.data = from.data;
-    target.data = memory + part.offset * dtype_bytes(dtype);
-    if (same(source, target)) {
-      std::memcpy(target.data, source.data,
-                  source.empty() ? 0 : static_cast<std::size_t>(source.elements() * dtype_bytes(dtype)));
-    } else {
-      host::copy(source, target, dtype_bytes(dtype));
+  return failures;
+}
+
+void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
+  using Kind = Failure::Kind;
+  if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
+  std::vector<c10::intrusive_ptr<LazyStorage>> live;
+  std::vector<Wanted> wanted;
+  for (auto& storage : made_) {
+    if (storage.use_count() == 1) continue;
+    live.push_back(storage);
+    wanted.push_back({storage->value_, order_of(storage->geometry_)});
+    for (const Written& part : storage->parts_) wanted.push_back({part.value, {}});
+  }
+  for (const Write& write : written_) wanted.push_back({write.value, {}});
+  std::vector<Filled> filled(wanted.size());
+  std::vector<Failure> failures;
+  if (!wanted.empty()) {
+    engine().count_flush(reason);
+    failures = run(wanted, filled);
+  }
+  std::size_t next = 0;
+  for (const auto& storage : live) {
+    const int item = dtype_bytes(trace.meta(storage->value_).dtype);
+    const std::size_t own = next++;
+    Failure failure = failures[own];
+    for (const Written& part : storage->parts_) {
+      const std::size_t i = next++;
+      if (failure.kind == Kind::kNone) failure = failures[i];
+      if (failures[i].kind == Kind::kNone && failures[own].kind == Kind::kNone) {
+        write_part(part, filled[i], filled[own].data, item);
+      }
     }
-    engine().release(from.owner);
-  };
-  for (std::size_t i = 0; i < live.size(); ++i) {
-    LazyStorage& storage = *live[i];
-    if (!ok) {
-      storage.failure_ = failure;
+    storage->parts_.clear();
+    if (failure.kind != Kind::kNone) {
+      storage->failure_ = failure;
       continue;
     }
-    for (const Written& part : storage.parts_) {
-      write(part, filled[i].data, trace.meta(storage.value_).dtype);
-    }
-    storage.parts_.clear();
-    storage.set_data_ptr_noswap(at::DataPtr(filled[i].data, filled[i].owner, give_back, kCpu));
-    storage.pending_.store(false, std::memory_order_release);
+    storage->set_data_ptr_noswap(at::DataPtr(filled[own].data, filled[own].owner, give_back, kCpu));
+    storage->pending_.store(false, std::memory_order_release);
   }
-  for (const Write& w : written_) {
-    if (ok) write(w, static_cast<std::byte*>(w.storage.mutable_data()), w.dtype);
+  Failure lost;  // of a write to a tensor that does not wait: nobody would see it otherwise
+  for (const Write& write : written_) {
+    const std::size_t i = next++;
+    if (failures[i].kind != Kind::kNone) {
+      lost = failures[i];
+    } else {
+      write_part(write, filled[i], static_cast<std::byte*>(write.storage.mutable_data()),
+                 dtype_bytes(write.dtype));
+    }
   }
   trace.clear();
   ++generation_;
@@ -560,7 +599,26 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   made_.reserve(made.capacity());
   held_.reserve(held.capacity());
   lock.unlock();
-  if (!ok && !written.empty()) raise(failure);
+  if (lost.kind != Kind::kNone) raise(lost);
+}
+
+void Recording::exported(const at::TensorBase& tensor) {
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  if (!storage) return;
+  std::unique_lock lock(mutex);
+  exported_.emplace(storage.unsafeGetStorageImpl(), storage);
+  if (knows(tensor)) flush(lock, "memory looked at");
+}
+
+void Recording::end_block(bool quietly) {
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> gone;  // freed without the lock
+  try {
+    std::unique_lock lock(mutex);
+    gone.swap(exported_);
+    flush(lock, "end of the block");
+  } catch (...) {
+    if (!quietly) throw;
+  }
 }
 
 }  // namespace tilevm::eager

@@ -138,6 +138,11 @@ class Recording {
   // Whether recorded operators read or write the memory of a tensor that does not wait.
   bool knows(const at::TensorBase& tensor) const;
 
+  // That others have the address of a tensor's memory until the block ends. Not under the mutex.
+  void exported(const at::TensorBase& tensor);
+  // Runs everything. Not under the mutex. quietly: errors wait until somebody looks.
+  void end_block(bool quietly);
+
   // Runs everything; gives the lock back before it frees what it held on to.
   void flush(std::unique_lock<std::mutex>& lock, const char* reason);
 
@@ -152,6 +157,13 @@ class Recording {
     DType dtype{};
   };
 
+  struct Wanted {
+    Value value;
+    std::vector<std::int32_t> order;
+  };
+  std::vector<Failure> run(std::span<const Wanted> wanted, std::span<Filled> filled);
+
+  std::unordered_map<const c10::StorageImpl*, c10::Storage> exported_;
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::Storage> held_;
   std::vector<Write> written_;  // later ones win

@@ -136,10 +136,14 @@ PyObject* unary(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* n
 }
 
 // Ways to a tensor's memory that pass no operator: what waits to be written there comes first.
-template <int kIndex>
+template <int kIndex, bool kWritable>
 PyObject* exporting(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   try {
     finish_writes("memory looked at");
+    // Outside of blocks nothing waits that this could change.
+    if (kWritable && c10::impl::tls_is_dispatch_key_included(kKey) && THPVariable_Check(self)) {
+      Recording::mine().exported(THPVariable_Unpack(self));
+    }
   } catch (const std::exception& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what());
     return nullptr;
@@ -168,9 +172,10 @@ Method unary_method(const char* name) {
           &original<kIndex>};
 }
 
-template <int kIndex>
+template <int kIndex, bool kWritable = true>
 Method export_method(const char* name) {
-  return {{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&exporting<kIndex>)),
+  return {{name, reinterpret_cast<PyCFunction>(
+                     reinterpret_cast<void (*)()>(&exporting<kIndex, kWritable>)),
            METH_FASTCALL | METH_KEYWORDS, nullptr},
           &original<kIndex>};
 }
@@ -208,15 +213,15 @@ std::vector<Method>& methods() {
       unary_method<28, Op::neg>("neg"),
       export_method<29>("numpy"),
       export_method<30>("__array__"),
-      export_method<31>("tolist"),
+      export_method<31, false>("tolist"),
       export_method<32>("data_ptr"),
       export_method<33>("untyped_storage"),
       export_method<34>("storage"),
       export_method<35>("_typed_storage"),
       export_method<36>("__dlpack__"),
       export_method<37>("share_memory_"),
-      export_method<38>("__reduce_ex__"),
-      export_method<39>("__deepcopy__"),
+      export_method<38, false>("__reduce_ex__"),
+      export_method<39, false>("__deepcopy__"),
   };
   return *all;
 }

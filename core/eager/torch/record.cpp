@@ -82,6 +82,7 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor) {
 }
 
 at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Operand* alpha) {
+  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return {};
   Recording& mine = Recording::mine();
   for (const Operand& operand : operands) {
     if (operand.kind != Operand::Kind::kTensor) continue;
@@ -107,12 +108,18 @@ at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Op
       }
     }
     if (alpha != nullptr) {
-      // PyTorch refuses factors of a higher kind.
-      const bool floats = std::any_of(values.begin(), values.begin() + static_cast<long>(n),
-                                      [&](Value v) { return is_float(trace.meta(v).dtype); });
-      if (alpha->kind != Operand::Kind::kInt && !floats) return {};
-      const Value scaled[] = {values[n - 1], number(trace, *alpha)};
-      values[n - 1] = trace.add(Op::mul, scaled);
+      // In the dtype of the result; PyTorch refuses factors of a higher kind.
+      const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), n));
+      const bool fits = is_float(common) ? alpha->kind != Operand::Kind::kBool
+                                         : alpha->kind == Operand::Kind::kInt;
+      if (!fits || common == DType::kBool) return {};
+      values[n - 1] = trace.add(
+          Op::mul, {trace.cast(values[n - 1], common), number(trace, *alpha)});
+    }
+    if (op == Op::sub) {
+      for (std::size_t i = 0; i < n; ++i) {
+        if (trace.meta(values[i]).dtype == DType::kBool) return {};  // PyTorch has no difference
+      }
     }
     const Value result = trace.add(op, std::span<const Value>(values.data(), n));
     const Meta& meta = trace.meta(result);
@@ -121,7 +128,7 @@ at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Op
     geometry.rank = meta.rank;
     geometry.sizes = meta.sizes;
     // Most operands lie row by row, and then so does the result.
-    bool dense = true;
+    bool dense = n_tensors == n;
     for (std::size_t i = 0; i < n_tensors; ++i) {
       dense = dense && (tensors[i]->is_contiguous() && tensors[i]->dim() == meta.rank &&
                         tensors[i]->sizes() == at::IntArrayRef(meta.sizes.data(),
@@ -130,13 +137,13 @@ at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Op
     if (dense) {
       set_dense_strides(geometry);
     } else {
-      std::array<host::Geometry, 3> seen;
+      std::array<host::Geometry, 3> seen;  // numbers have rank 0
       std::array<const host::Geometry*, 3> of{};
-      for (std::size_t i = 0; i < n_tensors; ++i) {
-        seen[i] = geometry_of(*tensors[i]);
+      for (std::size_t i = 0; i < n; ++i) {
+        if (i < n_tensors) seen[i] = geometry_of(*tensors[i]);
         of[i] = &seen[i];
       }
-      elementwise_strides({of.data(), n_tensors}, geometry);
+      elementwise_strides({of.data(), n}, geometry);
     }
     at::Tensor made = mine.make(result, geometry);
     if (trace.operators() >= kMostOperators) mine.flush(lock, "length");

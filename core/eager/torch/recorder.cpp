@@ -37,6 +37,7 @@ bool every_tensor(const c10::IValue& v, Visit&& visit) {
 // filled.
 bool prepare(const Stack& stack, std::size_t n_args, const Recording& mine) {
   bool any = false;
+  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return false;
   for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
     const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
       any = true;
@@ -103,9 +104,13 @@ class Recorded final : public c10::OperatorKernel {
     } catch (const Unrecorded& e) { if (getenv("TVDBG")) fprintf(stderr, "unrecorded %s: %s\n", toString(op.schema().operator_name()).c_str(), e.what());
       return false;
     }
+    if (mine.trace.operators() >= kMostOperators) {
+      mine.flush(lock, "length");
+    } else {
+      lock.unlock();  // what goes now may need Python's lock, whose holder may wait for this one
+    }
     torch::jit::drop(stack, n_args);
     for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
-    if (mine.trace.operators() >= kMostOperators) mine.flush(lock, "length");
     return true;
   }
 
@@ -187,21 +192,6 @@ class Writing final : public c10::OperatorKernel {
 
  private:
   std::vector<std::size_t> written_;
-};
-
-// Operators that look at a tensor's memory in a way that nothing of ours sees.
-class Looking final : public c10::OperatorKernel {
- public:
-  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const std::size_t n_args = op.schema().arguments().size();
-    for (std::size_t i = stack->size() - n_args; i < stack->size(); ++i) {
-      every_tensor((*stack)[i], [](const at::Tensor& t) {
-        settle_write(t);
-        return true;
-      });
-    }
-    redispatch(op, keys, stack);
-  }
 };
 
 // Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
@@ -290,10 +280,6 @@ bool install_fast(const std::string& full, const std::string& text,
   const auto is = [&](std::size_t i, const c10::TypePtr& type) {
     return *arguments[i].type() == *type;
   };
-  if (full == "add.Tensor" || full == "sub.Tensor") {
-    install_sum(full, full[0] == 'a' ? Op::add : Op::sub, handle);
-    return true;
-  }
   const std::optional<Op> op = single_operator(text);
   if (!op || handle.schema().returns().size() != 1) return false;
   const c10::TypePtr tensor = c10::TensorType::get();
@@ -324,7 +310,9 @@ void install_row(const std::string& full, const Row& row, Place place,
   const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
   const auto handle = c10::Dispatcher::singleton().findSchema({"aten::" + name, overload});
   if (!handle) throw std::invalid_argument("PyTorch has no operator " + full);
-  if (text.empty() || !install_fast(full, text, *handle)) {
+  if (full == "add.Tensor" || full == "sub.Tensor") {
+    install_sum(full, full[0] == 'a' ? Op::add : Op::sub, *handle);
+  } else if (text.empty() || !install_fast(full, text, *handle)) {
     install<Recorded>("aten", full, row, place);
   }
   if (place == Place::kNew && has(name + "_", overload)) {
@@ -349,19 +337,33 @@ void zero(Call& c) {
 void copy_from(Call& c) {  // self, src, non_blocking
   const Value x = c.value(std::size_t{0}), y = c.value(1);
   const Meta m = c.meta(x);
-  Value r = c.trace().cast(y, m.dtype);
-  if (c.meta(r).rank > m.rank) Call::refuse("more dims");
+  const Value r = c.trace().cast(y, m.dtype);
+  const Meta& from = c.meta(r);
+  if (from.rank > m.rank) Call::refuse("more dims");
+  for (int d = 1; d <= from.rank; ++d) {
+    const std::int64_t size = from.size(from.rank - d);
+    if (size != 1 && size != m.size(m.rank - d)) Call::refuse("sizes differ");
+  }
   c.contiguous(c.op(Op::expand, {r}, {Param::sizes(m.shape())}));
 }
 
 void install_rest() {
-  for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
-  for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
   install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "zero_", Row(zero), Place::kFill);
   install<Recorded>("aten", "copy_", Row(copy_from), Place::kFill);
-  install<Looking>("aten", "_has_compatible_shallow_copy_type");
+  // `plain.data = pending` copies what a tensor points to without asking.
+  for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
+    static auto* const kept = new std::deque<torch::Library>;
+    kept->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+    kept->back().impl("_has_compatible_shallow_copy_type",
+                      [](const at::Tensor& self, const at::Tensor& from) {
+                        settle_write(self);
+                        settle_write(from);
+                        return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(
+                            from.key_set());
+                      });
+  }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || !op->schema().is_mutable()) continue;
@@ -385,6 +387,8 @@ template <class Body>
 PyObject* guarded(Body&& body) {
   try {
     return body();
+  } catch (const c10::IndexError& e) {
+    PyErr_SetString(PyExc_IndexError, e.what_without_backtrace());
   } catch (const c10::Error& e) {
     PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
   } catch (const std::exception& e) {
@@ -401,6 +405,8 @@ PyObject* py_install(PyObject*, PyObject* args) {
   if (engine == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     set_engine(engine);
+    for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
+    for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
       const char *name, *text;
       if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ss", &name, &text)) return nullptr;
@@ -433,11 +439,9 @@ PyObject* py_pending(PyObject*, PyObject* object) {
   return PyBool_FromLong(z != nullptr && z->pending() != nullptr);
 }
 
-PyObject* py_finish(PyObject*, PyObject* reason) {
-  const char* const text = PyUnicode_AsUTF8(reason);
-  if (text == nullptr) return nullptr;
+PyObject* py_end_block(PyObject*, PyObject* quietly) {
   return guarded([&]() -> PyObject* {
-    finish_writes(text);
+    Recording::mine().end_block(PyObject_IsTrue(quietly) == 1);
     Py_RETURN_NONE;
   });
 }
@@ -457,8 +461,9 @@ PyMethodDef methods[] = {
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
     {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
-    {"finish", py_finish, METH_O,
-     "finish(reason): run what was recorded if it writes to tensors that do not wait."},
+    {"end_block", py_end_block, METH_O,
+     "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
+     "looks."},
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -61,6 +61,7 @@ Row place(Op op) {
   return [=](Call& c) {
     Value x = c.value(std::size_t{0});
     if (c.meta(x).rank == 0) Call::refuse("a scalar");
+    if (c.meta(x).dtype == DType::kBool) Call::refuse("of bools");
     int axis = 0;
     if (c.none(1)) {
       if (c.flag(2)) Call::refuse("all axes kept");
@@ -247,6 +248,8 @@ void power(Call& c) {
 
 void lerp(Call& c) {  // self, end, weight
   const Value x = c.value(std::size_t{0}), end = c.value(1);
+  same_dtype(c, x, 1);
+  if (c.is_tensor(2)) same_dtype(c, x, 2);
   const Value span = c.op(Op::sub, {end, x}), w = c.value(2);
   const auto near = [&] { return c.op(Op::add, {x, c.op(Op::mul, {w, span})}); };
   const auto far = [&] {
@@ -273,13 +276,55 @@ void masked_fill(Call& c) {  // self, mask, value
   }
   const Value r = c.op(Op::where, {mask, filler, x});
   if (c.meta(r).dtype != m.dtype) Call::refuse("the dtype changes");
-  c.elementwise(r);
+  c.contiguous(r);
+}
+
+// As the first argument lies in memory, if that is dense.
+void preserve(Call& c, Value v) {
+  const host::Geometry g = geometry_of(c.tensor(0));
+  if (dense(g)) return c.result(v, g);
+  c.elementwise(v);
+}
+
+void hardtanh(Call& c) {  // self, min, max
+  const Value x = c.value(std::size_t{0});
+  need_float(c, x);
+  preserve(c, c.op(Op::minimum, {c.op(Op::maximum, {x, c.value(1)}), c.value(2)}));
+}
+
+void square(Call& c) {
+  const Value x = c.value(std::size_t{0});
+  if (c.meta(x).dtype == DType::kBool) Call::refuse("of bools");
+  c.elementwise(c.op(Op::mul, {x, x}));
+}
+
+// self, other, alpha; `reversed`: other - alpha * self.
+Row sum(Op op, bool reversed) {
+  return [=](Call& c) {
+    const Value x = c.value(std::size_t{0}), y = c.value(1);
+    const Value left = reversed ? y : x;
+    Value right = reversed ? x : y;
+    const DType common = c.trace().common_dtype(Op::add, std::array{x, y});
+    if (op == Op::sub && (c.meta(x).dtype == DType::kBool || c.meta(y).dtype == DType::kBool)) {
+      Call::refuse("bools have no difference");
+    }
+    const c10::IValue& alpha = c.arg(2);
+    if (alpha.isBool() || (alpha.isDouble() && !is_float(common))) {
+      Call::refuse("a factor of another kind");
+    }
+    if (c.real(2) != 1) {
+      if (common == DType::kBool) Call::refuse("bools");
+      right = c.op(Op::mul, {c.trace().cast(right, common), c.value(2)});
+    }
+    c.numbers_are_operands();
+    c.elementwise(c.op(op, {left, right}));
+  };
 }
 
 void clone(Call& c) {  // self, memory_format
   const Value x = c.value(std::size_t{0});
   if (c.none(1) || c.arg(1).toMemoryFormat() == at::MemoryFormat::Preserve) {
-    c.elementwise(x);
+    preserve(c, x);
   } else if (c.arg(1).toMemoryFormat() == at::MemoryFormat::Contiguous) {
     c.contiguous(x);
   } else {
@@ -294,7 +339,7 @@ void to_copy(Call& c) {
   if (!c.none(4) && c.flag(4)) Call::refuse("pinned memory");
   const Value x = c.value(std::size_t{0});
   const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
-  if (c.none(6) || c.arg(6).toMemoryFormat() == at::MemoryFormat::Preserve) return c.elementwise(y);
+  if (c.none(6) || c.arg(6).toMemoryFormat() == at::MemoryFormat::Preserve) return preserve(c, y);
   if (c.arg(6).toMemoryFormat() != at::MemoryFormat::Contiguous) Call::refuse("a memory format");
   c.contiguous(y);
 }
@@ -591,7 +636,11 @@ void slice(Call& c) {  // self, dim, start, end, step
   to.size(axis) = (end - start + step - 1) / step;
   to.stride(axis) = from.stride(axis) * step;
   Value x = c.value(std::size_t{0});
-  if (start != 0 || end != size || step != 1) {
+  if (to.size(axis) == 1) {
+    // Of size 1 for certain.
+    x = c.op(Op::select, {x}, {Param::integer(axis), Param::size(start)});
+    x = c.op(Op::unsqueeze, {x}, {Param::integer(axis)});
+  } else if (start != 0 || end != size || step != 1) {
     x = c.op(Op::slice, {x},
              {Param::integer(axis), Param::size(start), Param::size(end), Param::integer(step)});
   }
@@ -640,6 +689,14 @@ std::map<std::string, Row> make_rows() {
       {"_log_softmax_backward_data", log_softmax_backward},
       {"native_layer_norm", native_layer_norm},
       {"native_layer_norm_backward", layer_norm_backward},
+      {"square", square},
+      {"hardtanh", hardtanh},
+      {"add.Tensor", sum(Op::add, false)},
+      {"sub.Tensor", sum(Op::sub, false)},
+      {"add.Scalar", sum(Op::add, false)},
+      {"sub.Scalar", sum(Op::sub, false)},
+      {"rsub.Tensor", sum(Op::sub, true)},
+      {"rsub.Scalar", sum(Op::sub, true)},
       {"gelu", gelu},
       {"gelu_backward", gelu_backward},
       {"clamp", clamp},

@@ -36,7 +36,6 @@ OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "T
 # `p = mul y, z; r = add x, p`: the last name is the result; x, y, z, w are the arguments in the
 # order of the schema, numbers are Python's. `scale a, b` is a * b, or a where b is the number 1.
 TEXT = {
-    "square": "r = mul x, x",
     "add.Tensor add.Scalar": "s = scale y, z; r = add x, s",
     "sub.Tensor sub.Scalar": "s = scale y, z; r = sub x, s",
     "rsub.Tensor rsub.Scalar": "s = scale x, z; r = sub y, s",
@@ -44,7 +43,6 @@ TEXT = {
     "where.self": "r = where x, y, z",
     "clamp_min clamp_min.Tensor": "r = maximum x, y",
     "clamp_max clamp_max.Tensor": "r = minimum x, y",
-    "hardtanh": "m = maximum x, y; r = minimum m, z",
     "hardsigmoid": "s = add x, 3; m = maximum s, 0; c = minimum m, 6; r = div c, 6",
     "hardswish": "s = add x, 3; m = maximum s, 0; c = minimum m, 6; d = div c, 6; r = mul x, d",
     "leaky_relu": "p = gt x, 0; n = mul x, y; r = where p, x, n",

@@ -105,8 +105,8 @@ class fuse:
     tensors like any other, whose elements are computed when they are needed: read by NumPy, by
     `item()` and `print`, by operators that are not recorded, by other threads. Gradients, aliasing,
     dtypes, strides and random numbers are those without. Blocks nest; `fuse(enabled=False)`
-    switches recording off inside of one. What waits when a block ends is computed when it is looked
-    at. An index that is out of range raises at the latest then.
+    switches recording off inside of one. When the outermost one ends, what still waits is computed;
+    an index that is out of range raises at the latest then.
     Raises: RecorderError if there is no recorder for this PyTorch.
     """
 
@@ -135,9 +135,11 @@ class fuse:
         trace: TracebackType | None,
     ) -> None:
         before = self._before.pop()
-        if not before:
-            recorder().finish("end of the block")
-        recorder().switch(before)
+        try:
+            if not before:
+                recorder().end_block(error is not None)
+        finally:
+            recorder().switch(before)
 
     def __call__(self, function: F) -> F:
         """`function` in a block."""
@@ -160,8 +162,8 @@ class fuse:
     @staticmethod
     def disable() -> None:
         """Record in this thread no more."""
-        recorder().finish("end of the block")
         recorder().switch(False)
+        recorder().end_block(False)
 
     @staticmethod
     def active() -> bool:

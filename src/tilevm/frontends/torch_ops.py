@@ -144,6 +144,11 @@ for _names, _line in TEXT.items():
     row(*_names.split())(_text(_line))
 
 
+@row("square")
+def _square(b: Importer, out: Any, x: Tensor) -> int:
+    return b.add("mul", x.id, x.id)
+
+
 @row("gelu")
 def _gelu(b: Importer, out: Any, x: Tensor, approximate: str) -> int:
     return b.add("gelu_tanh" if approximate == "tanh" else "gelu", x.id)
@@ -253,6 +258,11 @@ def _clamp(b: Importer, out: Any, x: Tensor, low: Any = None, high: Any = None) 
     if high is not None:
         value = b.add("minimum", value, b.operand(high))
     return value
+
+
+@row("hardtanh")
+def _hardtanh(b: Importer, out: Any, x: Tensor, low: Any, high: Any) -> Any:
+    return _clamp(b, out, x, low, high)
 
 
 @row("relu6")
