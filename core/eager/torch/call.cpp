@@ -57,7 +57,12 @@ Value Call::value(std::size_t i) {
   refuse("an argument that is no tensor and no number");
 }
 
-void Call::result(Value v, const host::Geometry& geometry) { results.push_back({v, geometry}); }
+void Call::push(const Result& result) {
+  if (n_results_ == results_.size()) refuse("very many results");
+  results_[n_results_++] = result;
+}
+
+void Call::result(Value v, const host::Geometry& geometry) { push({v, geometry}); }
 
 void Call::contiguous(Value v) {
   const Meta& m = meta(v);
@@ -65,7 +70,7 @@ void Call::contiguous(Value v) {
   g.rank = m.rank;
   g.sizes = m.sizes;
   set_dense_strides(g);
-  results.push_back({v, g});
+  push({v, g});
 }
 
 void Call::elementwise(Value v) {
@@ -85,11 +90,11 @@ void Call::elementwise(Value v) {
   g.rank = m.rank;
   g.sizes = m.sizes;
   elementwise_strides({operands.data(), n}, g);
-  results.push_back({v, g});
+  push({v, g});
 }
 
 void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset) {
-  results.push_back({v, geometry, static_cast<int>(of), offset});
+  push({v, geometry, static_cast<int>(of), offset});
 }
 
 // ---- Rows from text

@@ -65,13 +65,16 @@ class Call {
     int of = -1;  // a view of this argument
     std::int64_t offset = 0;
   };
-  std::vector<Result> results;
+  std::span<const Result> results() const { return {results_.data(), n_results_}; }
 
  private:
   const torch::jit::Stack& stack_;
   std::size_t first_, n_args_;
   Recording& recording_;
   bool numbers_ = false;
+  void push(const Result& result);
+  std::array<Result, 16> results_;
+  std::size_t n_results_ = 0;
 };
 
 using Row = std::function<void(Call&)>;

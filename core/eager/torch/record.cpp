@@ -81,6 +81,82 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor) {
   if (storage != nullptr && &storage->recording() != &mine) storage->fill("other thread");
 }
 
+void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock) {
+  if (recording.trace.operators() < kSomeOperators) return;
+  recording.flush(lock, "before a product");
+  if (!lock.owns_lock()) lock.lock();
+}
+
+namespace {
+
+bool can_multiply(const at::TensorBase& x, const at::TensorBase& y) {
+  const at::ScalarType type = x.scalar_type();
+  return type == y.scalar_type() &&
+         (type == at::kFloat || type == at::kBFloat16 || type == at::kHalf);
+}
+
+host::Geometry dense_geometry(const Meta& meta) {
+  host::Geometry geometry;
+  geometry.rank = meta.rank;
+  geometry.sizes = meta.sizes;
+  set_dense_strides(geometry);
+  return geometry;
+}
+
+}  // namespace
+
+at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
+                         const at::TensorBase* b) {
+  if (!is_plain(x) || !is_plain(w) || (b != nullptr && !is_plain(*b))) return {};
+  const std::int64_t rank = x.dim();
+  if (rank < 2 || rank > kMaxRank || w.dim() != 2 || !can_multiply(x, w) ||
+      x.size(rank - 1) != w.size(1)) {
+    return {};
+  }
+  if (b != nullptr && (b->dim() != 1 || b->size(0) != w.size(0) ||
+                       b->scalar_type() != x.scalar_type())) {
+    return {};
+  }
+  Recording& mine = Recording::mine();
+  for (const at::TensorBase* t : {&x, &w, b}) {
+    if (t != nullptr) fill_foreign(mine, *t);
+  }
+  std::unique_lock lock(mine.mutex);
+  begin_product(mine, lock);
+  try {
+    const Value left = value_of(mine, x), right = value_of(mine, w);
+    const Value bias = b == nullptr ? left : value_of(mine, *b);
+    if (left == kNoValue || right == kNoValue || bias == kNoValue) return {};
+    constexpr std::array<std::int64_t, 2> kTurned{1, 0};
+    const Value turned = mine.trace.add(Op::permute, {right}, {Param::integers(kTurned)});
+    Value y = mine.trace.add(Op::matmul, {left, turned});
+    if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
+    return mine.make(y, dense_geometry(mine.trace.meta(y)));
+  } catch (const Unrecorded&) {
+    return {};
+  }
+}
+
+at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y) {
+  if (!is_plain(x) || !is_plain(y) || x.dim() != 2 || y.dim() != 2 || !can_multiply(x, y) ||
+      x.size(1) != y.size(0)) {
+    return {};
+  }
+  Recording& mine = Recording::mine();
+  fill_foreign(mine, x);
+  fill_foreign(mine, y);
+  std::unique_lock lock(mine.mutex);
+  begin_product(mine, lock);
+  try {
+    const Value left = value_of(mine, x), right = value_of(mine, y);
+    if (left == kNoValue || right == kNoValue) return {};
+    const Value product = mine.trace.add(Op::matmul, {left, right});
+    return mine.make(product, dense_geometry(mine.trace.meta(product)));
+  } catch (const Unrecorded&) {
+    return {};
+  }
+}
+
 at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Operand* alpha) {
   if (c10::get_default_dtype_as_scalartype() != at::kFloat) return {};
   Recording& mine = Recording::mine();

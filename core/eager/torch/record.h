@@ -8,7 +8,10 @@
 
 namespace tilevm::eager {
 
-inline constexpr int kMostOperators = 256;  // of a segment
+// Of a segment. One that has some operators ends where a product comes: kernels reach from a product
+// to the next one, and segments that begin alike are found again.
+inline constexpr int kMostOperators = 256;
+inline constexpr int kSomeOperators = 16;
 
 // The functionality key whose kernels record. It lies below autograd and Python's modes; PyTorch
 // itself has no kernels for it in this version.
@@ -37,6 +40,14 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 
 // Before an operator reads memory that this thread's operators in place should have written.
 void finish_writes(const char* reason);
+
+// Before a product is recorded.
+void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock);
+
+// x w^T + b as torch.nn.functional.linear; undefined if it must be computed eagerly.
+at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w, const at::TensorBase* b);
+// The product of two matrices; undefined if it must be computed eagerly.
+at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y);
 
 // The result of `op`; undefined if it must be computed eagerly. `alpha`, a
 // number, multiplies the last operand.

@@ -62,7 +62,8 @@ bool in_place(Place place) { return place == Place::kInPlace || place == Place::
 
 class Recorded final : public c10::OperatorKernel {
  public:
-  Recorded(Row row, Place place) : row_(std::move(row)), place_(place) {}
+  Recorded(Row row, Place place, bool product = false)
+      : row_(std::move(row)), place_(place), product_(product) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     if (place_ == Place::kFill && untouched(*stack, op.schema().arguments().size())) {
@@ -86,8 +87,9 @@ class Recorded final : public c10::OperatorKernel {
     Recording& mine = Recording::mine();
     if (!prepare(stack, n_args, mine)) { if (getenv("TVDBG")) fprintf(stderr, "unprepared %s\n", toString(op.schema().operator_name()).c_str()); return false; }
     std::unique_lock lock(mine.mutex);
+    if (product_) begin_product(mine, lock);
     Call call(stack, n_args, mine);
-    std::array<at::Tensor, 4> results;
+    std::array<at::Tensor, 16> results;
     std::size_t n = 0;
     try {
       row_(call);
@@ -95,7 +97,7 @@ class Recorded final : public c10::OperatorKernel {
         assign(call, first.toTensor());
         results[n++] = first.toTensor();
       } else {
-        for (const Call::Result& r : call.results) {
+        for (const Call::Result& r : call.results()) {
           results[n++] = r.of < 0 ? mine.make(r.value, r.geometry)
                                   : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
                                               r.geometry, r.offset);
@@ -131,7 +133,7 @@ class Recorded final : public c10::OperatorKernel {
   // The result becomes what the first argument holds.
   static void assign(Call& call, const at::Tensor& self) {
     const Value before = call.value(self);
-    const Value made = call.results.at(0).value;
+    const Value made = call.results()[0].value;
     const Meta from = call.meta(made), to = call.meta(before);
     if (to.weak) Call::refuse("a number");
     if (from.rank != to.rank || !std::equal(from.sizes.begin(), from.sizes.begin() + from.rank,
@@ -151,6 +153,7 @@ class Recorded final : public c10::OperatorKernel {
 
   Row row_;
   Place place_;
+  bool product_;
 };
 
 void settle_write(const at::Tensor& t) {
@@ -313,7 +316,8 @@ void install_row(const std::string& full, const Row& row, Place place,
   if (full == "add.Tensor" || full == "sub.Tensor") {
     install_sum(full, full[0] == 'a' ? Op::add : Op::sub, *handle);
   } else if (text.empty() || !install_fast(full, text, *handle)) {
-    install<Recorded>("aten", full, row, place);
+    const bool product = name == "mm" || name == "bmm" || name == "addmm" || name == "baddbmm";
+    install<Recorded>("aten", full, row, place, product);
   }
   if (place == Place::kNew && has(name + "_", overload)) {
     install<Recorded>("aten", name + "_" + full.substr(name.size()), row, Place::kInPlace);
