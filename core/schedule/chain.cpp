@@ -417,25 +417,21 @@ class Running {
   std::atomic<Status> status_{Status::kOk};
 };
 
-// Columns at a time, so that packed factors stay in a cache; of those packed ahead, so that panels
-// do for as many rows as a block has: then the factor is read once.
+// Columns at a time, so that factors that are packed on the way stay in a cache, and panels do for
+// as many rows as a block has: then a right factor is read once.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
   std::int64_t depth = 0, width = 0;  // of factors; bytes of a row's column in panels
-  bool any = false, ahead = false;
+  bool any = false;
   for (const Stage& stage : launch.stages) {
-    if (stage.kernel != nullptr) continue;
-    if (stage.packed == nullptr) depth += stage.k;
-    any = any || (packs(stage.way) && stage.packed == nullptr);
-    ahead = ahead || stage.packed != nullptr;
+    if (stage.kernel != nullptr || stage.packed != nullptr) continue;
+    depth += stage.k;
+    any = any || packs(stage.way);
   }
   std::int64_t columns = INT64_MAX;
   if (any && depth > 0) columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
   for (const Panel& panel : launch.panels) width += panel.item_bytes;
-  if (ahead && width > 0) {
-    const std::int64_t rows =
-        std::clamp<std::int64_t>(launch.rows[at(launch.n_rows - 1)], 1, kBlockRows);
-    columns = std::min(columns, kPanelBytes / width / rows);
-  }
+  const std::int64_t rows = std::min(launch.rows[at(launch.n_rows - 1)], kBlockRows);
+  if (width > 0) columns = std::min(columns, kPanelBytes / width / std::max<std::int64_t>(rows, 1));
   if (columns == INT64_MAX) return columns;
   return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
 }
