@@ -1,6 +1,8 @@
 // Rates of matrix products on one thread: each way, by shape.
 //
-//   gemm_bench [f32|bf16|f16|i8] [narrow]
+//   gemm_bench [f32|bf16|f16|i8] [narrow] [ahead]
+//
+// ahead: without the time that packing takes.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,16 +34,17 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-double seconds_of(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a,
-                  const Matrix& b) {
+double seconds_of(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                  bool ahead) {
   const Array<float> c(static_cast<std::size_t>(sizes.m * sizes.n));
   const Array<float> room(static_cast<std::size_t>(room_elements(tiles, way, sizes)));
   const Array<float> packed(
       packs(way) ? static_cast<std::size_t>(packed_elements(tiles, way, sizes)) : 0);
   const auto once = [&] {
-    if (packs(way)) pack(tiles, way, sizes, b, 0, sizes.n, packed.data);
+    if (packs(way) && !ahead) pack(tiles, way, sizes, b, 0, sizes.n, packed.data);
     multiply(tiles, way, sizes, a, b, packed.data, room.data, c.data, sizes.n);
   };
+  if (packs(way) && ahead) pack(tiles, way, sizes, b, 0, sizes.n, packed.data);
   once();
   double best = 1e9;
   const double end = now() + 0.15;
@@ -60,13 +63,14 @@ int main(int argc, char** argv) {
   using namespace tilevm;
   using namespace tilevm::bench;
   Storage storage = Storage::kF32;
-  bool narrow = false;
+  bool narrow = false, ahead = false;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "bf16") storage = Storage::kBF16;
     if (word == "f16") storage = Storage::kF16;
     if (word == "i8") storage = Storage::kI8;
     if (word == "narrow") narrow = true;
+    if (word == "ahead") ahead = true;
   }
   const Tiles& t = tiles(narrow);
   const std::int64_t shapes[][3] = {
@@ -107,7 +111,7 @@ int main(int argc, char** argv) {
           std::printf(" %14s", "");
           continue;
         }
-        const double s = seconds_of(t, way, sizes, left, right);
+        const double s = seconds_of(t, way, sizes, left, right, ahead);
         std::printf(" %6.1f (%5.1f)%s",
                     2.0 * static_cast<double>(sizes.m * sizes.n * sizes.k) / s / 1e9,
                     static_cast<double>(bytes) / s / 1e9, way == chosen ? "*" : " ");

@@ -181,9 +181,10 @@ using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<st
 PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
                   std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-                  Groups memory_groups, bool allow_grad, bool single,
+                  Groups memory_groups, std::vector<int> frozen, bool allow_grad, bool single,
                   const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
+  options.frozen = std::move(frozen);
   if (tier) options.settings.tier = tier_named(*tier);
   options.settings.verify = verify;
   if (input_names) options.input_names = std::move(*input_names);
@@ -240,6 +241,7 @@ nb::dict stats() {
   result["flushes"] = flushes;
   result["launches"] = host::launches();
   result["callouts"] = callouts;
+  result["packed_bytes"] = exec::gemm::ahead_bytes();
   result["peak_bytes"] = exec::memory_stats().peak_bytes;
   return result;
 }
@@ -261,13 +263,13 @@ void bind_executable(nb::module_& m) {
       [](const Program& program, nb::list targets, const std::string& framework,
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-         Groups memory_groups, bool allow_grad, bool single, std::optional<std::string> tier,
-         int threads, std::optional<bool> verify) {
+         Groups memory_groups, std::vector<int> frozen, bool allow_grad, bool single,
+         std::optional<std::string> tier, int threads, std::optional<bool> verify) {
         try {
           return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
                                    std::move(output_orders), std::move(whole_outputs),
-                                   std::move(memory_groups), allow_grad, single, tier, threads,
-                                   verify));
+                                   std::move(memory_groups), std::move(frozen), allow_grad, single,
+                                   tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -281,15 +283,17 @@ void bind_executable(nb::module_& m) {
       nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
-      nb::arg("allow_grad") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
-      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
+      nb::arg("frozen") = std::vector<int>(), nb::arg("allow_grad") = false,
+      nb::arg("single") = false, nb::arg("tier") = nb::none(), nb::arg("threads") = 0,
+      nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
       "each whether its elements must not share memory with each other. memory_groups: a number "
       "for each\n"
       "input and each output; those with other numbers must not share memory, by default those\n"
-      "that the program does not make views of each other. allow_grad: take tensors that\n"
+      "that the program does not make views of each other. frozen: inputs whose elements do not\n"
+      "change, so that they may be packed ahead. allow_grad: take tensors that\n"
       "require gradients. single: return the only output, not a tuple of one. tier, threads,\n"
       "verify: as set_tier, set_threads, set_verify, for this program alone.");
   m.def(
@@ -300,6 +304,15 @@ void bind_executable(nb::module_& m) {
       },
       nb::arg("hook"),
       "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");
+  m.def(
+      "on_frozen", [](nb::handle hook) { set_owner_hook(hook.ptr()); }, nb::arg("hook"),
+      "Call hook(tensor) for a frozen input that is to be packed: it returns the number of what\n"
+      "owns the tensor's memory, made by new_owner().");
+  m.def("new_owner", exec::gemm::new_owner, "A number that stands for memory, until forget().");
+  m.def("forget", exec::gemm::forget, nb::arg("owner"),
+        "What was packed of the owner's memory is not used any more.");
+  m.def("set_packed_memory", exec::gemm::set_ahead_limit, nb::arg("bytes"),
+        "Bytes that frozen inputs may be packed to; 0: no limit.");
   m.def(
       "torch_direct",
       [] {

@@ -11,6 +11,7 @@ namespace {
 
 std::atomic<int> threads_wanted{0};
 std::atomic<bool> forked{false};
+PyObject* owner_hook = nullptr;
 
 // Guarded by the interpreter's lock; nodes stay where they are.
 std::map<std::string, std::int64_t>& counts() {
@@ -43,6 +44,11 @@ void set_threads(int threads) noexcept {
 int threads_setting(int own) noexcept {
   if (forked.load(std::memory_order_relaxed)) return 1;
   return own > 0 ? own : threads_wanted.load(std::memory_order_relaxed);
+}
+
+void set_owner_hook(PyObject* hook) {
+  Py_INCREF(hook);
+  Py_XDECREF(std::exchange(owner_hook, hook));
 }
 
 int processors() noexcept {
@@ -105,6 +111,14 @@ Object PythonFramework::retain(Object object) noexcept {
   return object;
 }
 void PythonFramework::drop(Object object) noexcept { Py_DECREF(py(object)); }
+std::uint64_t PythonFramework::owner(Object tensor) {
+  if (owner_hook == nullptr) return 0;
+  const Ref number = invoke(owner_hook, {py(tensor)});
+  const std::uint64_t owner = PyLong_AsUnsignedLongLong(number.get());
+  if (PyErr_Occurred() != nullptr) throw host::ForeignError();
+  return owner;
+}
+
 void PythonFramework::unlock() noexcept { saved_thread = PyEval_SaveThread(); }
 void PythonFramework::lock() noexcept { PyEval_RestoreThread(saved_thread); }
 

@@ -21,6 +21,9 @@ void set_threads(int threads) noexcept;
 // The same, or `own` if that is not 0; 1 after a fork.
 int threads_setting(int own = 0) noexcept;
 
+// What tells owners of memory apart: called with a tensor, returns a number of new_owner().
+void set_owner_hook(PyObject* hook);
+
 // What both have in common: Python numbers, call-outs, the interpreter's lock.
 class PythonFramework : public host::Framework {
  public:
@@ -33,6 +36,7 @@ class PythonFramework : public host::Framework {
   void call(std::int64_t target, std::span<const Object> args, std::span<Object> results) override;
   Object retain(Object object) noexcept override;
   void drop(Object object) noexcept override;
+  std::uint64_t owner(Object tensor) override;
   void unlock() noexcept override;
   void lock() noexcept override;
 

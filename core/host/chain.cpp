@@ -73,6 +73,7 @@ void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_
   stage.k = b.size(b.rank - 2);
   stage.b = {b.data, b.stride(b.rank - 2), b.stride(b.rank - 1), b_storage};
   set_batches(b, b_item, n_rows, stage.b_rows);
+  stage.fixed = b.root >= 0 && frozen_[index(b.root)];
 
   const Storage a_storage = fuse::storage_of(program.type(from.a).dtype);
   stage.a = {nullptr, 0, 1, a_storage};
@@ -120,10 +121,63 @@ std::vector<std::string> Executable::ways(int chain) {
     const auto& sizes = stage.sizes;
     if (stage.kernel != nullptr || sizes.m == 0) continue;
     result.push_back(std::to_string(sizes.m) + " x " + std::to_string(sizes.n) + " x " +
-                     std::to_string(sizes.k) + " by " + exec::gemm::name(stage.way));
+                     std::to_string(sizes.k) + " by " + exec::gemm::name(stage.way) +
+                     (stage.packed != nullptr ? ", packed ahead" : ""));
   }
   give_frame(std::move(frame));
   return result;
+}
+
+// What `factor`, the right factor `value` of this call, was packed to, now or before. Null if there
+// is no room.
+std::shared_ptr<const float> Executable::packed(Frame& frame, ValueId value,
+                                                const exec::gemm::Factor& factor,
+                                                const exec::gemm::Tiles& tiles, int threads) {
+  Packings& packings = packings_[index(value)];
+  const std::uint64_t changes = exec::gemm::ahead_changes();
+  {
+    const std::lock_guard lock(mutex_);
+    for (const exec::gemm::SharedAhead& ahead : packings.found) {
+      exec::gemm::Factor wanted = factor;
+      wanted.owner = exec::gemm::factor(*ahead).owner;
+      if (wanted != exec::gemm::factor(*ahead)) continue;
+      if (std::shared_ptr<const float> memory = exec::gemm::memory(*ahead)) return memory;
+    }
+    if (packings.full == changes) return nullptr;
+  }
+  exec::gemm::Factor known = factor;
+  known.owner = framework_.owner(frame.tensors[index(frame.records[index(value)].root)]);
+  exec::gemm::SharedAhead ahead = exec::gemm::share(tiles, known, threads);
+  const std::lock_guard lock(mutex_);
+  if (!ahead) {
+    packings.full = changes;
+    return nullptr;
+  }
+  std::shared_ptr<const float> memory = exec::gemm::memory(*ahead);
+  std::erase_if(packings.found, [&](const exec::gemm::SharedAhead& other) {
+    return other == ahead || exec::gemm::memory(*other) == nullptr;
+  });
+  packings.found.push_back(std::move(ahead));
+  return memory;
+}
+
+// Right factors that do not change, where a way is quickest that packs.
+void Executable::pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::ChainLaunch& launch,
+                            const exec::gemm::Tiles& tiles, int threads) {
+  for (std::size_t s = 0; s < chain.stages.size(); ++s) {
+    schedule::Stage& stage = launch.stages[s];
+    if (stage.kernel != nullptr || !stage.fixed || !packs(stage.way)) continue;
+    std::shared_ptr<const float> memory =
+        packed(frame, chain.stages[s].b, {0, stage.b, stage.n, stage.k, stage.way, tiles.columns},
+               tiles, threads);
+    if (memory) {
+      stage.packed = memory.get();
+      frame.packed.push_back(std::move(memory));
+    } else {
+      stage.fixed = false;
+      choose_way(stage, tiles);
+    }
+  }
 }
 
 void Executable::run_chain(Frame& frame, int which) {
@@ -145,9 +199,13 @@ void Executable::run_chain(Frame& frame, int which) {
   }
   const bool unlocks = schedule::flops(launch) > kUnlockFlops;
   const int threads = framework_.threads();
+  const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
+  prepare(launch, tiles);
+  if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
   if (unlocks) framework_.unlock();
-  const exec::Status status = schedule::run_chain(launch, threads, tier_);
+  const exec::Status status = schedule::run_chain(launch, tiles, threads);
   if (unlocks) framework_.lock();
+  frame.packed.clear();
   count_launches(1);
   if (status == exec::Status::kNoMemory) throw MemoryError("no memory for a matrix product");
   if (status != exec::Status::kOk) fail(status, kernel);

@@ -56,6 +56,13 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   plan_.kernels.clear();
   for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));
   compile_inputs(options);
+  frozen_.resize(plan_.program.values.size());
+  for (const int input : options.frozen) {
+    if (input < 0 || static_cast<std::size_t>(input) >= n_inputs())
+      throw ShapeError("frozen: there is no input " + std::to_string(input));
+    frozen_[index(plan_.program.inputs[static_cast<std::size_t>(input)])] = true;
+  }
+  if (!options.frozen.empty()) packings_.resize(plan_.program.values.size());
   order_steps();
   compile_steps();
   compile_orders(options);

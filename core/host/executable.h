@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "exec/gemm/ahead.h"
 #include "fuse/plan.h"
 #include "host/arena.h"
 #include "host/framework.h"
@@ -29,6 +30,7 @@ struct Options {
   // What owned the memory before lowering: outputs of different groups must not share memory with
   // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
   std::vector<std::int32_t> input_groups, output_groups;
+  std::vector<int> frozen;      // inputs whose elements do not change: see gemm/ahead.h
   schedule::Settings settings;  // of its kernels
 };
 
@@ -175,6 +177,10 @@ class Executable {
                     schedule::ChainLaunch& launch) const;
   void fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t s,
                    schedule::ChainLaunch& launch) const;
+  void pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::ChainLaunch& launch,
+                  const exec::gemm::Tiles& tiles, int threads);
+  std::shared_ptr<const float> packed(Frame& frame, ValueId value, const exec::gemm::Factor& factor,
+                                      const exec::gemm::Tiles& tiles, int threads);
   void run_chain(Frame& frame, int chain);
   void call_out(Frame& frame, const HostStep& step) const;
   Object tensor(Frame& frame, ValueId value) const;
@@ -203,8 +209,17 @@ class Executable {
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
   std::vector<Object> constants_;                  // owned
   std::optional<schedule::Tier> tier_;             // what its kernels were asked for
+  std::vector<bool> frozen_;                       // by value: an input that does not change
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
+
+  // Of a right factor: what it was packed to, for each tensor that it was, and what
+  // ahead_changes() said when there was no room.
+  struct Packings {
+    std::vector<exec::gemm::SharedAhead> found;
+    std::uint64_t full = 0;
+  };
+  std::vector<Packings> packings_;  // by value; empty if nothing is frozen. Guarded by mutex_
 
   std::atomic<Frame*> spare_{nullptr};
   std::mutex mutex_;

@@ -14,11 +14,12 @@ struct Executable::Frame {
   std::vector<Object> tensors;        // by value; inputs are borrowed, holders_ owned
   std::vector<std::int64_t> numbers;  // by value: weak inputs as float64, int64 or bool
   std::vector<schedule::OperandView> operands;
-  std::vector<schedule::ChainLaunch> chains;  // by chain: what one launch is made of
-  std::vector<Object> args;                   // of a call-out, then its results
-  std::vector<std::byte*> slots;              // of the arena
-  std::vector<exec::Block> blocks;            // by stage: memory of its slots
-  std::int64_t output_bytes = 0;              // allocated for results in this call
+  std::vector<schedule::ChainLaunch> chains;         // by chain: what one launch is made of
+  std::vector<std::shared_ptr<const float>> packed;  // that a running chain reads
+  std::vector<Object> args;                          // of a call-out, then its results
+  std::vector<std::byte*> slots;                     // of the arena
+  std::vector<exec::Block> blocks;                   // by stage: memory of its slots
+  std::int64_t output_bytes = 0;                     // allocated for results in this call
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);

@@ -27,6 +27,9 @@ class Framework {
   // A new tensor over memory of `owner`, whose record is `whole`.
   virtual Object view(Object owner, const Record& whole, DType dtype, const Record& part) = 0;
   virtual bool negative_strides() const = 0;
+  // A number for the memory of a tensor, until exec::gemm::forget() is called with it: before that
+  // memory is freed or is another tensor's. 0: there is none. Throws.
+  virtual std::uint64_t owner(Object) { return 0; }
 
   // Python numbers. The readers throw TypeError; `name` is for the message.
   virtual std::int64_t integer(Object number, const std::string& name) = 0;

@@ -208,9 +208,38 @@ bool reshape_strides(const Geometry& in, Geometry& out) noexcept {
   return true;
 }
 
+namespace {
+
+// `count` elements, steps in bytes.
+template <std::size_t item>
+void copy_row(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
+              std::int64_t count) {
+  for (std::int64_t i = 0; i < count; ++i)
+    std::memcpy(to + i * to_step, from + i * from_step, item);
+}
+
+void copy_row(int item, const std::byte* from, std::int64_t from_step, std::byte* to,
+              std::int64_t to_step, std::int64_t count) {
+  if (from_step == item && to_step == item) {
+    std::memcpy(to, from, static_cast<std::size_t>(count * item));
+    return;
+  }
+  switch (item) {
+    case 1:
+      return copy_row<1>(from, from_step, to, to_step, count);
+    case 2:
+      return copy_row<2>(from, from_step, to, to_step, count);
+    case 4:
+      return copy_row<4>(from, from_step, to, to_step, count);
+    default:
+      return copy_row<8>(from, from_step, to, to_step, count);
+  }
+}
+
+}  // namespace
+
 void copy(const Record& in, const Record& out, int item_bytes) noexcept {
   if (in.empty()) return;
-  const auto item = static_cast<std::size_t>(item_bytes);
   std::array<std::int64_t, kMaxRank> index{};
   const std::byte* from = in.data;
   std::byte* to = out.data;
@@ -219,9 +248,7 @@ void copy(const Record& in, const Record& out, int item_bytes) noexcept {
   const std::int64_t from_step = last >= 0 ? in.stride(last) * item_bytes : 0;
   const std::int64_t to_step = last >= 0 ? out.stride(last) * item_bytes : 0;
   for (;;) {
-    for (std::int64_t i = 0; i < row; ++i) {
-      std::memcpy(to + i * to_step, from + i * from_step, item);
-    }
+    copy_row(item_bytes, from, from_step, to, to_step, row);
     int d = last - 1;
     for (; d >= 0; --d) {
       auto& i = index[static_cast<std::size_t>(d)];

@@ -37,10 +37,6 @@ std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
 std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return parts(x, to) * to; }
 
-const Tiles& tiles_of(Tier tier) {
-  return exec::gemm::tiles(tier.target == exec::native::Target::kAvx2);
-}
-
 class Running {
  public:
   Running(ChainLaunch& launch, const Tiles& tiles, int threads)
@@ -82,8 +78,9 @@ class Running {
  private:
   struct Product {
     Way way = Way::kPacked;
-    bool shared = false;      // all items have the same right factor, packed once
-    float* packed = nullptr;  // of a shared factor
+    bool shared = false;            // all items have the same right factor, packed once
+    const float* packed = nullptr;  // all of its right factor, if it is packed for all items
+    float* to = nullptr;            // where it is to be packed
   };
   // Some rows of some batches.
   struct Item {
@@ -106,6 +103,7 @@ class Running {
       product.shared = n_items_ >= threads_ &&
                        std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
       product.way = stage.way;
+      product.packed = stage.packed;
     }
   }
 
@@ -166,7 +164,7 @@ class Running {
       if (stage.out_panel < 0 && stage.out_column != sizeof(float))
         room =
             std::max(room, room_elements(tiles_, products_[s].way, sizes) + item_rows_ * stage.n);
-      if (!packs(products_[s].way)) continue;
+      if (!packs(products_[s].way) || products_[s].packed != nullptr) continue;
       const std::int64_t packed = bytes_of(packed_elements(tiles_, products_[s].way, sizes));
       std::int64_t& total = products_[s].shared ? shared : bytes;
       packed_offsets_[s] = total;
@@ -178,8 +176,9 @@ class Running {
       shared_block_ = exec::acquire(at(shared));
       if (shared_block_.data == nullptr) return false;
       for (std::size_t s = 0; s < products_.size(); ++s) {
-        if (products_[s].shared && packed_offsets_[s] >= 0)
-          products_[s].packed = reinterpret_cast<float*>(shared_block_.data + packed_offsets_[s]);
+        if (!products_[s].shared || packed_offsets_[s] < 0) continue;
+        products_[s].to = reinterpret_cast<float*>(shared_block_.data + packed_offsets_[s]);
+        products_[s].packed = products_[s].to;
       }
     }
     // With few rows, what passes between stages lies in the first thread's.
@@ -219,11 +218,11 @@ class Running {
   void pack_shared() {
     for (std::size_t s = 0; s < products_.size(); ++s) {
       const Product& product = products_[s];
-      if (product.packed == nullptr) continue;
+      if (product.to == nullptr) continue;
       const Stage& stage = launch_.stages[s];
       const Sizes sizes{item_rows_, stage.n, stage.k};
       by_columns(stage.n, threads_, [&](int, std::int64_t first, std::int64_t n) {
-        pack(tiles_, product.way, sizes, stage.b, first, n, product.packed);
+        pack(tiles_, product.way, sizes, stage.b, first, n, product.to);
       });
     }
   }
@@ -308,8 +307,10 @@ class Running {
     by_columns(n, threads, [&](int worker, std::int64_t first, std::int64_t count) {
       Matrix part = b;
       part.data += first * b.column_stride * bytecode::storage_bytes(b.storage);
-      multiply_part(s, {box.rows, count, k, k}, a, part, out + first * column_bytes, row_bytes,
-                    column_bytes, worker);
+      const float* packed = products_[s].packed;
+      if (packed != nullptr) packed += packed_offset(products_[s].way, sizes, first);
+      multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k}, a, part, packed,
+                    out + first * column_bytes, row_bytes, column_bytes, worker);
     });
   }
 
@@ -324,13 +325,12 @@ class Running {
     finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
   }
 
-  // Some columns: what is packed is packed for this alone.
+  // Some columns: what is not packed yet is packed for this alone.
   void multiply_part(std::size_t s, const Sizes& sizes, const Matrix& a, const Matrix& b,
-                     std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes,
-                     int thread) {
+                     const float* packed, std::byte* out, std::int64_t row_bytes,
+                     std::int64_t column_bytes, int thread) {
     if (sizes.n <= 0) return;
-    const float* packed = nullptr;
-    if (packs(products_[s].way)) {
+    if (packs(products_[s].way) && packed == nullptr) {
       memories_[at(thread)].packed[s] = nullptr;
       packed = pack_own(s, sizes, b, thread);
       memories_[at(thread)].packed[s] = nullptr;
@@ -417,28 +417,23 @@ class Running {
   std::atomic<Status> status_{Status::kOk};
 };
 
-// Columns at a time, so that packed factors stay in a cache.
+// Columns at a time, so that factors that are packed on the way stay in a cache, and panels do for
+// as many rows as a block has: then a right factor is read once.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
-  std::int64_t depth = 0;
+  std::int64_t depth = 0, width = 0;  // of factors; bytes of a row's column in panels
   bool any = false;
   for (const Stage& stage : launch.stages) {
-    if (stage.kernel != nullptr) continue;
+    if (stage.kernel != nullptr || stage.packed != nullptr) continue;
     depth += stage.k;
     any = any || packs(stage.way);
   }
-  if (!any || depth == 0) return INT64_MAX;
-  const std::int64_t columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
+  std::int64_t columns = INT64_MAX;
+  if (any && depth > 0) columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
+  for (const Panel& panel : launch.panels) width += panel.item_bytes;
+  const std::int64_t rows = std::min(launch.rows[at(launch.n_rows - 1)], kBlockRows);
+  if (width > 0) columns = std::min(columns, kPanelBytes / width / std::max<std::int64_t>(rows, 1));
+  if (columns == INT64_MAX) return columns;
   return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
-}
-
-// Before anything is divided: what is chosen does not depend on threads.
-void choose_ways(ChainLaunch& launch, const Tiles& tiles) {
-  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
-  for (Stage& stage : launch.stages) {
-    if (stage.kernel != nullptr) continue;
-    stage.sizes = {rows, stage.n, stage.k};
-    stage.way = choose(tiles, stage.sizes, stage.a, stage.b);
-  }
 }
 
 // A launch that may be divided by columns: each thread has some, and takes a few at a time.
@@ -489,13 +484,32 @@ double flops(const ChainLaunch& launch) noexcept {
   return rows * work;
 }
 
-Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept try {
-  const Tiles& tiles = tiles_of(tier ? *tier : schedule::tier());
-  if (flops(launch) < kInlineFlops) threads = 1;
+const Tiles& tiles_of(std::optional<Tier> tier) noexcept {
+  return exec::gemm::tiles((tier ? *tier : schedule::tier()).target == exec::native::Target::kAvx2);
+}
+
+void choose_way(Stage& stage, const Tiles& tiles) noexcept {
+  stage.way = choose(tiles, stage.sizes, stage.a, stage.b, stage.fixed);
+}
+
+void prepare(ChainLaunch& launch, const Tiles& tiles) noexcept {
   // Of one row, the batches may become the rows.
   if (launch.rows[at(launch.n_rows - 1)] == 1) launch.causal = INT64_MAX;
   simplify(launch);
-  choose_ways(launch, tiles);
+  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) continue;
+    stage.packed = nullptr;
+    // One right factor for all rows.
+    stage.fixed =
+        stage.fixed && std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
+    stage.sizes = {rows, stage.n, stage.k};
+    choose_way(stage, tiles);
+  }
+}
+
+Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads) noexcept try {
+  if (flops(launch) < kInlineFlops) threads = 1;
   threads = std::max(threads, 1);
   const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
   const std::int64_t n = launch.columns_too ? launch.stages.front().n : 0;

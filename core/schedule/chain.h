@@ -26,7 +26,9 @@ struct Stage {
   std::byte* out = nullptr;  // float32
   std::int64_t out_column = 0;
   std::int64_t n = 0, k = 0;
-  exec::gemm::Sizes sizes{};  // of the last launch, and how it was computed
+  bool fixed = false;             // b does not change, so that it may be packed ahead
+  const float* packed = nullptr;  // b, if it was
+  exec::gemm::Sizes sizes{};      // of the last launch, and how it was computed
   exec::gemm::Way way{};
   int a_panel = -1, out_panel = -1;  // that a is, that the product goes to: index of panels
 
@@ -55,9 +57,18 @@ struct ChainLaunch {
   std::int64_t causal = INT64_MAX;
 };
 
-// Runs on up to `threads` threads. Results do not depend on their number, nor on how rows are
-// divided. Changes the launch: what it says is used up.
-exec::Status run_chain(ChainLaunch& launch, int threads, std::optional<Tier> tier) noexcept;
+// Fewer axes, and how each product is computed: what does not depend on threads. A product whose
+// way packs and whose right factor is fixed may be given what was packed ahead.
+void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept;
+// The way of a product whose right factor is not packed ahead after all.
+void choose_way(Stage& stage, const exec::gemm::Tiles& tiles) noexcept;
+
+// The micro-kernels for a tier; none: what is set.
+const exec::gemm::Tiles& tiles_of(std::optional<Tier> tier) noexcept;
+
+// Runs what was prepared, on up to `threads` threads. Results do not depend on their number, nor on
+// how rows are divided. Changes the launch: what it says is used up.
+exec::Status run_chain(ChainLaunch& launch, const exec::gemm::Tiles& tiles, int threads) noexcept;
 
 // Floating-point operations of the launch's products.
 double flops(const ChainLaunch& launch) noexcept;

@@ -1,6 +1,7 @@
 // A framework without Python: tensors of float32 on the heap.
 #pragma once
 
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -62,11 +63,18 @@ class Heap final : public host::Framework {
     --living;
     delete static_cast<Tensor*>(o);
   }
+  std::uint64_t owner(Object tensor) override {
+    ++asked;
+    const auto found = owners.find(tensor);
+    return found == owners.end() ? 0 : found->second;
+  }
   void unlock() noexcept override {}
   void lock() noexcept override {}
   int threads() noexcept override { return 1; }
 
   bool fail = false;
+  std::map<Object, std::uint64_t> owners;
+  int asked = 0;  // for an owner
 };
 
 }  // namespace tilevm::test

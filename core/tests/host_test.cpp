@@ -96,6 +96,23 @@ int test_copy() {
       for (int k = 0; k < 4; ++k) CHECK(to[i * 12 + j * 4 + k] == i + 2 * j + 6 * k);
     }
   }
+  // Items of every size; rows side by side, apart, and backwards.
+  std::array<std::byte, 512> bytes, copied;
+  for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = std::byte(i * 7);
+  for (const int item : {1, 2, 4, 8}) {
+    for (const std::int64_t step : {1, 2, -1}) {
+      const std::int64_t first = step < 0 ? 4 : 0;
+      const Record from = record(bytes.data() + first * item, {3, 5}, {10, step});
+      copied.fill(std::byte{});
+      copy(from, record(copied.data(), {3, 5}, {5, 1}), item);
+      for (int i = 0; i < 3 * 5 * item; ++i) {
+        const std::int64_t element = i / item / 5 * 10 + i / item % 5 * step + first;
+        CHECK(copied[static_cast<std::size_t>(i)] ==
+              bytes[static_cast<std::size_t>(element * item + i % item)]);
+      }
+      CHECK(copied[static_cast<std::size_t>(3 * 5 * item)] == std::byte{});
+    }
+  }
   return 0;
 }
 

@@ -152,6 +152,14 @@ KNOBS: tuple[Knob, ...] = (
         "those used least recently go first.",
         low=1,
     ),
+    Knob(
+        "packed_memory",
+        int,
+        1 << 30,
+        "Bytes of packed weights that functions of tilevm.compile with `freeze` keep together; "
+        "products beyond read their weights as they are. 0: no limit.",
+        low=0,
+    ),
     Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
 )
 

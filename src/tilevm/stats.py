@@ -21,6 +21,7 @@ COUNTERS: dict[str, str] = {
     "launches": "kernels run",
     "callouts": "calls of the host framework, by operator",
     "flushes": "segments of recorded operators run, by reason",
+    "packed_bytes": "bytes of weights packed ahead now, for functions compiled with `freeze`",
     "peak_bytes": "most bytes of buffers held at once",
 }
 _BY_NAME = ("interpreted", "callouts", "flushes")

@@ -354,3 +354,22 @@ def test_who_kills_the_process_is_told_of_and_left_out(
         "compile": {"error": ""},
         "inductor": {"error": "the process was ended by signal 11"},
     }
+
+
+def test_ratio_over_the_products_alone() -> None:
+    row = {"sizes": [7, 8, 9], "median_us": {"eager": 3.0, "compile": 2.2}, "alone_us": 2.0}
+    case = {"name": "linear_gelu", "by": "M", "sizes": ["M", "K", "N"], "shapes": [row]}
+    last = report._over_alone([case])[-2]
+    assert last == "| linear_gelu | tilevm.compile | 1.10 | 1.10 | 1.10 | 7x8x9 |"
+    assert report._over_alone([case | {"shapes": [row | {"alone_us": None}]}]) == []
+
+
+@pytest.mark.parametrize("case", [c for c in CASES.values() if c.alone], ids=lambda case: case.name)
+def test_products_alone_take_the_inputs_of_the_case(case: Case) -> None:
+    alone = case.alone
+    assert alone is not None
+    inputs = case.tensors(case.sweep[0])
+    found, wanted = measure._flat(tilevm.compile(alone)(*inputs)), measure._flat(alone(*inputs))
+    for x, y in zip(found, wanted, strict=True):
+        assert x.shape == y.shape
+        assert (x - y).abs().max() <= 0.02 * y.abs().max()  # bfloat16 has 8 bits

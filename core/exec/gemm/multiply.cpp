@@ -23,6 +23,7 @@ constexpr std::int64_t kTileRows = 256;
 constexpr std::int64_t kDotRows = 128;
 constexpr std::int64_t kPairDotRows = 48;
 constexpr std::int64_t kSweepsBeforePacking = 16;
+constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
 
 std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
 std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
@@ -317,12 +318,15 @@ const char* name(Way way) {
   return kNames[static_cast<std::size_t>(way)];
 }
 
-// Measured with core/bench/gemm_bench.cpp on AMD Zen 4; the crossings are flat.
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b) {
+// Measured with core/bench/gemm_bench.cpp on AMD Zen 4; the crossings are flat. Where B is packed
+// ahead, that is quicker from a few rows on, but for narrower storages: what they become as
+// float32 is as quick in a cache, and slower where B comes from memory.
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
   const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
                      tiles.lanes == 16 && brain_tiles() != nullptr;
   if (pairs) {
     const bool rows = b.column_stride == 1 && sizes.n > 1;
+    if (ahead && (rows || sizes.m > kPairDotsAhead)) return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
     if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
       return Way::kPairDots;
@@ -330,6 +334,7 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
   }
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
+  if (ahead && b.storage == Storage::kF32 && m > kMostSweeps) return Way::kPacked;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
     // Rows of B a multiple of 4 KiB apart are each on a page of their own, in few sets of a cache.
     const bool apart = b.row_stride * item % 4096 == 0 && sizes.k >= 256;
@@ -348,6 +353,11 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   const std::int64_t k = way == Way::kPackedPairs ? (sizes.k + 1) / 2 : sizes.k;
   return rounded_up(sizes.n, tiles.columns) * k;
+}
+
+std::int64_t packed_offset(Way way, const Sizes& sizes, std::int64_t first) {
+  const std::int64_t rows = sizes.packed_rows();
+  return first * (way == Way::kPackedPairs ? (rows + 1) / 2 : rows);
 }
 
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {

@@ -14,6 +14,8 @@ struct Matrix {
   std::int64_t row_stride;
   std::int64_t column_stride;
   Storage storage;
+
+  bool operator==(const Matrix&) const = default;
 };
 
 struct Sizes {
@@ -36,12 +38,16 @@ inline bool packs(Way way) { return way == Way::kPacked || way == Way::kPackedPa
 const char* name(Way way);
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
-// are, not where.
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b);
+// are, not where. ahead: b is packed already, if the way packs.
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+           bool ahead = false);
 
 // Float32 elements of a packed B; of working memory for multiply().
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes);
+
+// Where in it column `first` begins, a multiple of tiles.columns.
+std::int64_t packed_offset(Way way, const Sizes& sizes, std::int64_t first);
 
 // Packs columns first .. first + count of b, where first is a multiple of tiles.columns.
 void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,

@@ -247,8 +247,11 @@ def capture(
     *,
     dims: torch_dims.Dims | None,
     knobs: dict[str, Any],
+    freeze: bool = False,
 ) -> Capture:
     """Capture `fn(*args, **kwargs)` for all sizes that take the same branches.
+
+    freeze: parameters, buffers and constants that it does not change keep their elements.
 
     Raises: ShapeError, if a size contradicts `dims`; anything else, if `fn` cannot be captured.
     """
@@ -277,7 +280,7 @@ def capture(
             continue
         tried.add(plan)
         try:
-            made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs)
+            made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs, freeze)
         except Effects:
             raise
         except Exception as error:
@@ -319,6 +322,7 @@ def _attempt(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
+    freeze: bool,
 ) -> tuple[Capture, list[Condition]]:
     call = _Call(fn, modules, tree, leaves)
     taken = {n for x in leaves if isinstance(x, torch.Tensor) for n in x.shape}
@@ -352,7 +356,7 @@ def _attempt(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
         )
         try:
-            return _checked(call, program, leaves, plan, facts, knobs)
+            return _checked(call, program, leaves, plan, facts, knobs, freeze)
         finally:
             torch_sizes.let_go(program.graph)
 
@@ -377,6 +381,7 @@ def _checked(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
+    freeze: bool,
 ) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, if it does all that the function does."""
     result, writes = call.seen.result, call.seen.writes
@@ -386,12 +391,12 @@ def _checked(
     torch_memory.check_in_place(program.graph)
     call.seen.strides |= torch_strides.has_strides(program.graph)
     try:
-        return _finish(call, program, result, writes, leaves, plan, facts, knobs)
+        return _finish(call, program, result, writes, leaves, plan, facts, knobs, freeze)
     except Mutates:
         check_functional(program.graph)
         kept = torch_memory.changed_inputs(program.graph)
         program = program.run_decompositions({})
-        return _finish(call, program, result, writes, leaves, plan, facts, knobs, kept)
+        return _finish(call, program, result, writes, leaves, plan, facts, knobs, freeze, kept)
 
 
 # What stands for a size of 0 or 1 while capturing: unusual sizes, so that no branch expects them.
@@ -470,6 +475,7 @@ def _finish(
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
+    freeze: bool,
     kept: Mapping[int, str] | None = None,
 ) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, and write what runs around it.
@@ -507,7 +513,14 @@ def _finish(
         for (leaf, axis), dim in facts.items()
         if leaf == index
     }
-    captured = torch_program.build(program.graph, inputs, knobs, own_guards=plan.unify, facts=known)
+    captured = torch_program.build(
+        program.graph,
+        inputs,
+        knobs,
+        own_guards=plan.unify,
+        facts=known,
+        frozen=_unchanged(signature, names, tensors, bound) if freeze else None,
+    )
     conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, plan)
     constants: dict[str, Any] = {"inner": captured.run, "math": math}
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
@@ -550,6 +563,22 @@ def _finish(
     direct = None if writes else _direct(captured, names, result, signature)
     made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct, writes_memory)
     return made, conditions
+
+
+def _unchanged(
+    signature: Any, names: Sequence[str], tensors: Mapping[str, str], bound: Sequence[torch.Tensor]
+) -> set[int]:
+    """Inputs of the program that are bound, and share no memory with what the program changes."""
+
+    def memory(name: str) -> int:
+        return bound[int(name[1:])].untyped_storage().data_ptr()
+
+    changed = {
+        memory(tensors[spec.target])
+        for spec in signature.output_specs
+        if spec.kind is OutputKind.BUFFER_MUTATION
+    }
+    return {i for i, n in enumerate(names) if n[0] == "b" and memory(n) not in changed}
 
 
 def _refuse_overlap(changed: torch.Tensor) -> None:

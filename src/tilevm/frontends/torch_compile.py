@@ -75,9 +75,11 @@ class Compiled(Dispatch):
         fn: Callable[..., Any],
         dims: Dims | None = None,
         knobs: Mapping[str, Any] | None = None,
+        freeze: bool = False,
     ) -> None:
         self._fn = fn
         self._dims = dims
+        self._freeze = freeze
         self._knobs = dict(knobs or {})
         # By key, the one used least recently first.
         self._families: OrderedDict[tuple[Any, ...], Family] = OrderedDict()
@@ -205,7 +207,13 @@ class Compiled(Dispatch):
             with _capturing:
                 made = next((c for c in family.captures if c.holds(leaves)), None)
                 capture = made or torch_capture.capture(
-                    self._fn, self._modules, args, kwargs, dims=self._dims, knobs=self._knobs
+                    self._fn,
+                    self._modules,
+                    args,
+                    kwargs,
+                    dims=self._dims,
+                    knobs=self._knobs,
+                    freeze=self._freeze,
                 )
                 if made is None:
                     family.captures.insert(0, capture)
@@ -238,7 +246,7 @@ class Compiled(Dispatch):
         return self._differentiable(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Compiled, (self._fn, self._dims, self._knobs)
+        return Compiled, (self._fn, self._dims, self._knobs, self._freeze)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class holds this."""
@@ -323,11 +331,17 @@ class CompiledModule(Dispatch, nn.Module):
 
     _tilevm: Compiled
 
-    def __init__(self, module: nn.Module, dims: Dims | None, knobs: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        dims: Dims | None,
+        knobs: Mapping[str, Any],
+        freeze: bool = False,
+    ) -> None:
         # The module's own dictionaries, so that whatever nn.Module does happens to the module.
         own = self.__dict__
         own.update(vars(module))
-        own["_tilevm"] = Compiled(module, dims, knobs)
+        own["_tilevm"] = Compiled(module, dims, knobs, freeze)
         own["_tilevm_module"] = module
         object.__setattr__(self, "_ready", self._tilevm._ready)  # past __setattr__ of modules
 
@@ -359,13 +373,14 @@ class CompiledModule(Dispatch, nn.Module):
         self.__dict__.pop(name, None)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
-        return type(self)(
-            copy.deepcopy(self._tilevm_module, memo), self._tilevm._dims, self._tilevm._knobs
-        )
+        module = copy.deepcopy(self._tilevm_module, memo)
+        compiled = self._tilevm
+        return type(self)(module, compiled._dims, compiled._knobs, compiled._freeze)
 
     def __reduce__(self) -> tuple[Any, ...]:
         compiled = self._tilevm
-        return CompiledModule, (self._tilevm_module, compiled._dims, compiled._knobs)
+        arguments = (compiled._dims, compiled._knobs, compiled._freeze)
+        return CompiledModule, (self._tilevm_module, *arguments)
 
     def __repr__(self) -> str:
         return f"tilevm.compile({self._tilevm_module!r})"
@@ -383,8 +398,19 @@ class CompiledModule(Dispatch, nn.Module):
         return self._tilevm.explain(*args, **kwargs)
 
 
+def check_freeze(freeze: Any, source: str) -> bool:
+    """`freeze`, if it is one. Raises: TypeError."""
+    if type(freeze) is not bool:
+        raise TypeError(f"{source}: freeze is {freeze!r}, which is neither False nor True")
+    return freeze
+
+
 def compile(
-    fn: Callable[..., Any] | None = None, *, dims: Mapping[str, Any] | None = None, **knobs: Any
+    fn: Callable[..., Any] | None = None,
+    *,
+    dims: Mapping[str, Any] | None = None,
+    freeze: bool = False,
+    **knobs: Any,
 ) -> Any:
     """Compile a function or module; also a decorator.
 
@@ -397,6 +423,12 @@ def compile(
         state. What is printed or appended elsewhere happens at captures only.
     dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
         or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
+    freeze: the elements of parameters, buffers and captured constants do not change from the first
+        call on, in place or through `.data`, by whomever; a parameter that is replaced by another
+        is seen. The weights of products are then packed once, up to `tilevm.config.packed_memory`
+        bytes of all functions (`tilevm.stats()["packed_bytes"]`), at the first call that is quicker
+        so, and until the weights or the function go. What is changed all the same may be served
+        old. Calls that want gradients read the weights as they are.
     knobs: `tier`, `threads` and `verify` of `tilevm.config`, for this function alone.
 
     Raises: CaptureError, if `fn` or `dims` is none; TypeError and ValueError, if a knob is none.
@@ -404,15 +436,16 @@ def compile(
     Returns a module for a module, with the same parameters; a callable for anything else.
     """
     if fn is None:
-        return functools.partial(compile, dims=dims, **knobs)
+        return functools.partial(compile, dims=dims, freeze=freeze, **knobs)
     source = "tilevm.compile"
+    check_freeze(freeze, source)
     check_knobs(config.check_local(knobs, source), source)
     if dims is not None:
         dims = torch_dims.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):
         return fn
     if isinstance(fn, nn.Module):
-        return CompiledModule(fn, dims, knobs)
+        return CompiledModule(fn, dims, knobs, freeze)
     if not callable(fn):
         raise CaptureError(
             describe(
@@ -421,4 +454,4 @@ def compile(
                 remedy="Give it a function or a module.",
             )
         )
-    return Compiled(fn, dims, knobs)
+    return Compiled(fn, dims, knobs, freeze)

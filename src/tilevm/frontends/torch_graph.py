@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilevm.config import config
 from tilevm.errors import TilevmError
 from tilevm.frontends import torch_memory, torch_program
-from tilevm.frontends.torch_compile import compile
+from tilevm.frontends.torch_compile import check_freeze, compile
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
 from tilevm.runtime.program import check_knobs
@@ -33,16 +33,17 @@ def backend(
     """Compile a graph of Dynamo; the entry point of the backend "tilevm".
 
     `mode` is one of torch.compile's and changes nothing; `options` are knobs of
-    `tilevm.config` for this graph alone: tier, threads, verify.
+    `tilevm.config` for this graph alone: tier, threads, verify; and `freeze`, as for
+    `tilevm.compile`.
     A graph that cannot be imported runs eagerly, counted under `flushes` with the reason.
     """
-    knobs = _knobs(mode, options)
+    knobs, freeze = _knobs(mode, options)
     placeholders = gm.graph.find_nodes(op="placeholder")
     fakes = [node.meta.get("example_value") for node in placeholders]
     try:
         if not _needs_gradients(gm, fakes):
             try:
-                return capture(gm, fakes, knobs).run
+                return capture(gm, fakes, knobs, freeze=freeze).run
             except torch_program.Mutates:
                 pass  # AOTAutograd makes it functional and writes back
         return _through_autograd(gm, example_inputs, knobs)
@@ -55,12 +56,27 @@ def backend(
         return gm.forward
 
 
-def capture(gm: torch.fx.GraphModule, fakes: Sequence[Any], knobs: dict[str, Any]) -> Captured:
-    """Dynamo's graph as a program, without AOTAutograd. Raises: Refused."""
+def capture(
+    gm: torch.fx.GraphModule, fakes: Sequence[Any], knobs: dict[str, Any], *, freeze: bool = False
+) -> Captured:
+    """Dynamo's graph as a program, without AOTAutograd. Raises: Refused.
+
+    freeze: what is a module's does not change.
+    """
     traced = to_aten(gm, fakes)
     torch_memory.check_in_place(traced.graph)
     stats.add("captures")
-    return torch_program.build(traced.graph, fakes, knobs)
+    frozen = _owned_by_modules(gm) if freeze else None
+    return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
+
+
+def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
+    """Inputs that Dynamo found in modules: parameters, buffers and other attributes."""
+    return {
+        i
+        for i, node in enumerate(gm.graph.find_nodes(op="placeholder"))
+        if "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+    }
 
 
 def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
@@ -112,11 +128,14 @@ def _through_autograd(
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
-def _knobs(mode: str | None, options: dict[str, Any] | None) -> dict[str, Any]:
+def _knobs(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, Any], bool]:
+    """Knobs, and whether to freeze."""
     source = 'torch.compile(backend="tilevm")'
     if mode not in _MODES:
         raise ValueError(f"{source}: mode is {mode!r}, which is not one of: {_MODES[1:]}")
-    return check_knobs(config.check_local(options or {}, source), source)
+    knobs = dict(options or {})
+    freeze = check_freeze(knobs.pop("freeze", False), source)
+    return check_knobs(config.check_local(knobs, source), source), freeze
 
 
 def _reason(error: Exception) -> str:

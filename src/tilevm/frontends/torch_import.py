@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -115,8 +115,11 @@ class Imported:
     passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
     assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
 
-    def compile(self, knobs: Mapping[str, Any]) -> Callable[..., Any]:
-        """The executable, with these knobs of its own. The program is used up."""
+    def compile(self, knobs: Mapping[str, Any], frozen: Collection[int] = ()) -> Callable[..., Any]:
+        """The executable, with these knobs of its own. The program is used up.
+
+        frozen: inputs of the graph whose elements do not change.
+        """
         program, self.program = self.program, None
         assert program is not None
         number: dict[int, int] = {}
@@ -132,6 +135,7 @@ class Imported:
                 output_orders=self.orders,
                 whole_outputs=self.whole,
                 memory_groups=(groups[0], groups[1]),
+                frozen=[i for i, place in enumerate(self.passed) if place in frozen],
                 **knobs,
             )
 

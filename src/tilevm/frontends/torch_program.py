@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -14,12 +14,15 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
-from tilevm.frontends import torch_import
+from tilevm.frontends import torch_frozen, torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.ir.types import Dim
+from tilevm.runtime import program as runtime
 from tilevm.stats import stats
+
+runtime.on_frozen(torch_frozen.owner)
 
 __all__ = ["Captured", "FloatInput", "Mutates", "backward_decompositions", "build", "compile_aten"]
 
@@ -43,12 +46,14 @@ def build(
     views: bool = True,
     own_guards: bool = False,
     facts: Mapping[tuple[int, int], Dim] | None = None,
+    frozen: Collection[int] | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
     views: outputs that share memory with an input in eager code do so. own_guards: the caller
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
     are what is checked. facts: what the caller promises of (input, axis).
+    frozen: inputs whose elements do not change, if constants of the graph do not either.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -80,8 +85,9 @@ def build(
             condition = relation(expr, int(test.split()[1]))
             if condition != sympy.true and not environment.evaluate_expr(condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
-    executable = importer.result.compile(knobs)
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
+    unchanged = () if frozen is None else {*frozen, *fixed}
+    executable = importer.result.compile(knobs, unchanged)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     return Captured(importer.result, sizes, executable, run, graph)
 

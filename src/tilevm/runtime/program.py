@@ -169,6 +169,22 @@ def size_value(text: str, env: Mapping[str, int]) -> int:
     return new_program().size_value(text, env)
 
 
+def on_frozen(hook: Callable[[Any], int]) -> None:
+    """Let `hook` say who owns the memory of a frozen tensor: a number of `new_owner`."""
+    _core.on_frozen(hook)
+
+
+def new_owner() -> int:
+    """A number that stands for somebody's memory until `forget`."""
+    owner: int = _core.new_owner()
+    return owner
+
+
+def forget(owner: int) -> None:
+    """Free what was packed of the owner's memory, which is about to go."""
+    _core.forget(owner)
+
+
 def compile_program(
     program: Program, targets: Sequence[Callable[..., Any]], **options: Any
 ) -> Callable[..., Any]:
@@ -176,8 +192,8 @@ def compile_program(
 
     It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
     call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
-    framework, input_names, int_symbols, output_orders, whole_outputs, memory_groups, allow_grad,
-    single (no tuple), and the knobs tier, threads, verify, for this program alone.
+    framework, input_names, int_symbols, output_orders, whole_outputs, memory_groups, frozen,
+    allow_grad, single (no tuple), and the knobs tier, threads, verify, for this program alone.
     """
     run: Callable[..., Any] = _core.compile(program, list(targets), **options)
     return run
@@ -199,6 +215,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_verify(knobs["verify"])
     _core.set_perf(knobs["perf"])
     _core.set_gdb(knobs["gdb"])
+    _core.set_packed_memory(knobs["packed_memory"])
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
     _core.set_most_segments(knobs["segments"])

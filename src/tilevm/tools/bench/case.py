@@ -27,7 +27,8 @@ class Case:
     """`make()` gives the function or module.
 
     kernel: its name in kernels.py, "" if it has none. quick: sizes for `--quick`; (): three of the
-    sweep. by: the size over which the report shows ratios, "" for none.
+    sweep. by: the size over which the report shows ratios, "" for none. alone: the products that it
+    has, of the same inputs and with nothing around them.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Case:
     callouts: tuple[str, ...] = ()  # parts of operators' names that it does not claim to speed up
     quick: Sweep = ()
     by: str = ""
+    alone: Function | None = None
 
     def shapes(self, *, quick: bool) -> Sweep:
         """The sizes to measure, small to large."""

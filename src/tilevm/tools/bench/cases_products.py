@@ -52,6 +52,25 @@ def int8_linear(x: Any, w: Any, scale: Any) -> Any:
     return functional.linear(x, w.to(x.dtype)) * scale
 
 
+def _linear_alone(x: Any, w: Any, b: Any) -> Any:
+    return functional.linear(x, w)
+
+
+def _mlp_alone(x: Any, gate: Any, up: Any, down: Any) -> Any:
+    return functional.linear(functional.linear(x, gate), down), functional.linear(x, up)
+
+
+def _norm_linear_alone(x: Any, y: Any, g: Any, w: Any) -> Any:
+    return functional.linear(x, w)
+
+
+_ALONE: dict[Function, Function] = {
+    linear_gelu: _linear_alone,
+    qkv_heads: _linear_alone,
+    swiglu_mlp: _mlp_alone,
+    add_norm_linear: _norm_linear_alone,
+}
+
 ROWS = (1, 2, 7, 16, 33, 128, 511, 1024)
 _WIDTHS = (
     (64, 64),
@@ -118,6 +137,7 @@ def _case(
         _sweep(rows, widths),
         quick=_sweep([m for m in rows if m in _QUICK_ROWS], narrow),
         by="M",
+        alone=_ALONE.get(function),
     )
 
 

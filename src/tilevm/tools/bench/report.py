@@ -67,6 +67,7 @@ def markdown(found: dict[str, Any]) -> str:
                     *_summary(chosen),
                     "",
                     *_by_size(chosen),
+                    *_over_alone(chosen),
                     *_cases(chosen),
                     "",
                     *_small(chosen),
@@ -108,7 +109,9 @@ def _about(found: dict[str, Any]) -> list[str]:
         "operations over their rate, the largest is the limit; shapes of at least 1 MiB. "
         "*Of the limit* is the limit over the time, the geometric mean over all shapes. "
         "*Accuracy* is the largest error as a share of what is allowed: 1.5 times eager's plus 2 "
-        "units. A case in which a contestant calls out what it claims to speed up is marked † and "
+        "units. *Over its products alone* is the time of a case over that of its matrix products "
+        "by themselves, measured in the same turns, the quicker of eager's and tilevm.compile's. "
+        "A case in which a contestant calls out what it claims to speed up is marked † and "
         "not counted.",
         "",
     ]
@@ -195,6 +198,32 @@ def _by_size(chosen: Sequence[dict[str, Any]]) -> list[str]:
             rows.append((case["name"], *numbers, at, f"{100 * share:.0f} %"))
         lines += [*_table(rows), ""]
     return lines
+
+
+def _over_alone(chosen: Sequence[dict[str, Any]]) -> list[str]:
+    """Time of what is fused over that of its products alone, whoever computes these quickest."""
+    shown = [c for c in chosen if c["by"] and any(row.get("alone_us") for row in c["shapes"])]
+    keys = [key for key in TILEVM if key in _present(shown)]
+    if not shown or not keys:
+        return []
+    values = sorted({_value(case, row) for case in shown for row in case["shapes"]})
+    head = ("over its products alone", "", *(f"{shown[0]['by']} = {v}" for v in values))
+    rows = [(*head, "all", "worst", "at")]
+    for case in shown:
+        for key in keys:
+            found = [
+                (row["median_us"][key] / row["alone_us"], row)
+                for row in case["shapes"]
+                if key in row["median_us"]
+            ]
+            if not found:
+                continue
+            cells = [geomean(r for r, row in found if _value(case, row) == v) for v in values]
+            worst, row = max(found, key=lambda pair: pair[0])
+            numbers = [_number(n) for n in (*cells, geomean(r for r, _ in found), worst)]
+            at = "x".join(str(size) for size in row["sizes"])
+            rows.append((case["name"], BY_KEY[key].label, *numbers, at))
+    return [*_table(rows), ""]
 
 
 def _value(case: dict[str, Any], row: dict[str, Any]) -> int:
