@@ -647,6 +647,67 @@ void slice(Call& c) {  // self, dim, start, end, step
   c.view(0, x, to, start * from.stride(axis));
 }
 
+// Parts of these sizes along an axis.
+void split(Call& c, int axis, const Axes& parts) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  const Value x = c.value(std::size_t{0});
+  std::int64_t start = 0;
+  for (const std::int64_t part : parts) {
+    if (part < 0 || start + part > from.size(axis)) Call::refuse("parts of other sizes");
+    Value v = x;
+    if (part == 1) {
+      v = c.op(Op::select, {x}, {Param::integer(axis), Param::size(start)});
+      v = c.op(Op::unsqueeze, {v}, {Param::integer(axis)});
+    } else if (part != from.size(axis)) {
+      v = c.op(Op::slice, {x}, {Param::integer(axis), Param::size(start),
+                                Param::size(start + part), Param::integer(1)});
+    }
+    host::Geometry to = from;
+    to.size(axis) = part;
+    c.view(0, v, to, start * from.stride(axis));
+    start += part;
+  }
+  if (start != from.size(axis)) Call::refuse("parts of other sizes");
+  c.list();
+}
+
+void split_by_size(Call& c) {  // self, split_size, dim
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  if (rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(2, rank);
+  const std::int64_t size = c.tensor(0).size(axis), step = c.integer(1);
+  if (step <= 0 || size == 0) Call::refuse("no parts");
+  Axes parts;
+  for (std::int64_t start = 0; start < size; start += step) {
+    parts.push_back(std::min(step, size - start));
+  }
+  split(c, axis, parts);
+}
+
+void split_by_sizes(Call& c) {  // self, split_sizes, dim
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  if (rank == 0) Call::refuse("a scalar");
+  split(c, c.axis(2, rank), c.integers(1));
+}
+
+void unbind(Call& c) {  // self, dim
+  const host::Geometry from = geometry_of(c.tensor(0));
+  if (from.rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(1, from.rank);
+  const Value x = c.value(std::size_t{0});
+  host::Geometry to;
+  for (int d = 0; d < from.rank; ++d) {
+    if (d == axis) continue;
+    to.size(to.rank) = from.size(d);
+    to.stride(to.rank++) = from.stride(d);
+  }
+  for (std::int64_t i = 0; i < from.size(axis); ++i) {
+    c.view(0, c.op(Op::select, {x}, {Param::integer(axis), Param::size(i)}), to,
+           i * from.stride(axis));
+  }
+  c.list();
+}
+
 void alias(Call& c) { c.view(0, c.value(std::size_t{0}), geometry_of(c.tensor(0)), 0); }
 
 std::map<std::string, Row> make_rows() {
@@ -738,6 +799,11 @@ std::map<std::string, Row> make_views() {
       {"squeeze.dims", squeeze},
       {"select.int", select},
       {"slice.Tensor", slice},
+      {"split.Tensor", split_by_size},
+      {"unsafe_split.Tensor", split_by_size},
+      {"split_with_sizes", split_by_sizes},
+      {"unsafe_split_with_sizes", split_by_sizes},
+      {"unbind.int", unbind},
       {"detach", alias},
       {"alias", alias},
   };
