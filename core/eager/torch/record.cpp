@@ -109,7 +109,7 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
                          const at::TensorBase* b) {
   if (!is_plain(x) || !is_plain(w) || (b != nullptr && !is_plain(*b))) return {};
   const std::int64_t rank = x.dim();
-  if (rank < 2 || rank > kMaxRank || w.dim() != 2 || !can_multiply(x, w) ||
+  if (rank < 1 || rank > kMaxRank || w.dim() != 2 || !can_multiply(x, w) ||
       x.size(rank - 1) != w.size(1)) {
     return {};
   }
@@ -129,7 +129,11 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     if (left == kNoValue || right == kNoValue || bias == kNoValue) return {};
     constexpr std::array<std::int64_t, 2> kTurned{1, 0};
     const Value turned = mine.trace.add(Op::permute, {right}, {Param::integers(kTurned)});
-    Value y = mine.trace.add(Op::matmul, {left, turned});
+    constexpr std::array<std::int64_t, 1> kFirst{0};
+    const Value rows =
+        rank > 1 ? left : mine.trace.add(Op::unsqueeze, {left}, {Param::integer(0)});
+    Value y = mine.trace.add(Op::matmul, {rows, turned});
+    if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
     return mine.make(y, dense_geometry(mine.trace.meta(y)));
   } catch (const Unrecorded&) {

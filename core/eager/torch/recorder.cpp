@@ -93,6 +93,7 @@ class Recorded final : public c10::OperatorKernel {
     std::size_t n = 0;
     try {
       row_(call);
+      if (call.declined()) return false;
       if (in_place(place_)) {
         if (!assign(mine, first.toTensor(), call.results()[0].value)) return false;
         results[n++] = first.toTensor();
@@ -422,7 +423,7 @@ void install_row(const std::string& full, const Row& row, Place place,
     install_sum(full, op, *handle);
     install_sum_in_place(name + "_." + overload, op);
   } else if (text.empty() || !install_fast(full, text, *handle)) {
-    const bool product = name == "mm" || name == "bmm" || name == "addmm" || name == "baddbmm";
+    const bool product = name == "mv" || name == "bmm" || name == "baddbmm";
     install<Recorded>("aten", full, row, place, product);
   }
   if (place == Place::kNew && has(name + "_", overload)) {
@@ -530,12 +531,23 @@ PyObject* py_install(PyObject*, PyObject* args) {
   });
 }
 
+// Returns what was.
+bool record_here(bool on) {
+  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
+  if (before == on) return before;
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  if (on) {
+    functions_on();
+  } else {
+    functions_off();
+  }
+  return before;
+}
+
 PyObject* py_switch(PyObject*, PyObject* on) {
   const int wanted = PyObject_IsTrue(on);
   if (wanted < 0) return nullptr;
-  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-  c10::impl::tls_set_dispatch_key_included(kKey, wanted != 0);
-  return PyBool_FromLong(before);
+  return PyBool_FromLong(record_here(wanted != 0));
 }
 
 PyObject* py_active(PyObject*, PyObject*) {
@@ -595,9 +607,7 @@ PyObject* block_enter(PyObject* object, PyObject*) {
                     "each `with`");
     return nullptr;
   }
-  self.before[static_cast<std::size_t>(self.depth++)] =
-      c10::impl::tls_is_dispatch_key_included(kKey);
-  c10::impl::tls_set_dispatch_key_included(kKey, self.on);
+  self.before[static_cast<std::size_t>(self.depth++)] = record_here(self.on);
   Py_INCREF(object);
   return object;
 }
@@ -609,7 +619,7 @@ PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     return nullptr;
   }
   const bool before = self.before[static_cast<std::size_t>(--self.depth)];
-  c10::impl::tls_set_dispatch_key_included(kKey, before);
+  record_here(before);
   if (before || !self.on) Py_RETURN_NONE;
   return guarded([&]() -> PyObject* {
     Recording::mine().end_block(n > 0 && args[0] != Py_None);
