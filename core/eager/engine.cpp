@@ -203,9 +203,37 @@ Cache& cache() {
   return *made;
 }
 
-struct FlushCounts {
-  std::mutex mutex;
-  std::map<std::string, std::int64_t, std::less<>> counts;
+// Counters by reason, which is a literal: few, and found by address.
+class FlushCounts {
+ public:
+  void count(const char* reason) noexcept {
+    for (Entry& entry : entries_) {
+      const char* known = entry.reason.load(std::memory_order_acquire);
+      if (known == nullptr && entry.reason.compare_exchange_strong(known, reason)) known = reason;
+      if (known != reason) continue;
+      entry.count.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+  }
+  std::vector<std::pair<std::string, std::int64_t>> all() const {
+    std::map<std::string, std::int64_t> by_name;
+    for (const Entry& entry : entries_) {
+      const char* const reason = entry.reason.load(std::memory_order_acquire);
+      const std::int64_t count = entry.count.load(std::memory_order_relaxed);
+      if (reason != nullptr && count > 0) by_name[reason] += count;
+    }
+    return {by_name.begin(), by_name.end()};
+  }
+  void reset() noexcept {
+    for (Entry& entry : entries_) entry.count = 0;
+  }
+
+ private:
+  struct Entry {
+    std::atomic<const char*> reason{nullptr};
+    std::atomic<std::int64_t> count{0};
+  };
+  std::array<Entry, 64> entries_;
 };
 FlushCounts& flushes() {
   static auto* const made = new FlushCounts;
@@ -217,6 +245,7 @@ struct Arguments {
   std::vector<std::unique_ptr<Held>> pool;
   std::vector<Object> objects, outputs;
   std::vector<host::Seen> seen;
+  std::array<std::shared_ptr<Segment>, 64> recent;
   Held& at(std::size_t i) {
     while (pool.size() <= i) pool.push_back(std::make_unique<Held>());
     return *pool[i];
@@ -233,7 +262,7 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
     host::set_strides_in_order(wanted, order);
   }
   bool same = true;
-  for (int d = 0; d < wanted.rank; ++d) {
+  for (int d = 0; same && d < wanted.rank; ++d) {
     same = same && (wanted.size(d) < 2 || wanted.stride(d) == output->geometry.stride(d));
   }
   if (same || wanted.empty()) return output;
@@ -279,35 +308,33 @@ class Runner final : public Engine {
 
   void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
 
-  void count_flush(const char* reason) noexcept override {
-    FlushCounts& f = flushes();
-    const std::lock_guard lock(f.mutex);
-    const auto found = f.counts.find(reason);
-    if (found != f.counts.end()) {
-      ++found->second;
-    } else {
-      f.counts.emplace(reason, 1);
-    }
-  }
+  void count_flush(const char* reason) noexcept override { flushes().count(reason); }
 
  private:
   void execute(const Trace& trace, std::span<Filled> outputs, int threads) {
     const int wanted = threads_();
     threads_of_run = wanted > 0 ? wanted : threads;
-    const std::shared_ptr<Segment> segment = cache().find(trace.words(), trace.hash());
     thread_local Arguments a;
+    const std::uint64_t hash = trace.hash();
+    // What this thread ran lately needs no lock.
+    std::shared_ptr<Segment>& segment = a.recent[hash % a.recent.size()];
+    if (segment != nullptr && segment->hash == hash &&
+        std::ranges::equal(segment->words, trace.words())) {
+      hits.fetch_add(1, std::memory_order_relaxed);
+    } else {
+      segment = cache().find(trace.words(), hash);
+    }
     const std::span<const Input> inputs = trace.inputs();
     const std::size_t n = segment->executable->n_inputs();
     a.objects.resize(n);
     a.seen.assign(n, {nullptr, nullptr, nullptr});
     for (std::size_t i = 0; i < inputs.size(); ++i) {
+      const Input& input = inputs[i];
       Held& h = a.at(i);
-      h.number = inputs[i].number;
-      h.data = inputs[i].data;
-      h.geometry = inputs[i].geometry;
+      h.number = input.number;
       a.objects[i] = &h;
-      if (!trace.meta(inputs[i].value).weak) {
-        a.seen[i] = {h.data, h.geometry.sizes.data(), h.geometry.strides.data()};
+      if (input.data != nullptr || !trace.meta(input.value).weak) {
+        a.seen[i] = {input.data, input.geometry.sizes.data(), input.geometry.strides.data()};
       }
     }
     for (std::size_t s = 0; s < segment->symbols.size(); ++s) {
@@ -341,18 +368,12 @@ EngineStats engine_stats() noexcept {
 void reset_engine_stats() noexcept {
   hits = 0;
   misses = 0;
-  FlushCounts& f = flushes();
-  const std::lock_guard lock(f.mutex);
-  f.counts.clear();
+  flushes().reset();
 }
 
 void set_most_segments(std::int64_t count) noexcept { most_segments = count; }
 
-std::vector<std::pair<std::string, std::int64_t>> flush_counts() {
-  FlushCounts& f = flushes();
-  const std::lock_guard lock(f.mutex);
-  return {f.counts.begin(), f.counts.end()};
-}
+std::vector<std::pair<std::string, std::int64_t>> flush_counts() { return flushes().all(); }
 
 std::vector<std::string> segment_texts() { return cache().texts(); }
 

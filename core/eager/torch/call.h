@@ -65,13 +65,19 @@ class Call {
     int of = -1;  // a view of this argument
     std::int64_t offset = 0;
   };
+  // Leaves the operator to PyTorch, as refuse() does, where that is not rare.
+  void decline() { declined_ = true; }
+  bool declined() const { return declined_; }
+  // The results are a list of tensors.
+  void list() { list_ = true; }
+  bool as_list() const { return list_; }
   std::span<const Result> results() const { return {results_.data(), n_results_}; }
 
  private:
   const torch::jit::Stack& stack_;
   std::size_t first_, n_args_;
   Recording& recording_;
-  bool numbers_ = false;
+  bool numbers_ = false, list_ = false, declined_ = false;
   void push(const Result& result);
   std::array<Result, 16> results_;
   std::size_t n_results_ = 0;

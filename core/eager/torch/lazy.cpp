@@ -432,7 +432,7 @@ at::Tensor Recording::view(const at::Tensor& of, Value value, const host::Geomet
   return at::Tensor(std::move(impl));
 }
 
-bool Recording::assign(const at::Tensor& tensor, Value value) {
+bool Recording::assign(const at::TensorBase& tensor, Value value) {
   if (LazyImpl* const z = lazy(tensor)) {
     if (LazyStorage* const memory = z->pending()) {
       const host::Geometry g = z->geometry(), &whole = memory->geometry_;
@@ -488,15 +488,15 @@ Value Recording::current(const at::TensorBase& tensor, DType dtype) {
 
 namespace {
 
-// The dims from the outermost to the innermost; nothing where they lie row by row.
-std::vector<std::int32_t> order_of(const host::Geometry& g) {
+// That a value is wanted, its dims from the outermost to the innermost as `g` has them.
+void want(Trace& trace, Value value, const host::Geometry& g) {
   host::Geometry dense = g;
   set_dense_strides(dense);
-  if (g.empty() || same(g, dense)) return {};
+  if (g.empty() || same(g, dense)) return trace.output(value, {});
   std::vector<std::int32_t> order(static_cast<std::size_t>(g.rank));
   for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
   std::ranges::stable_sort(order, [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
-  return order;
+  trace.output(value, order);
 }
 
 // Copies what was computed for a part of `memory`, and gives it back.
@@ -518,56 +518,67 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
 
 }  // namespace
 
-// Runs the trace for what is wanted of it. Where that fails because of what an operator was given,
-// each of the results is computed by itself, and only those that need that operator fail.
-std::vector<Failure> Recording::run(std::span<const Wanted> wanted, std::span<Filled> filled) {
-  std::vector<Failure> failures(wanted.size());
-  const int threads = at::get_num_threads();
-  for (const Wanted& w : wanted) trace.output(w.value, w.order);
-  Failure failure;
-  if (engine().run(trace, filled, threads, failure)) return failures;
+// Where running failed because of what an operator was given, each of the results is computed by
+// itself, and only those that need that operator fail.
+std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> filled) {
+  std::vector<Failure> failures(filled.size(), failure);
   using Kind = Failure::Kind;
-  const bool given = failure.kind == Kind::kIndex || failure.kind == Kind::kDivision;
-  for (std::size_t i = 0; i < wanted.size(); ++i) {
-    failures[i] = failure;
-    if (!given || wanted.size() == 1) continue;
+  if (failure.kind != Kind::kIndex && failure.kind != Kind::kDivision) return failures;
+  std::size_t i = 0;
+  const int threads = at::get_num_threads();
+  const auto alone = [&](Value value, const host::Geometry* geometry) {
     trace.drop_outputs();
-    trace.output(wanted[i].value, wanted[i].order);
+    if (geometry != nullptr) {
+      want(trace, value, *geometry);
+    } else {
+      trace.output(value, {});
+    }
     Failure own;
     engine().run(trace, filled.subspan(i, 1), threads, own);
-    failures[i] = own;
+    failures[i++] = own;
+  };
+  for (const auto& storage : live_) {
+    alone(storage->value_, &storage->geometry_);
+    for (const Written& part : storage->parts_) alone(part.value, nullptr);
   }
+  for (const Write& write : written_) alone(write.value, nullptr);
   return failures;
 }
 
 void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   using Kind = Failure::Kind;
   if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
-  std::vector<c10::intrusive_ptr<LazyStorage>> live;
-  std::vector<Wanted> wanted;
+  live_.clear();
   for (auto& storage : made_) {
     if (storage.use_count() == 1) continue;
-    live.push_back(storage);
-    wanted.push_back({storage->value_, order_of(storage->geometry_)});
-    for (const Written& part : storage->parts_) wanted.push_back({part.value, {}});
+    want(trace, storage->value_, storage->geometry_);
+    for (const Written& part : storage->parts_) trace.output(part.value, {});
+    live_.push_back(storage);
   }
-  for (const Write& write : written_) wanted.push_back({write.value, {}});
-  std::vector<Filled> filled(wanted.size());
-  std::vector<Failure> failures;
-  if (!wanted.empty()) {
+  for (const Write& write : written_) trace.output(write.value, {});
+  filled_.assign(trace.n_outputs(), {});
+  std::vector<Failure> failures;  // none: all is well
+  if (!filled_.empty()) {
     engine().count_flush(reason);
-    failures = run(wanted, filled);
+    Failure failure;
+    if (!engine().run(trace, filled_, at::get_num_threads(), failure)) {
+      failures = retry(failure, filled_);
+    }
   }
+  const auto failure_of = [&](std::size_t i) -> const Failure& {
+    static const Failure none;
+    return failures.empty() ? none : failures[i];
+  };
   std::size_t next = 0;
-  for (const auto& storage : live) {
-    const int item = dtype_bytes(trace.meta(storage->value_).dtype);
+  for (const auto& storage : live_) {
     const std::size_t own = next++;
-    Failure failure = failures[own];
+    Failure failure = failure_of(own);
+    const int item = storage->parts_.empty() ? 0 : dtype_bytes(trace.meta(storage->value_).dtype);
     for (const Written& part : storage->parts_) {
       const std::size_t i = next++;
-      if (failure.kind == Kind::kNone) failure = failures[i];
-      if (failures[i].kind == Kind::kNone && failures[own].kind == Kind::kNone) {
-        write_part(part, filled[i], filled[own].data, item);
+      if (failure.kind == Kind::kNone) failure = failure_of(i);
+      if (failure_of(i).kind == Kind::kNone && failure_of(own).kind == Kind::kNone) {
+        write_part(part, filled_[i], filled_[own].data, item);
       }
     }
     storage->parts_.clear();
@@ -575,29 +586,31 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
       storage->failure_ = failure;
       continue;
     }
-    storage->set_data_ptr_noswap(at::DataPtr(filled[own].data, filled[own].owner, give_back, kCpu));
+    storage->set_data_ptr_noswap(
+        at::DataPtr(filled_[own].data, filled_[own].owner, give_back, kCpu));
     storage->pending_.store(false, std::memory_order_release);
   }
   Failure lost;  // of a write to a tensor that does not wait: nobody would see it otherwise
   for (const Write& write : written_) {
     const std::size_t i = next++;
-    if (failures[i].kind != Kind::kNone) {
-      lost = failures[i];
+    if (failure_of(i).kind != Kind::kNone) {
+      lost = failure_of(i);
     } else {
-      write_part(write, filled[i], static_cast<std::byte*>(write.storage.mutable_data()),
+      write_part(write, filled_[i], static_cast<std::byte*>(write.storage.mutable_data()),
                  dtype_bytes(write.dtype));
     }
   }
   trace.clear();
   ++generation_;
   // Freed without the lock: what owns the memory of an input may need Python's.
+  const auto live = std::exchange(live_, {});
   const auto made = std::exchange(made_, {});
   const auto held = std::exchange(held_, {});
   const auto written = std::exchange(written_, {});
-  written_by_storage_.clear();
-  writes_.store(false, std::memory_order_relaxed);
-  made_.reserve(made.capacity());
-  held_.reserve(held.capacity());
+  if (!written.empty()) {
+    written_by_storage_.clear();
+    writes_.store(false, std::memory_order_relaxed);
+  }
   lock.unlock();
   if (lost.kind != Kind::kNone) raise(lost);
 }

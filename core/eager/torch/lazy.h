@@ -129,7 +129,7 @@ class Recording {
                   std::int64_t offset);
   // Gives a tensor, which must be pending or plain, another value of its sizes and dtype. False if
   // its memory is too intricate: nothing has happened.
-  bool assign(const at::Tensor& tensor, Value value);
+  bool assign(const at::TensorBase& tensor, Value value);
   // The value that operators in place gave a plain tensor, or that its memory holds.
   Value current(const at::TensorBase& tensor, DType dtype);
   // Whether memory of plain tensors waits to be written.
@@ -157,14 +157,12 @@ class Recording {
     DType dtype{};
   };
 
-  struct Wanted {
-    Value value;
-    std::vector<std::int32_t> order;
-  };
-  std::vector<Failure> run(std::span<const Wanted> wanted, std::span<Filled> filled);
+  std::vector<Failure> retry(const Failure& failure, std::span<Filled> filled);
 
   std::unordered_map<const c10::StorageImpl*, c10::Storage> exported_;
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
+  std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
+  std::vector<Filled> filled_;                          // ... and its memory
   std::vector<c10::Storage> held_;
   std::vector<Write> written_;  // later ones win
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;

@@ -109,7 +109,7 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
                          const at::TensorBase* b) {
   if (!is_plain(x) || !is_plain(w) || (b != nullptr && !is_plain(*b))) return {};
   const std::int64_t rank = x.dim();
-  if (rank < 2 || rank > kMaxRank || w.dim() != 2 || !can_multiply(x, w) ||
+  if (rank < 1 || rank > kMaxRank || w.dim() != 2 || !can_multiply(x, w) ||
       x.size(rank - 1) != w.size(1)) {
     return {};
   }
@@ -129,7 +129,11 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     if (left == kNoValue || right == kNoValue || bias == kNoValue) return {};
     constexpr std::array<std::int64_t, 2> kTurned{1, 0};
     const Value turned = mine.trace.add(Op::permute, {right}, {Param::integers(kTurned)});
-    Value y = mine.trace.add(Op::matmul, {left, turned});
+    constexpr std::array<std::int64_t, 1> kFirst{0};
+    const Value rows =
+        rank > 1 ? left : mine.trace.add(Op::unsqueeze, {left}, {Param::integer(0)});
+    Value y = mine.trace.add(Op::matmul, {rows, turned});
+    if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
     return mine.make(y, dense_geometry(mine.trace.meta(y)));
   } catch (const Unrecorded&) {
@@ -137,96 +141,154 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
   }
 }
 
-at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y) {
-  if (!is_plain(x) || !is_plain(y) || x.dim() != 2 || y.dim() != 2 || !can_multiply(x, y) ||
-      x.size(1) != y.size(0)) {
-    return {};
+at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y,
+                          const at::TensorBase* b) {
+  if (!is_plain(x) || !is_plain(y) || (b != nullptr && !is_plain(*b))) return {};
+  if (x.dim() != 2 || y.dim() != 2 || !can_multiply(x, y) || x.size(1) != y.size(0)) return {};
+  if (b != nullptr) {
+    // Of sizes that the product's are left as they are by.
+    bool fits = b->dim() <= 2 && b->scalar_type() == x.scalar_type();
+    for (std::int64_t d = 1; fits && d <= b->dim(); ++d) {
+      const std::int64_t size = b->size(b->dim() - d);
+      fits = size == 1 || size == (d == 1 ? y.size(1) : x.size(0));
+    }
+    if (!fits) return {};
   }
   Recording& mine = Recording::mine();
-  fill_foreign(mine, x);
-  fill_foreign(mine, y);
+  for (const at::TensorBase* t : {&x, &y, b}) {
+    if (t != nullptr) fill_foreign(mine, *t);
+  }
   std::unique_lock lock(mine.mutex);
   begin_product(mine, lock);
   try {
     const Value left = value_of(mine, x), right = value_of(mine, y);
-    if (left == kNoValue || right == kNoValue) return {};
-    const Value product = mine.trace.add(Op::matmul, {left, right});
+    const Value bias = b == nullptr ? left : value_of(mine, *b);
+    if (left == kNoValue || right == kNoValue || bias == kNoValue) return {};
+    Value product = mine.trace.add(Op::matmul, {left, right});
+    if (b != nullptr) product = mine.trace.add(Op::add, {bias, product});
     return mine.make(product, dense_geometry(mine.trace.meta(product)));
   } catch (const Unrecorded&) {
     return {};
   }
 }
 
-at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Operand* alpha) {
-  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return {};
-  Recording& mine = Recording::mine();
+namespace {
+
+struct Recorded {
+  Value value = kNoValue;
+  std::array<const at::TensorBase*, 3> tensors{};
+  std::size_t n_tensors = 0, n = 0;  // operands
+};
+
+// Before the recording's mutex is taken.
+bool operands_ready(const Recording& mine, std::span<const Operand> operands) {
+  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return false;
   for (const Operand& operand : operands) {
     if (operand.kind != Operand::Kind::kTensor) continue;
-    if (!is_plain(*operand.tensor)) return {};
+    if (!is_plain(*operand.tensor)) return false;
     fill_foreign(mine, *operand.tensor);
   }
-  std::unique_lock lock(mine.mutex);
+  return true;
+}
+
+// The value of `op`; kNoValue if it is not recorded. May throw Unrecorded.
+Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const Operand* alpha) {
+  Recorded r;
   Trace& trace = mine.trace;
   std::array<Value, 3> values{};
-  std::array<const at::TensorBase*, 3> tensors{};
-  std::size_t n = 0, n_tensors = 0;
-  try {
-    for (const Operand& operand : operands) {
-      Value& v = values[n++];
-      switch (operand.kind) {
-        case Operand::Kind::kTensor:
-          v = value_of(mine, *operand.tensor);
-          if (v == kNoValue) return {};
-          tensors[n_tensors++] = operand.tensor;
-          break;
-        default:
-          v = number(trace, operand);
-      }
-    }
-    if (alpha != nullptr) {
-      // In the dtype of the result; PyTorch refuses factors of a higher kind.
-      const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), n));
-      const bool fits = is_float(common) ? alpha->kind != Operand::Kind::kBool
-                                         : alpha->kind == Operand::Kind::kInt;
-      if (!fits || common == DType::kBool) return {};
-      values[n - 1] = trace.add(
-          Op::mul, {trace.cast(values[n - 1], common), number(trace, *alpha)});
-    }
-    if (op == Op::sub) {
-      for (std::size_t i = 0; i < n; ++i) {
-        if (trace.meta(values[i]).dtype == DType::kBool) return {};  // PyTorch has no difference
-      }
-    }
-    const Value result = trace.add(op, std::span<const Value>(values.data(), n));
-    const Meta& meta = trace.meta(result);
-    if (meta.weak) return {};
-    host::Geometry geometry;
-    geometry.rank = meta.rank;
-    geometry.sizes = meta.sizes;
-    // Most operands lie row by row, and then so does the result.
-    bool dense = n_tensors == n;
-    for (std::size_t i = 0; i < n_tensors; ++i) {
-      dense = dense && (tensors[i]->is_contiguous() && tensors[i]->dim() == meta.rank &&
-                        tensors[i]->sizes() == at::IntArrayRef(meta.sizes.data(),
-                                                               static_cast<std::size_t>(meta.rank)));
-    }
-    if (dense) {
-      set_dense_strides(geometry);
+  for (const Operand& operand : operands) {
+    Value& v = values[r.n++];
+    if (operand.kind == Operand::Kind::kTensor) {
+      v = value_of(mine, *operand.tensor);
+      if (v == kNoValue) return r;
+      r.tensors[r.n_tensors++] = operand.tensor;
     } else {
-      std::array<host::Geometry, 3> seen;  // numbers have rank 0
-      std::array<const host::Geometry*, 3> of{};
-      for (std::size_t i = 0; i < n; ++i) {
-        if (i < n_tensors) seen[i] = geometry_of(*tensors[i]);
-        of[i] = &seen[i];
-      }
-      elementwise_strides({of.data(), n}, geometry);
+      v = number(trace, operand);
     }
-    at::Tensor made = mine.make(result, geometry);
-    if (trace.operators() >= kMostOperators) mine.flush(lock, "length");
+  }
+  if (op == Op::sub) {
+    for (std::size_t i = 0; i < r.n; ++i) {
+      if (trace.meta(values[i]).dtype == DType::kBool) return r;  // PyTorch has no difference
+    }
+  }
+  if (alpha != nullptr) {
+    // In the dtype of the result; PyTorch refuses factors of a higher kind.
+    const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), r.n));
+    const bool fits = is_float(common) ? alpha->kind != Operand::Kind::kBool
+                                       : alpha->kind == Operand::Kind::kInt;
+    if (!fits || common == DType::kBool) return r;
+    values[r.n - 1] =
+        trace.add(Op::mul, {trace.cast(values[r.n - 1], common), number(trace, *alpha)});
+  }
+  const Value made = trace.add(op, std::span<const Value>(values.data(), r.n));
+  if (!trace.meta(made).weak) r.value = made;
+  return r;
+}
+
+host::Geometry geometry_of_result(const Recorded& r, const Meta& meta) {
+  host::Geometry geometry;
+  geometry.rank = meta.rank;
+  geometry.sizes = meta.sizes;
+  // Most operands lie row by row, and then so does the result.
+  const at::IntArrayRef sizes(meta.sizes.data(), static_cast<std::size_t>(meta.rank));
+  bool dense = r.n_tensors == r.n;
+  for (std::size_t i = 0; i < r.n_tensors; ++i) {
+    dense = dense && r.tensors[i]->is_contiguous() && r.tensors[i]->sizes() == sizes;
+  }
+  if (dense) {
+    set_dense_strides(geometry);
+    return geometry;
+  }
+  std::array<host::Geometry, 3> seen;  // numbers have rank 0
+  std::array<const host::Geometry*, 3> of{};
+  for (std::size_t i = 0; i < r.n; ++i) {
+    if (i < r.n_tensors) seen[i] = geometry_of(*r.tensors[i]);
+    of[i] = &seen[i];
+  }
+  elementwise_strides({of.data(), r.n}, geometry);
+  return geometry;
+}
+
+}  // namespace
+
+at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Operand* alpha) {
+  Recording& mine = Recording::mine();
+  if (!operands_ready(mine, operands)) return {};
+  std::unique_lock lock(mine.mutex);
+  try {
+    const Recorded r = append(mine, op, operands, alpha);
+    if (r.value == kNoValue) return {};
+    at::Tensor made = mine.make(r.value, geometry_of_result(r, mine.trace.meta(r.value)));
+    if (mine.trace.operators() >= kMostOperators) mine.flush(lock, "length");
     return made;
   } catch (const Unrecorded&) {
     return {};
   }
+}
+
+bool record_in_place(Op op, std::span<const Operand> operands, const Operand* alpha) {
+  Recording& mine = Recording::mine();
+  if (!operands_ready(mine, operands)) return false;
+  std::unique_lock lock(mine.mutex);
+  try {
+    const Recorded r = append(mine, op, operands, alpha);
+    if (r.value == kNoValue) return false;
+    const bool done = assign(mine, *operands[0].tensor, r.value);
+    if (mine.trace.operators() >= kMostOperators) mine.flush(lock, "length");
+    return done;
+  } catch (const Unrecorded&) {
+    return false;
+  }
+}
+
+bool assign(Recording& recording, const at::TensorBase& self, Value made) {
+  Trace& trace = recording.trace;
+  const Value before = value_of(recording, self);
+  if (before == kNoValue) return false;
+  const Meta &from = trace.meta(made), &to = trace.meta(before);
+  return !to.weak && std::ranges::equal(from.shape(), to.shape()) &&
+         at::canCast(scalar_type(from.dtype), scalar_type(to.dtype)) &&
+         recording.assign(self, trace.cast(made, to.dtype));
 }
 
 }  // namespace tilevm::eager

@@ -46,12 +46,17 @@ void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock);
 
 // x w^T + b as torch.nn.functional.linear; undefined if it must be computed eagerly.
 at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w, const at::TensorBase* b);
-// The product of two matrices; undefined if it must be computed eagerly.
-at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y);
+// x y of two matrices, or x y + b; undefined if it must be computed eagerly.
+at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y,
+                          const at::TensorBase* b = nullptr);
 
 // The result of `op`; undefined if it must be computed eagerly. `alpha`, a
 // number, multiplies the last operand.
 at::Tensor record_elementwise(Op op, std::span<const Operand> operands,
                               const Operand* alpha = nullptr);
+// The same with the first operand, a tensor, for the result. False if it must be done eagerly.
+bool record_in_place(Op op, std::span<const Operand> operands, const Operand* alpha = nullptr);
+// Makes `made` what a tensor holds. Under the recording's mutex; may throw Unrecorded.
+bool assign(Recording& recording, const at::TensorBase& self, Value made);
 
 }  // namespace tilevm::eager

@@ -93,8 +93,9 @@ class Recorded final : public c10::OperatorKernel {
     std::size_t n = 0;
     try {
       row_(call);
+      if (call.declined()) return false;
       if (in_place(place_)) {
-        assign(call, first.toTensor());
+        if (!assign(mine, first.toTensor(), call.results()[0].value)) return false;
         results[n++] = first.toTensor();
       } else {
         for (const Call::Result& r : call.results()) {
@@ -111,8 +112,14 @@ class Recorded final : public c10::OperatorKernel {
     } else {
       lock.unlock();  // what goes now may need Python's lock, whose holder may wait for this one
     }
+    const bool list = call.as_list();
     torch::jit::drop(stack, n_args);
-    for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
+    if (list) {
+      stack.emplace_back(std::vector<at::Tensor>(std::make_move_iterator(results.begin()),
+                                                 std::make_move_iterator(results.begin() + static_cast<std::ptrdiff_t>(n))));
+    } else {
+      for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
+    }
     return true;
   }
 
@@ -128,24 +135,6 @@ class Recorded final : public c10::OperatorKernel {
       if (!plain) return false;
     }
     return true;
-  }
-
-  // The result becomes what the first argument holds.
-  static void assign(Call& call, const at::Tensor& self) {
-    const Value before = call.value(self);
-    const Value made = call.results()[0].value;
-    const Meta from = call.meta(made), to = call.meta(before);
-    if (to.weak) Call::refuse("a number");
-    if (from.rank != to.rank || !std::equal(from.sizes.begin(), from.sizes.begin() + from.rank,
-                                            to.sizes.begin())) {
-      Call::refuse("the result has other sizes");
-    }
-    if (!at::canCast(scalar_type(from.dtype), scalar_type(to.dtype))) {
-      Call::refuse("the result has another kind of dtype");
-    }
-    if (!call.recording().assign(self, call.trace().cast(made, to.dtype))) {
-      Call::refuse("memory that overlaps itself");
-    }
   }
 
   // Before an operator writes to memory that was recorded as an operand.
@@ -243,6 +232,12 @@ bool has(const std::string& name, const std::string& overload) {
   return c10::Dispatcher::singleton().findSchema({"aten::" + name, overload}).has_value();
 }
 
+std::optional<c10::OperatorHandle> find(const std::string& full) {
+  const std::size_t dot = std::min(full.find('.'), full.size());
+  const std::string overload = dot == full.size() ? "" : full.substr(dot + 1);
+  return c10::Dispatcher::singleton().findSchema({"aten::" + full.substr(0, dot), overload});
+}
+
 // Kernels of the commonest operators, called without boxing what they are given.
 template <class... Operands>
 void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& handle) {
@@ -256,6 +251,95 @@ void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& 
         finish_writes("operator not recorded");
         return typed.redispatch(keys & kBelow, operands...);
       });
+}
+
+template <class... Operands>
+void install_in_place(const std::string& full, Op op) {
+  const auto handle = find(full);
+  if (!handle || !installed().names.insert("aten::" + full).second) return;
+  const auto typed = handle->typed<at::Tensor&(at::Tensor&, Operands...)>();
+  installed().library("aten").impl(
+      full.c_str(),
+      [op, typed](DispatchKeySet keys, at::Tensor& self, Operands... operands) -> at::Tensor& {
+        const Operand given[] = {Operand(self), Operand(operands)...};
+        if (C10_LIKELY(record_in_place(op, given))) return self;
+        settle_write(self);
+        finish_writes("operator not recorded");
+        return typed.redispatch(keys & kBelow, self, operands...);
+      });
+}
+
+void install_sum_in_place(const std::string& full, Op op) {
+  using Tensor = const at::Tensor&;
+  const auto handle = find(full);
+  if (!handle || !installed().names.insert("aten::" + full).second) return;
+  const auto typed = handle->typed<at::Tensor&(at::Tensor&, Tensor, const at::Scalar&)>();
+  installed().library("aten").impl(
+      full.c_str(), [op, typed](DispatchKeySet keys, at::Tensor& self, Tensor other,
+                                const at::Scalar& alpha) -> at::Tensor& {
+        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic())) {
+          const Operand given[] = {Operand(self), Operand(other)}, factor(alpha);
+          const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
+          if (C10_LIKELY(record_in_place(op, given, one ? nullptr : &factor))) return self;
+        }
+        settle_write(self);
+        finish_writes("operator not recorded");
+        return typed.redispatch(keys & kBelow, self, other, alpha);
+      });
+}
+
+// Views: those of plain tensors, by far the most, do not meet the table.
+template <class... Arguments>
+void install_view(const std::string& full, const Row& row) {
+  const auto handle = find(full);
+  if (!handle || !installed().names.insert("aten::" + full).second) return;
+  using Signature = at::Tensor(const at::Tensor&, Arguments...);
+  const auto typed = handle->template typed<Signature>();
+  const auto kernel = std::make_shared<Recorded>(row, Place::kView);
+  const c10::OperatorHandle op = *handle;
+  installed().library("aten").impl(
+      full.c_str(), [typed, kernel, op](DispatchKeySet keys, const at::Tensor& self,
+                                        Arguments... arguments) -> at::Tensor {
+        const LazyImpl* const z = lazy(self);
+        if (C10_LIKELY(z == nullptr || z->pending() == nullptr)) {
+          return typed.redispatch(keys & kBelow, self, arguments...);
+        }
+        Stack stack;
+        torch::jit::push(stack, self, arguments...);
+        (*kernel)(op, keys, &stack);
+        return std::move(stack.back()).toTensor();
+      });
+}
+
+void install_products() {
+  using Tensor = const at::Tensor&;
+  using Number = const at::Scalar&;
+  const auto mm = find("mm")->typed<at::Tensor(Tensor, Tensor)>();
+  installed().names.insert("aten::mm");
+  installed().library("aten").impl("mm", [mm](DispatchKeySet keys, Tensor x, Tensor y) {
+    at::Tensor made = record_product(x, y);
+    if (C10_LIKELY(made.defined())) return made;
+    finish_writes("operator not recorded");
+    return mm.redispatch(keys & kBelow, x, y);
+  });
+  const auto addmm = find("addmm")->typed<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>();
+  const auto kernel =
+      std::make_shared<Recorded>(coded_rows().at("addmm"), Place::kNew, /*product=*/true);
+  const c10::OperatorHandle op = *find("addmm");
+  installed().names.insert("aten::addmm");
+  installed().library("aten").impl("addmm", [addmm, kernel, op](DispatchKeySet keys, Tensor b,
+                                                                Tensor x, Tensor y, Number beta,
+                                                                Number alpha) {
+    const auto one = [](Number v) { return v.isIntegral(false) && v.toLong() == 1; };
+    if (C10_LIKELY(one(beta) && one(alpha))) {
+      at::Tensor made = record_product(x, y, &b);
+      if (C10_LIKELY(made.defined())) return made;
+    }
+    Stack stack;
+    torch::jit::push(stack, b, x, y, beta, alpha);
+    (*kernel)(op, keys, &stack);
+    return std::move(stack.back()).toTensor();
+  });
 }
 
 void install_sum(const std::string& full, Op op, const c10::OperatorHandle& handle) {
@@ -276,6 +360,23 @@ void install_sum(const std::string& full, Op op, const c10::OperatorHandle& hand
       });
 }
 
+void install_quick_views() {
+  const auto row = [](const char* name) -> const Row& { return view_rows().at(name); };
+  using Int = c10::SymInt;
+  using Ints = c10::SymIntArrayRef;
+  install_view<>("t", row("t"));
+  install_view<>("detach", row("detach"));
+  install_view<>("alias", row("alias"));
+  install_view<Ints>("view", row("view"));
+  install_view<at::IntArrayRef>("permute", row("permute"));
+  install_view<std::int64_t>("unsqueeze", row("unsqueeze"));
+  install_view<std::int64_t, std::int64_t>("transpose.int", row("transpose.int"));
+  install_view<std::int64_t, Int>("select.int", row("select.int"));
+  install_view<std::int64_t, std::optional<Int>, std::optional<Int>, Int>("slice.Tensor",
+                                                                          row("slice.Tensor"));
+  install_view<Ints, bool>("expand", row("expand"));
+}
+
 // Whether an operator that is one step of a row has such a kernel.
 bool install_fast(const std::string& full, const std::string& text,
                   const c10::OperatorHandle& handle) {
@@ -286,11 +387,15 @@ bool install_fast(const std::string& full, const std::string& text,
   const std::optional<Op> op = single_operator(text);
   if (!op || handle.schema().returns().size() != 1) return false;
   const c10::TypePtr tensor = c10::TensorType::get();
+  const std::size_t dot = std::min(full.find('.'), full.size());
+  const std::string in_place = full.substr(0, dot) + "_" + full.substr(dot);
   if (arguments.size() == 1 && is(0, tensor)) {
+    install_in_place<>(in_place, *op);
     install_unboxed<const at::Tensor&>(full, *op, handle);
     return true;
   }
   if (arguments.size() == 2 && is(0, tensor) && is(1, tensor)) {
+    install_in_place<const at::Tensor&>(in_place, *op);
     install_unboxed<const at::Tensor&, const at::Tensor&>(full, *op, handle);
     return true;
   }
@@ -314,9 +419,11 @@ void install_row(const std::string& full, const Row& row, Place place,
   const auto handle = c10::Dispatcher::singleton().findSchema({"aten::" + name, overload});
   if (!handle) throw std::invalid_argument("PyTorch has no operator " + full);
   if (full == "add.Tensor" || full == "sub.Tensor") {
-    install_sum(full, full[0] == 'a' ? Op::add : Op::sub, *handle);
+    const Op op = full[0] == 'a' ? Op::add : Op::sub;
+    install_sum(full, op, *handle);
+    install_sum_in_place(name + "_." + overload, op);
   } else if (text.empty() || !install_fast(full, text, *handle)) {
-    const bool product = name == "mm" || name == "bmm" || name == "addmm" || name == "baddbmm";
+    const bool product = name == "mv" || name == "bmm" || name == "baddbmm";
     install<Recorded>("aten", full, row, place, product);
   }
   if (place == Place::kNew && has(name + "_", overload)) {
@@ -409,6 +516,8 @@ PyObject* py_install(PyObject*, PyObject* args) {
   if (engine == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     set_engine(engine);
+    install_products();
+    install_quick_views();
     for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
     for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
@@ -422,12 +531,23 @@ PyObject* py_install(PyObject*, PyObject* args) {
   });
 }
 
+// Returns what was.
+bool record_here(bool on) {
+  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
+  if (before == on) return before;
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  if (on) {
+    functions_on();
+  } else {
+    functions_off();
+  }
+  return before;
+}
+
 PyObject* py_switch(PyObject*, PyObject* on) {
   const int wanted = PyObject_IsTrue(on);
   if (wanted < 0) return nullptr;
-  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-  c10::impl::tls_set_dispatch_key_included(kKey, wanted != 0);
-  return PyBool_FromLong(before);
+  return PyBool_FromLong(record_here(wanted != 0));
 }
 
 PyObject* py_active(PyObject*, PyObject*) {
@@ -459,6 +579,74 @@ PyObject* py_flush(PyObject*, PyObject*) {
   });
 }
 
+// ---- A block, as a context manager
+
+struct Block {
+  PyObject_HEAD
+  bool on;
+  int depth;                   // of blocks that this object has opened
+  std::array<bool, 16> before;  // what was, for each of them
+};
+
+PyObject* block_new(PyTypeObject* type, PyObject* args, PyObject* names) {
+  static const char* keywords[] = {"enabled", nullptr};
+  int on = 1;
+  if (!PyArg_ParseTupleAndKeywords(args, names, "|p", const_cast<char**>(keywords), &on)) {
+    return nullptr;
+  }
+  auto* const self = reinterpret_cast<Block*>(type->tp_alloc(type, 0));
+  if (self != nullptr) self->on = on != 0;
+  return reinterpret_cast<PyObject*>(self);
+}
+
+PyObject* block_enter(PyObject* object, PyObject*) {
+  auto& self = *reinterpret_cast<Block*>(object);
+  if (self.depth == static_cast<int>(self.before.size())) {
+    PyErr_SetString(PyExc_RuntimeError,
+                    "tilevm.fuse: this block is inside of itself too often\n  make a new one for "
+                    "each `with`");
+    return nullptr;
+  }
+  self.before[static_cast<std::size_t>(self.depth++)] = record_here(self.on);
+  Py_INCREF(object);
+  return object;
+}
+
+PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
+  auto& self = *reinterpret_cast<Block*>(object);
+  if (self.depth == 0) {
+    PyErr_SetString(PyExc_RuntimeError, "tilevm.fuse: the block was not entered");
+    return nullptr;
+  }
+  const bool before = self.before[static_cast<std::size_t>(--self.depth)];
+  record_here(before);
+  if (before || !self.on) Py_RETURN_NONE;
+  return guarded([&]() -> PyObject* {
+    Recording::mine().end_block(n > 0 && args[0] != Py_None);
+    Py_RETURN_NONE;
+  });
+}
+
+PyMethodDef block_methods[] = {
+    {"__enter__", block_enter, METH_NOARGS, nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(block_exit)),
+     METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyObject* block_enabled(PyObject* object, void*) {
+  return PyBool_FromLong(reinterpret_cast<Block*>(object)->on);
+}
+
+PyGetSetDef block_members[] = {{"enabled", block_enabled, nullptr, nullptr, nullptr},
+                               {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot block_slots[] = {{Py_tp_getset, block_members},
+                             {Py_tp_new, reinterpret_cast<void*>(block_new)},
+                             {Py_tp_methods, block_methods},
+                             {0, nullptr}};
+PyType_Spec block_spec = {"tilevm._recorder.Block", static_cast<int>(sizeof(Block)), 0,
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, block_slots};
+
 PyMethodDef methods[] = {
     {"install", py_install, METH_VARARGS,
      "install(engine, rows): put the recorder's kernels into PyTorch's dispatcher, once."},
@@ -481,6 +669,8 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tilevm._recorder",
 PyMODINIT_FUNC PyInit__recorder() {
   PyObject* const m = PyModule_Create(&tilevm::eager::definition);
   if (m == nullptr) return nullptr;
+  PyObject* const block = PyType_FromSpec(&tilevm::eager::block_spec);
+  if (block == nullptr || PyModule_AddObject(m, "Block", block) != 0) return nullptr;
   PyModule_AddStringConstant(m, "torch_version", TORCH_VERSION);
   PyModule_AddIntConstant(m, "engine_version", tilevm::eager::kEngineVersion);
   return m;

@@ -4,6 +4,7 @@
 #include <ATen/TensorUtils.h>
 
 #include <cmath>
+#include <limits>
 
 #include "eager/torch/call.h"
 
@@ -351,12 +352,14 @@ void to_copy(Call& c) {
 
 // ---- Products
 
+bool multiplies(DType d) {
+  return d == DType::kFloat32 || d == DType::kBFloat16 || d == DType::kFloat16;
+}
+
 Value product(Call& c, std::size_t a, std::size_t b, int rank) {
   const Value x = c.value(a), y = c.value(b);
   const Meta &m = c.meta(x), &n = c.meta(y);
-  const bool floats = m.dtype == DType::kFloat32 || m.dtype == DType::kBFloat16 ||
-                      m.dtype == DType::kFloat16;
-  if (!floats || m.dtype != n.dtype) Call::refuse("a product that no kernel computes");
+  if (!multiplies(m.dtype) || m.dtype != n.dtype) Call::refuse("a product that no kernel computes");
   if (m.rank != rank || n.rank != rank) Call::refuse("other dims");
   if (rank == 3 && m.size(0) != n.size(0)) Call::refuse("other batches");
   return c.op(Op::matmul, {x, y});
@@ -364,6 +367,15 @@ Value product(Call& c, std::size_t a, std::size_t b, int rank) {
 
 Row multiply(int rank) {
   return [=](Call& c) { c.contiguous(product(c, 0, 1, rank)); };
+}
+
+void matrix_vector(Call& c) {  // self, vec
+  if (c.tensor(0).dim() != 2 || c.tensor(1).dim() != 1) Call::refuse("other dims");
+  const Value x = c.value(std::size_t{0});
+  const Value v = c.op(Op::unsqueeze, {c.value(1)}, {Param::integer(1)});
+  if (!multiplies(c.meta(x).dtype) || c.meta(x).dtype != c.meta(v).dtype) Call::refuse("dtypes");
+  const Axes last{1};
+  c.contiguous(c.op(Op::squeeze, {c.op(Op::matmul, {x, v})}, {axes(last)}));
 }
 
 Value scaled(Call& c, Value v, std::size_t factor) {
@@ -444,27 +456,61 @@ void gather(Call& c) {  // self, dim, index, sparse_grad
   c.contiguous(c.op(Op::gather, {x, index}, {Param::integer(axis)}));
 }
 
-// One tensor of indices, on any axis.
+// Tensors of integers on neighbouring axes: one gather, at the position that they say together.
 void index(Call& c) {
-  int axis = -1, d = 0;
-  at::Tensor chosen;
+  std::vector<at::Tensor> chosen;
+  int first = -1, d = 0;
   for (const c10::IValue& v : c.arg(1).toListRef()) {
     if (!v.isNone() && v.toTensor().defined()) {
-      if (axis >= 0) Call::refuse("several indices");
-      axis = d;
-      chosen = v.toTensor();
+      const at::ScalarType type = v.toTensor().scalar_type();
+      if (first < 0) first = d;
+      if (d != first + static_cast<int>(chosen.size())) return c.decline();
+      if (type != at::kLong && type != at::kInt) return c.decline();
+      chosen.push_back(v.toTensor());
     }
     ++d;
   }
-  if (axis < 0 || !row_major(c.tensor(0))) Call::refuse("no index");
-  const Value x = c.value(std::size_t{0}), at = c.value(chosen);
-  need_index(c, at);
-  if (axis >= c.meta(x).rank || c.meta(x).elements() == 0) Call::refuse("too many indices");
-  const Value size = c.trace().number(c.meta(x).size(axis));
-  const Value zero = c.trace().number(std::int64_t{0});
-  const Value wrapped =
-      c.op(Op::where, {c.op(Op::lt, {at, zero}), c.op(Op::add, {at, size}), at});
-  c.contiguous(c.op(Op::take, {x, wrapped}, {Param::integer(axis)}));
+  const at::Tensor& self = c.tensor(0);
+  const int last = first + static_cast<int>(chosen.size()) - 1;
+  if (first < 0 || last >= self.dim() || self.numel() == 0) return c.decline();
+  std::int64_t reach = std::numeric_limits<std::int64_t>::max();
+  for (int i = 0; i < self.dim(); ++i) {  // the result lies as the other dims do
+    if ((i >= first && i <= last) || self.size(i) == 1) continue;
+    if (self.stride(i) > reach) return c.decline();
+    reach = self.stride(i);
+  }
+  if (chosen.size() > 1 && !row_major(self)) return c.decline();
+  Value x = c.value(std::size_t{0}), position = kNoValue, inside = kNoValue;
+  const auto number = [&](std::int64_t v) { return c.trace().number(v); };
+  std::int64_t all = 1;
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const Value at = c.value(chosen[i]);
+    const std::int64_t n = self.size(first + static_cast<int>(i));
+    const Value size = number(n), zero = number(std::int64_t{0});
+    const Value wrapped =
+        c.op(Op::where, {c.op(Op::lt, {at, zero}), c.op(Op::add, {at, size}), at});
+    all *= n;
+    if (chosen.size() == 1) {
+      position = wrapped;
+      break;
+    }
+    const Value ok = c.op(Op::logical_and,
+                          {c.op(Op::ge, {wrapped, zero}), c.op(Op::lt, {wrapped, size})});
+    inside = i == 0 ? ok : c.op(Op::logical_and, {inside, ok});
+    position = i == 0 ? wrapped
+                      : c.op(Op::add, {c.op(Op::mul, {position, size}), wrapped});
+  }
+  if (chosen.size() > 1) {
+    // Behind the last one, where some index is out of its own range.
+    position = c.op(Op::where, {inside, position, number(all)});
+    Axes sizes;
+    for (int i = 0; i < self.dim(); ++i) {
+      if (i == first) sizes.push_back(all);
+      if (i < first || i > last) sizes.push_back(self.size(i));
+    }
+    x = c.op(Op::reshape, {x}, {Param::sizes(sizes)});
+  }
+  c.contiguous(c.op(Op::take, {x, position}, {Param::integer(first)}));
 }
 
 // ---- Views of pending tensors
@@ -652,6 +698,67 @@ void slice(Call& c) {  // self, dim, start, end, step
   c.view(0, x, to, start * from.stride(axis));
 }
 
+// Parts of these sizes along an axis.
+void split(Call& c, int axis, const Axes& parts) {
+  const host::Geometry from = geometry_of(c.tensor(0));
+  const Value x = c.value(std::size_t{0});
+  std::int64_t start = 0;
+  for (const std::int64_t part : parts) {
+    if (part < 0 || start + part > from.size(axis)) Call::refuse("parts of other sizes");
+    Value v = x;
+    if (part == 1) {
+      v = c.op(Op::select, {x}, {Param::integer(axis), Param::size(start)});
+      v = c.op(Op::unsqueeze, {v}, {Param::integer(axis)});
+    } else if (part != from.size(axis)) {
+      v = c.op(Op::slice, {x}, {Param::integer(axis), Param::size(start),
+                                Param::size(start + part), Param::integer(1)});
+    }
+    host::Geometry to = from;
+    to.size(axis) = part;
+    c.view(0, v, to, start * from.stride(axis));
+    start += part;
+  }
+  if (start != from.size(axis)) Call::refuse("parts of other sizes");
+  c.list();
+}
+
+void split_by_size(Call& c) {  // self, split_size, dim
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  if (rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(2, rank);
+  const std::int64_t size = c.tensor(0).size(axis), step = c.integer(1);
+  if (step <= 0 || size == 0) Call::refuse("no parts");
+  Axes parts;
+  for (std::int64_t start = 0; start < size; start += step) {
+    parts.push_back(std::min(step, size - start));
+  }
+  split(c, axis, parts);
+}
+
+void split_by_sizes(Call& c) {  // self, split_sizes, dim
+  const int rank = static_cast<int>(c.tensor(0).dim());
+  if (rank == 0) Call::refuse("a scalar");
+  split(c, c.axis(2, rank), c.integers(1));
+}
+
+void unbind(Call& c) {  // self, dim
+  const host::Geometry from = geometry_of(c.tensor(0));
+  if (from.rank == 0) Call::refuse("a scalar");
+  const int axis = c.axis(1, from.rank);
+  const Value x = c.value(std::size_t{0});
+  host::Geometry to;
+  for (int d = 0; d < from.rank; ++d) {
+    if (d == axis) continue;
+    to.size(to.rank) = from.size(d);
+    to.stride(to.rank++) = from.stride(d);
+  }
+  for (std::int64_t i = 0; i < from.size(axis); ++i) {
+    c.view(0, c.op(Op::select, {x}, {Param::integer(axis), Param::size(i)}), to,
+           i * from.stride(axis));
+  }
+  c.list();
+}
+
 void alias(Call& c) { c.view(0, c.value(std::size_t{0}), geometry_of(c.tensor(0)), 0); }
 
 std::map<std::string, Row> make_rows() {
@@ -716,6 +823,7 @@ std::map<std::string, Row> make_rows() {
       {"clone", clone},
       {"_to_copy", to_copy},
       {"mm", multiply(2)},
+      {"mv", matrix_vector},
       {"bmm", multiply(3)},
       {"addmm", multiply_add(2)},
       {"baddbmm", multiply_add(3)},
@@ -743,6 +851,11 @@ std::map<std::string, Row> make_views() {
       {"squeeze.dims", squeeze},
       {"select.int", select},
       {"slice.Tensor", slice},
+      {"split.Tensor", split_by_size},
+      {"unsafe_split.Tensor", split_by_size},
+      {"split_with_sizes", split_by_sizes},
+      {"unsafe_split_with_sizes", split_by_sizes},
+      {"unbind.int", unbind},
       {"detach", alias},
       {"alias", alias},
   };

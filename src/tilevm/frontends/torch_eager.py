@@ -10,8 +10,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
-from types import ModuleType, TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
@@ -26,7 +25,8 @@ _REMEDY = (
     "(from a checkout: make build)"
 )
 _lock = threading.Lock()
-_module: ModuleType | None = None
+_module: Any = None
+_block: Callable[[bool], Any]
 
 
 class RecorderError(TilevmError, RuntimeError):
@@ -56,21 +56,24 @@ def _rows() -> list[tuple[str, str]]:
     return [(name, text) for name, text in named if exists(f"aten::{name}")]
 
 
-def recorder() -> ModuleType:
+def recorder() -> Any:
     """The recorder, ready to switch on. Raises: RecorderError."""
-    global _module  # noqa: PLW0603
+    global _module, _block  # noqa: PLW0603
     if _module is None:
         with _lock:
             if _module is None:
-                _module = _load()
+                module = _load()
+                _block = _block_class(module)
+                _module = module
     return _module
 
 
-def _load() -> ModuleType:
+def _load() -> Any:
     try:
         from tilevm import _recorder
     except ImportError as error:
-        raise RecorderError(f"tilevm.fuse: the recorder does not load: {error}\n  {_REMEDY}") from None
+        message = f"tilevm.fuse: the recorder does not load: {error}\n  {_REMEDY}"
+        raise RecorderError(message) from None
     built, here = _minor(_recorder.torch_version), _minor(torch.__version__)
     if built != here:
         raise RecorderError(
@@ -98,7 +101,20 @@ def _check(module: Any) -> None:
         )
 
 
-class fuse:
+class Block(Protocol):
+    """What `tilevm.fuse()` returns: a context manager and a decorator."""
+
+    def __enter__(self) -> Block:
+        """Record from here on."""
+
+    def __exit__(self, *error: object) -> None:
+        """Compute what waits, if this is the outermost block."""
+
+    def __call__(self, function: F) -> F:
+        """`function` in a block."""
+
+
+class Fuse:
     """Record the operators that this thread calls, and run them fused when somebody looks.
 
     `with tilevm.fuse():`, `@tilevm.fuse`, or `tilevm.fuse.enable()` until `disable()`. Results are
@@ -111,48 +127,15 @@ class fuse:
     """
 
     @overload
-    def __new__(cls, function: F, *, enabled: bool = ...) -> F: ...
+    def __call__(self, function: F, *, enabled: bool = ...) -> F: ...
     @overload
-    def __new__(cls, function: None = ..., *, enabled: bool = ...) -> fuse: ...
-    def __new__(cls, function: Any = None, *, enabled: bool = True) -> Any:
+    def __call__(self, function: None = ..., *, enabled: bool = ...) -> Block: ...
+    def __call__(self, function: Any = None, *, enabled: bool = True) -> Any:
         """A block, or `function` in one."""
-        self = super().__new__(cls)
-        self._on = bool(enabled)
-        self._before = []
-        return self if function is None else self(function)
-
-    _on: bool
-    _before: list[bool]
-
-    def __enter__(self) -> fuse:
-        self._before.append(recorder().switch(self._on))
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        before = self._before.pop()
-        try:
-            if not before:
-                recorder().end_block(error is not None)
-        finally:
-            recorder().switch(before)
-
-    def __call__(self, function: F) -> F:
-        """`function` in a block."""
-        on = self._on
-        if inspect.isgeneratorfunction(function):
-            return _generator(function, on)  # type: ignore[return-value]
-
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with fuse(enabled=on):
-                return function(*args, **kwargs)
-
-        return run  # type: ignore[return-value]
+        if _module is None:
+            recorder()
+        block = _block(enabled)
+        return block if function is None else block(function)
 
     @staticmethod
     def enable() -> None:
@@ -169,6 +152,30 @@ class fuse:
     def active() -> bool:
         """Whether this thread records."""
         return _module is not None and bool(_module.active())
+
+
+fuse = Fuse()
+
+
+def _block_class(module: Any) -> Callable[[bool], Block]:
+    """The recorder's context manager, as a decorator besides."""
+
+    def call(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        on = self.enabled
+        if inspect.isgeneratorfunction(function):
+            return _generator(function, on)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with fuse(enabled=on):
+                return function(*args, **kwargs)
+
+        return run
+
+    made: Callable[[bool], Block] = type(
+        "Block", (module.Block,), {"__call__": call, "__slots__": ()}
+    )
+    return made
 
 
 def _generator(function: Callable[..., Any], on: bool) -> Callable[..., Any]:

@@ -92,6 +92,7 @@ def is_number(value: Any) -> bool:
 
 # Element by element ------------------------------------------------------------------------------
 
+
 def _unary(op: str) -> Row:
     def run(b: Importer, out: Any, x: Tensor) -> int:
         return b.add(op, x.id)
