@@ -159,6 +159,13 @@ Value Trace::number(double value) {
 Value Trace::number(std::int64_t value) { return number_input(DType::kInt64, value); }
 Value Trace::boolean(bool value) { return number_input(DType::kBool, value ? 1 : 0); }
 
+// Of a divisor: whether it is a number other than zero.
+bool Trace::known_not_zero(Value v) const {
+  if (!meta(v).weak) return false;
+  const auto found = std::ranges::find(inputs_, v, &Input::value);
+  return found != inputs_.end() && found->number != 0;
+}
+
 Value Trace::cast(Value x, DType dtype) {
   return meta(x).dtype == dtype && !meta(x).weak ? x : add(Op::cast, {x}, {Param::dtype(dtype)});
 }
@@ -179,6 +186,10 @@ Meta Trace::infer(Op op, std::span<const Value> in, std::span<const Param> param
         return out;
       }
       typed();
+      if ((op == Op::floor_div || op == Op::remainder || op == Op::fmod) && !is_float(out.dtype) &&
+          !known_not_zero(in[1])) {
+        refuse(op, "the framework raises where integers are divided by zero");
+      }
       for (std::size_t i = 1; i < n; ++i) {
         broadcast(op, out, *operands[i]);
         out.weak = out.weak && operands[i]->weak;

@@ -109,6 +109,7 @@ class Trace {
 
   Meta infer(Op op, std::span<const Value> in, std::span<const Param> params) const;
   void need_room() const;
+  bool known_not_zero(Value v) const;
   Value append(const Meta& meta);
   std::uint32_t symbol(std::int64_t size);
   void word(std::uint64_t w) { words_.push_back(static_cast<std::uint32_t>(w)); }

@@ -154,15 +154,11 @@ def test_looks(subject: str, look: str) -> None:
         found = LOOKS[look](x)
         again = LOOKS[look](x)
     same((found, again), (expected, expected))
-    late = SUBJECTS[subject](_pending())
-    same(LOOKS[look](late), expected)
-
-
-def _pending() -> Any:
     with tilevm.fuse():
-        x = computed()
-    compare.recorded(x)
-    return x
+        late = SUBJECTS[subject](computed())
+        compare.recorded(late)
+    compare.filled(late)
+    same(LOOKS[look](late), expected)
 
 
 DTYPES = "float64 float32 bfloat16 float16 int64 int32 int16 int8 uint8 bool".split()
@@ -221,12 +217,27 @@ def test_metadata_is_no_reason_to_look() -> None:
 
 
 def test_after_the_block() -> None:
+    """What waits is computed when the block ends."""
     with tilevm.fuse():
         x = computed()
         y = x.sum(0)
         z = x.t()
-    compare.recorded(x, y, z)
+        compare.recorded(x, y, z)
+    compare.filled(x, y, z)
     same((y + 1, z * 2, x), (computed().sum(0) + 1, computed().t() * 2, computed()))
+
+
+def test_writes_behind_the_block() -> None:
+    """Nothing that happens to inputs after the block changes its results."""
+    x = grid()
+    array = x.numpy()
+    with tilevm.fuse():
+        y = x * 2
+        z = y.t() + 1
+        compare.recorded(y, z)
+    array[:] = 7
+    x.add_(100)
+    same((y, z), (grid() * 2, (grid() * 2).t() + 1))
 
 
 def test_after_an_exception_in_the_block() -> None:

@@ -66,7 +66,7 @@ def test_blocks_can_be_used_again() -> None:
         assert_off()
 
 
-def test_what_one_block_leaves_pending_the_next_goes_on_with() -> None:
+def test_what_one_block_computed_the_next_goes_on_with() -> None:
     with tilevm.fuse():
         x = grid() + 1
     y = x.t()
@@ -95,9 +95,13 @@ def test_exceptions_end_blocks() -> None:
 def test_return_break_and_continue_end_blocks() -> None:
     def returned() -> Any:
         with tilevm.fuse():
-            return grid() + 1
+            x = grid() + 1
+            compare.recorded(x)
+            return x
 
-    compare.recorded(returned())
+    x = returned()
+    compare.filled(x)
+    same(x, grid() + 1)
     assert_off()
     for i in range(2):
         with tilevm.fuse():
@@ -118,7 +122,7 @@ def test_the_decorator() -> None:
     assert double.__name__ == "double"
     assert double.__doc__ == "Doubles."
     y = double(grid(), times=2)
-    compare.recorded(y)
+    compare.filled(y)
     assert_off()
     same(y, grid() * 4)
 
@@ -220,18 +224,20 @@ def test_enable_and_disable() -> None:
     with tilevm.fuse():
         assert_on()
     assert_on()
+    compare.recorded(x)
     tilevm.fuse.disable()
+    compare.filled(x)
     assert_off()
     same(x, grid() + 1)
 
 
 def test_disable_inside_a_block() -> None:
-    """Says what follows in this block; what was recorded stays."""
+    """Computes what waits, and says what follows in this block."""
     with tilevm.fuse():
         x = grid() + 1
         tilevm.fuse.disable()
         y = x * 2
-        compare.filled(y)
+        compare.filled(x, y)
         tilevm.fuse.enable()
         assert_on()
     same((x, y), (grid() + 1, (grid() + 1) * 2))

@@ -1,5 +1,6 @@
 // What is recorded for operators whose arguments need more than text says. The order of arguments
 // is the schema's.
+#include <ATen/ExpandUtils.h>
 #include <ATen/TensorUtils.h>
 
 #include <cmath>
@@ -231,6 +232,7 @@ void power(Call& c) {
     return c.elementwise(r);
   }
   const double y = c.real(1);
+  if (c.meta(x).dtype == DType::kBool) Call::refuse("a power of bools, whose dtype is another");
   const bool floats = is_float(c.meta(x).dtype);
   if (!floats && (c.arg(1).isDouble() || c.arg(1).isBool() || y < 0)) {
     Call::refuse("integers to a power that is none");
@@ -280,11 +282,14 @@ void masked_fill(Call& c) {  // self, mask, value
   c.contiguous(r);
 }
 
-// As the first argument lies in memory, if that is dense.
+// As the first argument lies in memory if that is dense, else with its dims sorted alike.
 void preserve(Call& c, Value v) {
-  const host::Geometry g = geometry_of(c.tensor(0));
-  if (dense(g)) return c.result(v, g);
-  c.elementwise(v);
+  const at::Tensor& x = c.tensor(0);
+  host::Geometry g = geometry_of(x);
+  if (!x.is_non_overlapping_and_dense()) {
+    std::ranges::copy(at::infer_dense_strides(x.sizes(), x.strides()), g.strides.begin());
+  }
+  c.result(v, g);
 }
 
 void hardtanh(Call& c) {  // self, min, max
