@@ -53,7 +53,7 @@ class Call {
   void elementwise(Value v);  // laid out as its operands are
   // Numbers among the arguments count as operands of rank 0.
   void numbers_are_operands() { numbers_ = true; }
-  void contiguous(Value v);                             // row-major
+  void contiguous(Value v);                              // row-major
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
   void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
@@ -89,8 +89,8 @@ using Row = std::function<void(Call&)>;
 const std::map<std::string, Row>& coded_rows();
 // Views: only those of pending tensors are recorded.
 const std::map<std::string, Row>& view_rows();
-// A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a * b,
-// or a where b is the number 1. Throws std::invalid_argument.
+// A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a *
+// b, or a where b is the number 1. Throws std::invalid_argument.
 Row text_row(const std::string& text);
 // The operator of a row that is `r = op x` or `r = op x, y`.
 std::optional<Op> single_operator(const std::string& text);

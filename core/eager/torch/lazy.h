@@ -59,7 +59,8 @@ class LazyStorage final : public c10::StorageImpl {
 class LazyImpl final : public c10::TensorImpl {
  public:
   // The tensor that the memory was made for, or a view of it.
-  LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys, caffe2::TypeMeta type);
+  LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys,
+           caffe2::TypeMeta type);
   LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type,
            LazyStorage* lazy);
 
@@ -164,7 +165,7 @@ class Recording {
   std::unordered_map<const c10::StorageImpl*, c10::Storage> exported_;
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
-  std::vector<Filled> filled_;                          // ... and its memory
+  std::vector<Filled> filled_;                         // ... and its memory
   std::vector<c10::Storage> held_;
   std::vector<Write> written_;  // later ones win
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;
