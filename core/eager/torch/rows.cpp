@@ -218,14 +218,24 @@ void gelu_backward(Call& c) {  // grad, self, approximate
 void clamp(Call& c) {
   Value x = c.value(std::size_t{0});
   if (c.none(1) && c.none(2)) Call::refuse("no bounds");
+  if (!c.none(1) && !c.none(2)) {  // in one dtype from the start
+    const Value low = c.value(1), high = c.value(2);
+    const Value bounds = c.op(Op::maximum, {low, high});
+    x = c.trace().cast(x, c.trace().common_dtype(Op::maximum, std::array{x, bounds}));
+  }
   if (!c.none(1)) x = c.op(Op::maximum, {x, c.value(1)});
   if (!c.none(2)) x = c.op(Op::minimum, {x, c.value(2)});
+  if (c.meta(x).dtype == DType::kBool) Call::refuse("bounds of bools");
   c.elementwise(x);
 }
 
-// With a bound that is a number: no operand, unlike those of Python's operators.
+// A bound that is a number is no operand, unlike those of Python's operators.
 Row bound(Op op) {
-  return [=](Call& c) { c.elementwise(c.op(op, {c.value(std::size_t{0}), c.value(1)})); };
+  return [=](Call& c) {
+    const Value y = c.op(op, {c.value(std::size_t{0}), c.value(1)});
+    if (c.meta(y).dtype == DType::kBool) Call::refuse("bounds of bools");
+    c.elementwise(y);
+  };
 }
 
 void power(Call& c) {
@@ -850,6 +860,8 @@ std::map<std::string, Row> make_rows() {
       {"clamp", clamp},
       {"clamp_min", bound(Op::maximum)},
       {"clamp_max", bound(Op::minimum)},
+      {"clamp_min.Tensor", bound(Op::maximum)},
+      {"clamp_max.Tensor", bound(Op::minimum)},
       {"clamp.Tensor", clamp},
       {"pow.Tensor_Scalar", power},
       {"pow.Tensor_Tensor", power},
