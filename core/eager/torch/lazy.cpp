@@ -388,6 +388,11 @@ bool Recording::captured(const c10::StorageImpl* storage) const {
   return false;
 }
 
+bool Recording::written(const at::TensorBase& tensor) const {
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage && written_by_storage_.contains(storage.unsafeGetStorageImpl());
+}
+
 bool Recording::knows(const at::TensorBase& tensor) const {
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   if (!storage) return false;

@@ -132,7 +132,9 @@ class Recording {
   bool assign(const at::TensorBase& tensor, Value value);
   // The value that operators in place gave a plain tensor, or that its memory holds.
   Value current(const at::TensorBase& tensor, DType dtype);
-  // Whether memory of plain tensors waits to be written.
+  // Whether the memory of a plain tensor waits to be written.
+  bool written(const at::TensorBase& tensor) const;
+  // Whether that of any does.
   bool writes() const { return writes_.load(std::memory_order_relaxed); }
   bool captured(const c10::StorageImpl* storage) const;
   // Whether recorded operators read or write the memory of a tensor that does not wait.

@@ -91,6 +91,22 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor) {
   if (storage != nullptr && &storage->recording() != &mine) storage->fill("other thread");
 }
 
+void finish_writes(const at::TensorBase& tensor, const char* reason) {
+  Recording& mine = Recording::mine();
+  if (C10_LIKELY(!mine.writes())) return;
+  std::unique_lock lock(mine.mutex);
+  if (mine.written(tensor)) mine.flush(lock, reason);
+}
+
+bool is_lone_number(const at::TensorBase& tensor) {
+  if (tensor.numel() != 1) return false;
+  const LazyImpl* const z = lazy(tensor);
+  if (z != nullptr && z->pending() != nullptr) return false;
+  Recording& mine = Recording::mine();
+  const std::lock_guard lock(mine.mutex);
+  return !mine.knows(tensor);
+}
+
 void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock) {
   if (recording.trace.operators() < kSomeOperators) return;
   recording.flush(lock, "before a product");

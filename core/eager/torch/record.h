@@ -42,8 +42,13 @@ Value value_of(Recording& recording, const at::TensorBase& tensor);
 // Fills what other threads have recorded of `tensor`.
 void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 
-// Before an operator reads memory that this thread's operators in place should have written.
+// Before something reads memory that this thread's operators in place should have written: any, or
+// that of a tensor.
 void finish_writes(const char* reason);
+void finish_writes(const at::TensorBase& tensor, const char* reason);
+// Whether an operator on a tensor in place is not worth recording: it is one number, that nothing
+// recorded reads or writes.
+bool is_lone_number(const at::TensorBase& tensor);
 
 // Before a product is recorded.
 void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock);

@@ -50,6 +50,17 @@ bool prepare(const Stack& stack, std::size_t n_args, const Recording& mine) {
   return any;
 }
 
+// Before an operator that is not recorded: what its operands should hold by now is written.
+void finish_reads(const Stack& stack, std::size_t n_args) {
+  if (C10_LIKELY(!Recording::mine().writes())) return;
+  for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
+    every_tensor(stack[i], [](const at::Tensor& t) {
+      finish_writes(t, "operator not recorded");
+      return true;
+    });
+  }
+}
+
 void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelow, stack);
 }
@@ -66,12 +77,16 @@ class Recorded final : public c10::OperatorKernel {
       : row_(std::move(row)), place_(place), product_(product) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (place_ == Place::kFill && untouched(*stack, op.schema().arguments().size())) {
+    const std::size_t n_args = op.schema().arguments().size();
+    if (place_ == Place::kFill && untouched(*stack, n_args)) return redispatch(op, keys, stack);
+    if (place_ == Place::kInPlace &&
+        is_lone_number((*stack)[stack->size() - n_args].toTensor())) {
+      finish_reads(*stack, n_args);
       return redispatch(op, keys, stack);
     }
     if (C10_LIKELY(record(op, *stack))) return;
-    if (in_place(place_)) settle(*stack, op.schema().arguments().size());
-    if (place_ != Place::kView) finish_writes("operator not recorded");
+    if (in_place(place_)) settle(*stack, n_args);
+    if (place_ != Place::kView) finish_reads(*stack, n_args);
     redispatch(op, keys, stack);
   }
 
@@ -177,7 +192,7 @@ class Writing final : public c10::OperatorKernel {
         return true;
       });
     }
-    finish_writes("operator not recorded");
+    finish_reads(*stack, n_args);
     const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     redispatch(op, keys, stack);
   }
@@ -203,7 +218,7 @@ void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     for (const c10::Argument& argument : op.schema().arguments()) {
       view = view || argument.alias_info() != nullptr;
     }
-    if (!view) finish_writes("operator not recorded");
+    if (!view) finish_reads(*stack, op.schema().arguments().size());
   }
   run_eagerly(op, keys, stack);
 }
@@ -248,7 +263,7 @@ void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& 
         const Operand given[] = {Operand(operands)...};
         at::Tensor made = record_elementwise(op, given);
         if (C10_LIKELY(made.defined())) return made;
-        finish_writes("operator not recorded");
+        (finish_writes(operands, "operator not recorded"), ...);
         return typed.redispatch(keys & kBelow, operands...);
       });
 }
@@ -262,9 +277,9 @@ void install_in_place(const std::string& full, Op op) {
       full.c_str(),
       [op, typed](DispatchKeySet keys, at::Tensor& self, Operands... operands) -> at::Tensor& {
         const Operand given[] = {Operand(self), Operand(operands)...};
-        if (C10_LIKELY(record_in_place(op, given))) return self;
+        if (!is_lone_number(self) && C10_LIKELY(record_in_place(op, given))) return self;
         settle_write(self);
-        finish_writes("operator not recorded");
+        (finish_writes(operands, "operator not recorded"), ...);
         return typed.redispatch(keys & kBelow, self, operands...);
       });
 }
@@ -277,13 +292,13 @@ void install_sum_in_place(const std::string& full, Op op) {
   installed().library("aten").impl(
       full.c_str(), [op, typed](DispatchKeySet keys, at::Tensor& self, Tensor other,
                                 const at::Scalar& alpha) -> at::Tensor& {
-        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic())) {
+        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic() && !is_lone_number(self))) {
           const Operand given[] = {Operand(self), Operand(other)}, factor(alpha);
           const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
           if (C10_LIKELY(record_in_place(op, given, one ? nullptr : &factor))) return self;
         }
         settle_write(self);
-        finish_writes("operator not recorded");
+        finish_writes(other, "operator not recorded");
         return typed.redispatch(keys & kBelow, self, other, alpha);
       });
 }
@@ -319,7 +334,8 @@ void install_products() {
   installed().library("aten").impl("mm", [mm](DispatchKeySet keys, Tensor x, Tensor y) {
     at::Tensor made = record_product(x, y);
     if (C10_LIKELY(made.defined())) return made;
-    finish_writes("operator not recorded");
+    finish_writes(x, "operator not recorded");
+    finish_writes(y, "operator not recorded");
     return mm.redispatch(keys & kBelow, x, y);
   });
   const auto addmm = find("addmm")->typed<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>();
@@ -355,7 +371,8 @@ void install_sum(const std::string& full, Op op, const c10::OperatorHandle& hand
           at::Tensor made = record_elementwise(op, given, one ? nullptr : &factor);
           if (C10_LIKELY(made.defined())) return made;
         }
-        finish_writes("operator not recorded");
+        finish_writes(x, "operator not recorded");
+        finish_writes(y, "operator not recorded");
         return typed.redispatch(keys & kBelow, x, y, alpha);
       });
 }

@@ -350,7 +350,16 @@ Row sum(Op op, bool reversed) {
   };
 }
 
+// A copy of one number that does not wait is quicker made than recorded.
+bool is_copied_at_once(Call& c) {
+  const at::Tensor& t = c.tensor(0);
+  if (t.numel() != 1) return false;
+  const LazyImpl* const z = lazy(t);
+  return (z == nullptr || z->pending() == nullptr) && !c.recording().knows(t);
+}
+
 void clone(Call& c) {  // self, memory_format
+  if (is_copied_at_once(c)) return c.decline();
   const Value x = c.value(std::size_t{0});
   if (c.none(1) || c.arg(1).toMemoryFormat() == at::MemoryFormat::Preserve) {
     preserve(c, x);
@@ -366,6 +375,7 @@ void to_copy(Call& c) {
   if (!c.none(2) && c.arg(2).toLayout() != at::kStrided) Call::refuse("a layout");
   if (!c.none(3) && !c.arg(3).toDevice().is_cpu()) Call::refuse("a device");
   if (!c.none(4) && c.flag(4)) Call::refuse("pinned memory");
+  if (is_copied_at_once(c)) return c.decline();
   const Value x = c.value(std::size_t{0});
   const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
   if (c.none(6) || c.arg(6).toMemoryFormat() == at::MemoryFormat::Preserve) return preserve(c, y);
