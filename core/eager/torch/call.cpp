@@ -74,18 +74,27 @@ void Call::contiguous(Value v) {
 }
 
 void Call::elementwise(Value v) {
+  constexpr std::array<std::size_t, 4> kOrder{0, 1, 2, 3};
+  elementwise(v, std::span(kOrder).first(std::min(n_args_, kOrder.size())));
+}
+
+void Call::elementwise(Value v, std::span<const std::size_t> order) {
+  const Meta& m = meta(v);
+  if (m.weak) refuse("a result that is a number");
   std::array<host::Geometry, 4> geometries;
   std::array<const host::Geometry*, 4> operands{};
   std::size_t n = 0;
-  for (std::size_t i = 0; i < n_args_ && n < operands.size(); ++i) {
-    const bool number = arg(i).isScalar() && numbers_ && i < 2;
-    if (!arg(i).isTensor() && !number) continue;
-    if (!number) geometries[n] = geometry_of(arg(i).toTensor());
+  for (const std::size_t i : order) {
+    if (arg(i).isTensor()) {
+      const at::Tensor& x = tensor(i);
+      const bool converted = i > 0 || !condition_;
+      geometries[n] = converted ? geometry_in(x, computed_.value_or(m.dtype)) : geometry_of(x);
+    } else if (!arg(i).isScalar() || !numbers_ || i > 1) {
+      continue;
+    }
     operands[n] = &geometries[n];
     ++n;
   }
-  const Meta& m = meta(v);
-  if (m.weak) refuse("a result that is a number");
   host::Geometry g;
   g.rank = m.rank;
   g.sizes = m.sizes;
@@ -192,8 +201,10 @@ Row text_row(const std::string& text) {
   }
   if (steps.empty()) throw std::invalid_argument("an empty row");
   const bool numbers = single_operator(text).has_value() && steps[0].operands.size() == 2;
-  return [steps, numbers](Call& c) {
+  const bool single = single_operator(text).has_value();
+  return [steps, numbers, single](Call& c) {
     if (numbers) c.numbers_are_operands();
+    if (steps[0].op == Op::where) c.condition_first();
     std::array<Value, 32> made{};
     std::array<Value, 4> arguments;
     arguments.fill(kNoValue);
@@ -217,6 +228,9 @@ Row text_row(const std::string& text) {
       }
       if (step.scale && !skip) need_one_dtype(c, in[0]);
       made[s] = skip ? in[0] : c.trace().add(step.op, std::span<const Value>(in.data(), n));
+      if (single && c.meta(made[s]).dtype == DType::kBool) {
+        c.computed_in(c.trace().common_dtype(Op::add, std::span<const Value>(in.data(), n)));
+      }
     }
     c.elementwise(made[steps.size() - 1]);
   };

@@ -51,8 +51,14 @@ class Call {
   // ---- Results, in order
 
   void elementwise(Value v);  // laid out as its operands are
+  // The same with arguments in the order in which PyTorch's kernel has them.
+  void elementwise(Value v, std::span<const std::size_t> order);
   // Numbers among the arguments count as operands of rank 0.
   void numbers_are_operands() { numbers_ = true; }
+  // The dtype that operands are converted to, where it is not the result's.
+  void computed_in(DType dtype) { computed_ = dtype; }
+  // The first argument is a condition, which is not converted.
+  void condition_first() { condition_ = true; }
   void contiguous(Value v);                              // row-major
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
@@ -77,7 +83,8 @@ class Call {
   const torch::jit::Stack& stack_;
   std::size_t first_, n_args_;
   Recording& recording_;
-  bool numbers_ = false, list_ = false, declined_ = false;
+  bool numbers_ = false, condition_ = false, list_ = false, declined_ = false;
+  std::optional<DType> computed_;
   void push(const Result& result);
   std::array<Result, 16> results_;
   std::size_t n_results_ = 0;

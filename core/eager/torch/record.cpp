@@ -1,5 +1,7 @@
 #include "eager/torch/record.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -51,6 +53,14 @@ bool is_plain(const at::TensorBase& t) {
   const c10::DispatchKeySet keys = impl.key_set();
   return (keys.raw_repr() & ~kPlain) == 0 && keys.has(DispatchKey::CPU) &&
          impl.layout() == c10::kStrided;
+}
+
+host::Geometry geometry_in(const at::TensorBase& t, DType dtype) {
+  host::Geometry g = geometry_of(t);
+  if (t.scalar_type() != scalar_type(dtype) && !t.is_non_overlapping_and_dense()) {
+    std::ranges::copy(at::infer_dense_strides(t.sizes(), t.strides()), g.strides.begin());
+  }
+  return g;
 }
 
 Value value_of(Recording& recording, const at::TensorBase& tensor) {
@@ -196,6 +206,7 @@ struct Recorded {
   Value value = kNoValue;
   std::array<const at::TensorBase*, 3> tensors{};
   std::size_t n_tensors = 0, n = 0;  // operands
+  DType computed{};                  // what operands are converted to
 };
 
 // Before the recording's mutex is taken.
@@ -239,7 +250,13 @@ Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const
         trace.add(Op::mul, {trace.cast(values[r.n - 1], common), number(trace, *alpha)});
   }
   const Value made = trace.add(op, std::span<const Value>(values.data(), r.n));
-  if (!trace.meta(made).weak) r.value = made;
+  const Meta& meta = trace.meta(made);
+  if (meta.weak) return r;
+  r.value = made;
+  r.computed = meta.dtype;
+  if (meta.dtype == DType::kBool) {
+    r.computed = trace.common_dtype(Op::add, std::span<const Value>(values.data(), r.n));
+  }
   return r;
 }
 
@@ -260,7 +277,7 @@ host::Geometry geometry_of_result(const Recorded& r, const Meta& meta) {
   std::array<host::Geometry, 3> seen;  // numbers have rank 0
   std::array<const host::Geometry*, 3> of{};
   for (std::size_t i = 0; i < r.n; ++i) {
-    if (i < r.n_tensors) seen[i] = geometry_of(*r.tensors[i]);
+    if (i < r.n_tensors) seen[i] = geometry_in(*r.tensors[i], r.computed);
     of[i] = &seen[i];
   }
   elementwise_strides({of.data(), r.n}, geometry);

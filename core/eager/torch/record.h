@@ -32,6 +32,10 @@ struct Operand {
   explicit Operand(const c10::Scalar& v);  // of a kind that is real
 };
 
+// Where elements lie once they are of `dtype`: PyTorch converts operands before it looks at their
+// strides, and copies keep those of dense tensors alone.
+host::Geometry geometry_in(const at::TensorBase& tensor, DType dtype);
+
 // The value of a tensor or a number that it wraps; kNoValue if it cannot be recorded. Under the
 // recording's mutex.
 Value value_of(Recording& recording, const at::TensorBase& tensor);

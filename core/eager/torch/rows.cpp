@@ -218,9 +218,24 @@ void gelu_backward(Call& c) {  // grad, self, approximate
 void clamp(Call& c) {
   Value x = c.value(std::size_t{0});
   if (c.none(1) && c.none(2)) Call::refuse("no bounds");
+  if (!c.none(1) && !c.none(2)) {  // in one dtype from the start
+    const Value low = c.value(1), high = c.value(2);
+    const Value bounds = c.op(Op::maximum, {low, high});
+    x = c.trace().cast(x, c.trace().common_dtype(Op::maximum, std::array{x, bounds}));
+  }
   if (!c.none(1)) x = c.op(Op::maximum, {x, c.value(1)});
   if (!c.none(2)) x = c.op(Op::minimum, {x, c.value(2)});
+  if (c.meta(x).dtype == DType::kBool) Call::refuse("bounds of bools");
   c.elementwise(x);
+}
+
+// A bound that is a number is no operand, unlike those of Python's operators.
+Row bound(Op op) {
+  return [=](Call& c) {
+    const Value y = c.op(op, {c.value(std::size_t{0}), c.value(1)});
+    if (c.meta(y).dtype == DType::kBool) Call::refuse("bounds of bools");
+    c.elementwise(y);
+  };
 }
 
 void power(Call& c) {
@@ -229,7 +244,7 @@ void power(Call& c) {
     const Value y = c.value(1);
     const Value r = c.op(Op::pow, {x, y});
     need_float(c, r);
-    return c.elementwise(r);
+    return c.is_tensor(0) ? c.elementwise(r) : c.contiguous(r);
   }
   const double y = c.real(1);
   if (c.meta(x).dtype == DType::kBool) Call::refuse("a power of bools, whose dtype is another");
@@ -247,6 +262,13 @@ void power(Call& c) {
     if (y == -2) return c.elementwise(c.op(Op::reciprocal, {square()}));
   }
   c.elementwise(c.op(Op::pow, {x, c.value(1)}));
+}
+
+void threshold_backward(Call& c) {  // grad, self, threshold
+  const Value g = c.value(std::size_t{0}), x = c.value(1);
+  const Value off = c.op(Op::le, {x, c.value(2)});
+  constexpr std::array<std::size_t, 2> kOrder{1, 0};
+  c.elementwise(c.op(Op::where, {off, c.trace().constant(0), g}), kOrder);
 }
 
 void lerp(Call& c) {  // self, end, weight
@@ -323,7 +345,8 @@ Row sum(Op op, bool reversed) {
       right = c.op(Op::mul, {c.trace().cast(right, common), c.value(2)});
     }
     c.numbers_are_operands();
-    c.elementwise(c.op(op, {left, right}));
+    constexpr std::array<std::size_t, 2> kOrder{0, 1}, kReversed{1, 0};
+    c.elementwise(c.op(op, {left, right}), reversed ? kReversed : kOrder);
   };
 }
 
@@ -444,13 +467,14 @@ void need_index(Call& c, Value index) {
 void embedding(Call& c) {  // weight, indices, padding_idx, scale_grad, sparse
   const Value w = c.value(std::size_t{0}), index = c.value(1);
   need_index(c, index);
-  if (c.meta(w).rank != 2) Call::refuse("no table");
+  if (c.meta(w).rank != 2 || c.meta(w).elements() == 0) Call::refuse("no table");
   c.contiguous(c.op(Op::take, {w, index}, {Param::integer(0)}));
 }
 
 void index_select(Call& c) {  // self, dim, index
   const Value x = c.value(std::size_t{0}), index = c.value(2);
   need_index(c, index);
+  if (c.meta(x).elements() == 0) Call::refuse("nothing to select from");
   if (c.meta(x).rank == 0 || c.meta(index).rank != 1) Call::refuse("a scalar");
   c.contiguous(c.op(Op::take, {x, index}, {Param::integer(c.axis(1, c.meta(x).rank))}));
 }
@@ -459,11 +483,38 @@ void gather(Call& c) {  // self, dim, index, sparse_grad
   const Value x = c.value(std::size_t{0}), index = c.value(2);
   const Meta &m = c.meta(x), &n = c.meta(index);
   if (n.dtype != DType::kInt64 || m.rank == 0 || m.rank != n.rank) Call::refuse("a scalar");
+  if (m.elements() == 0) Call::refuse("nothing to gather from");
   const int axis = c.axis(1, m.rank);
   for (int d = 0; d < m.rank; ++d) {
     if (d != axis && n.size(d) > m.size(d)) Call::refuse("sizes");
   }
   c.contiguous(c.op(Op::gather, {x, index}, {Param::integer(axis)}));
+}
+
+// Of what indices on the axes from `first` on choose. PyTorch's kernel goes over the tensor and the
+// indices side by side: the tensor does not move along the indices' dims, nor they along its.
+host::Geometry indexed_geometry(const Meta& meta, const at::Tensor& self,
+                                const std::vector<at::Tensor>& chosen, int first) {
+  host::Geometry out;
+  out.rank = meta.rank;
+  out.sizes = meta.sizes;
+  const int n = static_cast<int>(chosen.size());
+  const int inner = meta.rank - static_cast<int>(self.dim()) + n;  // dims of the indices
+  std::vector<host::Geometry> operands(chosen.size() + 1, out);
+  for (int d = 0; d < meta.rank; ++d) {
+    const bool of_index = d >= first && d < first + inner;
+    operands[0].stride(d) = of_index ? 0 : self.stride(d < first ? d : d - inner + n);
+    for (std::size_t i = 0; i < chosen.size(); ++i) {
+      const at::Tensor& index = chosen[i];
+      const std::int64_t own = d - first - inner + index.dim();
+      const bool moves = of_index && own >= 0 && index.size(own) == out.size(d);
+      operands[i + 1].stride(d) = moves ? index.stride(own) : 0;
+    }
+  }
+  std::vector<const host::Geometry*> seen;
+  for (const host::Geometry& g : operands) seen.push_back(&g);
+  elementwise_strides(seen, out);
+  return out;
 }
 
 // Tensors of integers on neighbouring axes: one gather, at the position that they say together.
@@ -483,12 +534,6 @@ void index(Call& c) {
   const at::Tensor& self = c.tensor(0);
   const int last = first + static_cast<int>(chosen.size()) - 1;
   if (first < 0 || last >= self.dim() || self.numel() == 0) return c.decline();
-  std::int64_t reach = std::numeric_limits<std::int64_t>::max();
-  for (int i = 0; i < self.dim(); ++i) {  // the result lies as the other dims do
-    if ((i >= first && i <= last) || self.size(i) == 1) continue;
-    if (self.stride(i) > reach) return c.decline();
-    reach = self.stride(i);
-  }
   if (chosen.size() > 1 && !row_major(self)) return c.decline();
   Value x = c.value(std::size_t{0}), position = kNoValue, inside = kNoValue;
   const auto number = [&](std::int64_t v) { return c.trace().number(v); };
@@ -519,7 +564,8 @@ void index(Call& c) {
     }
     x = c.op(Op::reshape, {x}, {Param::sizes(sizes)});
   }
-  c.contiguous(c.op(Op::take, {x, position}, {Param::integer(first)}));
+  const Value taken = c.op(Op::take, {x, position}, {Param::integer(first)});
+  c.result(taken, indexed_geometry(c.meta(taken), self, chosen, first));
 }
 
 // ---- Views of pending tensors
@@ -821,10 +867,15 @@ std::map<std::string, Row> make_rows() {
       {"gelu", gelu},
       {"gelu_backward", gelu_backward},
       {"clamp", clamp},
+      {"clamp_min", bound(Op::maximum)},
+      {"clamp_max", bound(Op::minimum)},
+      {"clamp_min.Tensor", bound(Op::maximum)},
+      {"clamp_max.Tensor", bound(Op::minimum)},
       {"clamp.Tensor", clamp},
       {"pow.Tensor_Scalar", power},
       {"pow.Tensor_Tensor", power},
       {"pow.Scalar", power},
+      {"threshold_backward", threshold_backward},
       {"lerp.Scalar", lerp},
       {"lerp.Tensor", lerp},
       {"masked_fill.Scalar", masked_fill},
