@@ -13,7 +13,8 @@ UNARY = (
     "isnan isfinite logical_not positive rsqrt reciprocal exp2 log frac nan_to_num"
 ).split()
 FUNCTIONS = (
-    "F.gelu({}.nan_to_num()) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) F.mish({}) "
+    "F.gelu({}.nan_to_num()) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) "
+    "F.mish({}) "
     "F.gelu({},approximate='tanh') F.logsigmoid({}) F.hardswish({}) F.relu6({}) F.normalize({})"
 ).split()
 BINARY = "add sub mul maximum minimum atan2 fmod remainder div floor_divide hypot".split()
