@@ -19,9 +19,12 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 
 
+EXAMPLES = list(zip(blocks("python"), blocks("text"), strict=True))
+
+
 @pytest.mark.torch
-def test_the_example_prints_what_the_readme_says(tmp_path: Path) -> None:
-    (example,), (output,) = blocks("python"), blocks("text")
+@pytest.mark.parametrize("example, output", EXAMPLES, ids=["first", "fuse"])
+def test_an_example_prints_what_the_readme_says(example: str, output: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"  # a kernel is read from its file
     script.write_text(example, encoding="utf-8")
     done = subprocess.run(
