@@ -21,7 +21,51 @@ def test_random_programs(start: int) -> None:
 
 
 # Programs that were wrong. {name: text}
-REGRESSIONS: dict[str, str] = {}
+REGRESSIONS: dict[str, str] = {
+    "clamp of bytes below zero": """
+x0 = make((4, 1, 2, 2), 'uint8', 'dense', 5932)
+with fuse():
+    x1 = torch.clamp(x0, -1, 0.5)
+    x2 = torch.clamp(x0, 0.5, 200)
+    try:
+        x3 = torch.clamp(x0 > 2, 0, True)
+        x4 = torch.clamp_min(x0 > 2, True)
+    except Exception as e:
+        told(e)
+""",
+    "bounds of several dtypes": """
+x0 = make((5,), 'float16', 'dense', 1)
+with fuse():
+    x1 = torch.clamp(x0, torch.tensor(0.5), torch.arange(5))
+    x2 = torch.clamp(x0, torch.arange(5), torch.tensor(0.5))
+    x3 = torch.clamp_max(x0, torch.arange(5.0))
+""",
+    "integers divided by zero": """
+x0 = make((7,), 'uint8', 'dense', 4470)
+with fuse():
+    for i in (x0, 0, torch.tensor(0)):
+        try:
+            x1 = torch.floor_divide(x0 - x0, i)
+        except Exception as e:
+            told(e)
+        try:
+            x2 = x0 % (i - i)
+        except Exception as e:
+            told(e)
+""",
+    "powers of bools": """
+x0 = make((3,), 'bool', 'dense', 1)
+with fuse():
+    x1, x2, x3 = torch.square(x0), x0 ** 3, (x0 & True) ** 2
+""",
+    "copies of what is empty": """
+x0 = make((0, 8, 1), 'float32', 'stepped', 6748)
+x1 = make((1, 0, 3, 0), 'float32', 'turned', 810)
+with fuse():
+    x2, x3 = x0.to(torch.bfloat16, copy=True), x1.clone()
+    x4 = (x1 % 3).double()
+""",
+}
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)

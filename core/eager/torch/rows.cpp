@@ -220,6 +220,7 @@ void clamp(Call& c) {
   if (c.none(1) && c.none(2)) Call::refuse("no bounds");
   if (!c.none(1) && !c.none(2)) {  // in one dtype from the start
     const Value low = c.value(1), high = c.value(2);
+    if (c.meta(low).dtype != c.meta(high).dtype && c.is_tensor(1)) Call::refuse("mixed bounds");
     const Value bounds = c.op(Op::maximum, {low, high});
     x = c.trace().cast(x, c.trace().common_dtype(Op::maximum, std::array{x, bounds}));
   }
