@@ -142,8 +142,8 @@ std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint
   }
   options.whole_outputs.assign(program.outputs.size(), true);
   segment->text = print(program);
-  segment->executable = std::make_unique<host::Executable>(fuse::fuse(lower(std::move(program))),
-                                                           options, memory());
+  segment->executable =
+      std::make_unique<host::Executable>(fuse::fuse(lower(std::move(program))), options, memory());
   return segment;
 }
 
@@ -266,8 +266,7 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
     same = same && (wanted.size(d) < 2 || wanted.stride(d) == output->geometry.stride(d));
   }
   if (same || wanted.empty()) return output;
-  const exec::Block block =
-      exec::acquire(static_cast<std::size_t>(wanted.elements() * item_bytes));
+  const exec::Block block = exec::acquire(static_cast<std::size_t>(wanted.elements() * item_bytes));
   if (block.data == nullptr) throw host::MemoryError("no memory for a copy of a result");
   Record from;
   static_cast<Geometry&>(from) = output->geometry;

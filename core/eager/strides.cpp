@@ -8,8 +8,7 @@ namespace {
 using host::Geometry;
 
 bool same_sizes(const Geometry& a, const Geometry& b) {
-  return a.rank == b.rank &&
-         std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
+  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
 }
 
 bool row_major(const Geometry& g) {
@@ -56,8 +55,8 @@ void elementwise_strides(std::span<const Geometry* const> operands, Geometry& ou
     if (all_row_major) return host::set_dense_strides(out);
     const Geometry& first = *operands[0];
     for (const Geometry* g : operands) {
-      equal = equal && std::equal(g->strides.begin(), g->strides.begin() + g->rank,
-                                  first.strides.begin());
+      equal = equal &&
+              std::equal(g->strides.begin(), g->strides.begin() + g->rank, first.strides.begin());
     }
     if (equal && dense(first)) {
       out.strides = first.strides;

@@ -12,7 +12,7 @@ using host::Geometry;
 // The two sizes that programs know; all others are symbols, equal where their values are.
 constexpr std::uint32_t kOne = 0, kZero = 1;
 constexpr std::uint32_t kInputWord = 0x80000000;
-constexpr std::size_t kKnown = 2048;      // power of two
+constexpr std::size_t kKnown = 2048;  // power of two
 constexpr std::size_t kMostValues = 8192;
 constexpr std::size_t kMostInputs = 512;  // of a trace; beyond, operators stay eager
 
@@ -553,8 +553,8 @@ class Reader {
         }
         case ParamKind::kNumber: {
           const auto w = take(2);
-          attrs.push_back(
-              Attr::of_number(std::bit_cast<double>(w[0] | static_cast<std::uint64_t>(w[1]) << 32)));
+          attrs.push_back(Attr::of_number(
+              std::bit_cast<double>(w[0] | static_cast<std::uint64_t>(w[1]) << 32)));
           break;
         }
         default:

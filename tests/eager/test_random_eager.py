@@ -53,6 +53,24 @@ with fuse():
         except Exception as e:
             told(e)
 """,
+    "a tensor of an array of a tensor": """
+x0 = make((4, 3), 'float32', 'dense', 4244)
+with fuse():
+    x1 = torch.as_tensor(x0.numpy()[1:])
+    x2 = x1.clone() + 1
+    x0[:, 0] = 2
+    x3 = torch.as_tensor((x0 * 2).numpy())
+    x4 = x3 + 1
+    x3[0] = 7
+""",
+    "lerp of bytes": """
+x0 = make((3,), 'uint8', 'dense', 1)
+with fuse():
+    try:
+        x1 = torch.lerp(x0, x0, 0.5)
+    except Exception as e:
+        told(e)
+""",
     "powers of bools": """
 x0 = make((3,), 'bool', 'dense', 1)
 with fuse():

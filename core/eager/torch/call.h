@@ -59,7 +59,7 @@ class Call {
   void computed_in(DType dtype) { computed_ = dtype; }
   // The first argument is a condition, which is not converted.
   void condition_first() { condition_ = true; }
-  void contiguous(Value v);                             // row-major
+  void contiguous(Value v);                              // row-major
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
   void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
@@ -96,8 +96,8 @@ using Row = std::function<void(Call&)>;
 const std::map<std::string, Row>& coded_rows();
 // Views: only those of pending tensors are recorded.
 const std::map<std::string, Row>& view_rows();
-// A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a * b,
-// or a where b is the number 1. Throws std::invalid_argument.
+// A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a *
+// b, or a where b is the number 1. Throws std::invalid_argument.
 Row text_row(const std::string& text);
 // The operator of a row that is `r = op x` or `r = op x, y`.
 std::optional<Op> single_operator(const std::string& text);

@@ -94,7 +94,8 @@ host::Geometry geometry_of(const at::TensorBase& tensor) {
 namespace {
 
 bool same(const host::Geometry& a, const host::Geometry& b) {
-  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin()) &&
+  return a.rank == b.rank &&
+         std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin()) &&
          std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
 }
 
@@ -254,8 +255,8 @@ LazyImpl::LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet ke
 
 template <class Version>
 c10::intrusive_ptr<c10::TensorImpl> LazyImpl::copy(Version&& version, bool allow_change) const {
-  auto made = c10::make_intrusive<LazyImpl>(VIEW, c10::Storage(storage_), key_set_, data_type_,
-                                            lazy_);
+  auto made =
+      c10::make_intrusive<LazyImpl>(VIEW, c10::Storage(storage_), key_set_, data_type_, lazy_);
   copy_tensor_metadata(this, made.get(), std::forward<Version>(version), allow_change);
   made->value_ = value_;
   made->generation_ = generation_;
@@ -280,9 +281,7 @@ void LazyImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
   TensorImpl::shallow_copy_from(impl);
 }
 
-bool LazyImpl::spans() const {
-  return storage_offset() == 0 && same(geometry(), lazy_->geometry_);
-}
+bool LazyImpl::spans() const { return storage_offset() == 0 && same(geometry(), lazy_->geometry_); }
 
 Value LazyImpl::value() {
   LazyStorage& memory = *lazy_;
@@ -302,7 +301,8 @@ Value LazyImpl::value() {
     if (spans()) {
       value_ = memory.value_;
     } else if (reshaped(own, storage_offset(), memory.geometry_)) {
-      value_ = memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
+      value_ =
+          memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
     } else {
       return kNoValue;
     }
@@ -365,7 +365,7 @@ Recording& Recording::mine() {
 Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
   const c10::Storage& storage = tensor.storage();
   // Others may write there without our noticing.
-  if (!exported_.empty() && exported_.contains(storage.unsafeGetStorageImpl())) return kNoValue;
+  if (!exported_.empty() && is_exported(storage.data())) return kNoValue;
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
   const Value value = trace.input(dtype, geometry_of(tensor), data);
@@ -413,13 +413,12 @@ void set_geometry(c10::TensorImpl& impl, const host::Geometry& g) {
 at::Tensor Recording::make(Value value, const host::Geometry& geometry) {
   const DType dtype = trace.meta(value).dtype;
   const std::int64_t bytes = geometry.empty() ? 0 : geometry.elements() * dtype_bytes(dtype);
-  auto storage =
-      c10::make_intrusive<LazyStorage>(static_cast<std::size_t>(bytes), *this, value);
+  auto storage = c10::make_intrusive<LazyStorage>(static_cast<std::size_t>(bytes), *this, value);
   storage->geometry_ = geometry;
   made_.push_back(storage);
-  auto impl = c10::make_intrusive<LazyImpl>(std::move(storage),
-                                            c10::DispatchKeySet(c10::DispatchKey::CPU),
-                                            c10::scalarTypeToTypeMeta(scalar_type(dtype)));
+  auto impl =
+      c10::make_intrusive<LazyImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                    c10::scalarTypeToTypeMeta(scalar_type(dtype)));
   impl->set_value(value);
   set_geometry(*impl, geometry);
   return at::Tensor(std::move(impl));
@@ -428,9 +427,9 @@ at::Tensor Recording::make(Value value, const host::Geometry& geometry) {
 at::Tensor Recording::view(const at::Tensor& of, Value value, const host::Geometry& geometry,
                            std::int64_t offset) {
   LazyImpl* const from = lazy(of);
-  auto impl = c10::make_intrusive<LazyImpl>(
-      c10::TensorImpl::VIEW, c10::Storage(from->unsafe_storage()), from->key_set(), from->dtype(),
-      from->pending());
+  auto impl =
+      c10::make_intrusive<LazyImpl>(c10::TensorImpl::VIEW, c10::Storage(from->unsafe_storage()),
+                                    from->key_set(), from->dtype(), from->pending());
   impl->set_storage_offset(from->storage_offset() + offset);
   impl->set_value(value);
   set_geometry(*impl, geometry);
@@ -515,8 +514,7 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
   if (!same(source, target)) {
     host::copy(source, target, item_bytes);
   } else if (!source.empty()) {
-    std::memcpy(target.data, source.data,
-                static_cast<std::size_t>(source.elements() * item_bytes));
+    std::memcpy(target.data, source.data, static_cast<std::size_t>(source.elements() * item_bytes));
   }
   engine().release(from.owner);
 }
@@ -623,13 +621,37 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
 void Recording::exported(const at::TensorBase& tensor) {
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   if (!storage) return;
+  try {
+    if (LazyImpl* const z = lazy(tensor)) z->has_storage();
+  } catch (const c10::Error&) {
+    return;  // what is called next raises it
+  }
   std::unique_lock lock(mutex);
-  exported_.emplace(storage.unsafeGetStorageImpl(), storage);
   if (knows(tensor)) flush(lock, "memory looked at");
+  if (!lock.owns_lock()) lock.lock();
+  const auto* first = static_cast<const std::byte*>(storage.data());
+  if (first == nullptr) return;
+  Exported made{first + storage.nbytes(), {storage}};
+  // One with what it overlaps.
+  auto next = exported_.upper_bound(first);
+  if (next != exported_.begin() && std::prev(next)->second.end > first) --next;
+  while (next != exported_.end() && next->first < made.end) {
+    first = std::min(first, next->first);
+    made.end = std::max(made.end, next->second.end);
+    std::ranges::move(next->second.storages, std::back_inserter(made.storages));
+    next = exported_.erase(next);
+  }
+  exported_.emplace(first, std::move(made));
+}
+
+bool Recording::is_exported(const void* data) const {
+  const auto* place = static_cast<const std::byte*>(data);
+  const auto next = exported_.upper_bound(place);
+  return next != exported_.begin() && place < std::prev(next)->second.end;
 }
 
 void Recording::end_block(bool quietly) {
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> gone;  // freed without the lock
+  decltype(exported_) gone;  // freed without the lock
   try {
     std::unique_lock lock(mutex);
     gone.swap(exported_);

@@ -8,6 +8,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -59,7 +60,8 @@ class LazyStorage final : public c10::StorageImpl {
 class LazyImpl final : public c10::TensorImpl {
  public:
   // The tensor that the memory was made for, or a view of it.
-  LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys, caffe2::TypeMeta type);
+  LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys,
+           caffe2::TypeMeta type);
   LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type,
            LazyStorage* lazy);
 
@@ -161,10 +163,16 @@ class Recording {
 
   std::vector<Failure> retry(const Failure& failure, std::span<Filled> filled);
 
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> exported_;
+  // Memory by its first byte, none within another: tensors may be made of what was exported.
+  struct Exported {
+    const std::byte* end = nullptr;
+    std::vector<c10::Storage> storages;
+  };
+  std::map<const std::byte*, Exported> exported_;
+  bool is_exported(const void* data) const;
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
-  std::vector<Filled> filled_;                          // ... and its memory
+  std::vector<Filled> filled_;                         // ... and its memory
   std::vector<c10::Storage> held_;
   std::vector<Write> written_;  // later ones win
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;

@@ -159,25 +159,26 @@ struct Method {
 
 template <int kIndex, Op kOp, bool kReflected = false>
 Method binary_method(const char* name) {
-  return {{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
-                     &binary<kIndex, kOp, kReflected>)),
+  return {{name,
+           reinterpret_cast<PyCFunction>(
+               reinterpret_cast<void (*)()>(&binary<kIndex, kOp, kReflected>)),
            METH_FASTCALL | METH_KEYWORDS, nullptr},
           &original<kIndex>};
 }
 template <int kIndex, Op kOp>
 Method unary_method(const char* name) {
-  return {{name, reinterpret_cast<PyCFunction>(
-                     reinterpret_cast<void (*)()>(&unary<kIndex, kOp>)),
+  return {{name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&unary<kIndex, kOp>)),
            METH_FASTCALL | METH_KEYWORDS, nullptr},
           &original<kIndex>};
 }
 
 template <int kIndex, bool kWritable = true>
 Method export_method(const char* name) {
-  return {{name, reinterpret_cast<PyCFunction>(
-                     reinterpret_cast<void (*)()>(&exporting<kIndex, kWritable>)),
-           METH_FASTCALL | METH_KEYWORDS, nullptr},
-          &original<kIndex>};
+  return {
+      {name,
+       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&exporting<kIndex, kWritable>)),
+       METH_FASTCALL | METH_KEYWORDS, nullptr},
+      &original<kIndex>};
 }
 
 std::vector<Method>& methods() {

@@ -139,8 +139,8 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
       x.size(rank - 1) != w.size(1)) {
     return {};
   }
-  if (b != nullptr && (b->dim() != 1 || b->size(0) != w.size(0) ||
-                       b->scalar_type() != x.scalar_type())) {
+  if (b != nullptr &&
+      (b->dim() != 1 || b->size(0) != w.size(0) || b->scalar_type() != x.scalar_type())) {
     return {};
   }
   Recording& mine = Recording::mine();
@@ -156,12 +156,14 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     constexpr std::array<std::int64_t, 2> kTurned{1, 0};
     const Value turned = mine.trace.add(Op::permute, {right}, {Param::integers(kTurned)});
     constexpr std::array<std::int64_t, 1> kFirst{0};
-    const Value rows =
-        rank > 1 ? left : mine.trace.add(Op::unsqueeze, {left}, {Param::integer(0)});
+    const Value rows = rank > 1 ? left : mine.trace.add(Op::unsqueeze, {left}, {Param::integer(0)});
     Value y = mine.trace.add(Op::matmul, {rows, turned});
     if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
-    return mine.make(y, dense_geometry(mine.trace.meta(y)));
+    at::Tensor made = mine.make(y, dense_geometry(mine.trace.meta(y)));
+    // PyTorch adds the bias of a vector in place.
+    if (rank == 1 && b != nullptr) made.unsafeGetTensorImpl()->bump_version();
+    return made;
   } catch (const Unrecorded&) {
     return {};
   }
@@ -204,7 +206,7 @@ struct Recorded {
   Value value = kNoValue;
   std::array<const at::TensorBase*, 3> tensors{};
   std::size_t n_tensors = 0, n = 0;  // operands
-  DType computed{};  // what operands are converted to
+  DType computed{};                  // what operands are converted to
 };
 
 // Before the recording's mutex is taken.
@@ -241,8 +243,8 @@ Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const
   if (alpha != nullptr) {
     // In the dtype of the result; PyTorch refuses factors of a higher kind.
     const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), r.n));
-    const bool fits = is_float(common) ? alpha->kind != Operand::Kind::kBool
-                                       : alpha->kind == Operand::Kind::kInt;
+    const bool fits =
+        is_float(common) ? alpha->kind != Operand::Kind::kBool : alpha->kind == Operand::Kind::kInt;
     if (!fits || common == DType::kBool) return r;
     values[r.n - 1] =
         trace.add(Op::mul, {trace.cast(values[r.n - 1], common), number(trace, *alpha)});

@@ -8,8 +8,8 @@
 
 namespace tilevm::eager {
 
-// Of a segment. One that has some operators ends where a product comes: kernels reach from a product
-// to the next one, and segments that begin alike are found again.
+// Of a segment. One that has some operators ends where a product comes: kernels reach from a
+// product to the next one, and segments that begin alike are found again.
 inline constexpr int kMostOperators = 256;
 inline constexpr int kSomeOperators = 16;
 

@@ -79,8 +79,7 @@ class Recorded final : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const std::size_t n_args = op.schema().arguments().size();
     if (place_ == Place::kFill && untouched(*stack, n_args)) return redispatch(op, keys, stack);
-    if (place_ == Place::kInPlace &&
-        is_lone_number((*stack)[stack->size() - n_args].toTensor())) {
+    if (place_ == Place::kInPlace && is_lone_number((*stack)[stack->size() - n_args].toTensor())) {
       finish_reads(*stack, n_args);
       return redispatch(op, keys, stack);
     }
@@ -100,7 +99,7 @@ class Recorded final : public c10::OperatorKernel {
       if (self == nullptr || self->pending() == nullptr) return false;
     }
     Recording& mine = Recording::mine();
-    if (!prepare(stack, n_args, mine)) { if (getenv("TVDBG")) fprintf(stderr, "unprepared %s\n", toString(op.schema().operator_name()).c_str()); return false; }
+    if (!prepare(stack, n_args, mine)) return false;
     std::unique_lock lock(mine.mutex);
     if (product_) begin_product(mine, lock);
     Call call(stack, n_args, mine);
@@ -119,7 +118,7 @@ class Recorded final : public c10::OperatorKernel {
                                               r.geometry, r.offset);
         }
       }
-    } catch (const Unrecorded& e) { if (getenv("TVDBG")) fprintf(stderr, "unrecorded %s: %s\n", toString(op.schema().operator_name()).c_str(), e.what());
+    } catch (const Unrecorded&) {
       return false;
     }
     if (mine.trace.operators() >= kMostOperators) {
@@ -130,8 +129,9 @@ class Recorded final : public c10::OperatorKernel {
     const bool list = call.as_list();
     torch::jit::drop(stack, n_args);
     if (list) {
-      stack.emplace_back(std::vector<at::Tensor>(std::make_move_iterator(results.begin()),
-                                                 std::make_move_iterator(results.begin() + static_cast<std::ptrdiff_t>(n))));
+      stack.emplace_back(std::vector<at::Tensor>(
+          std::make_move_iterator(results.begin()),
+          std::make_move_iterator(results.begin() + static_cast<std::ptrdiff_t>(n))));
     } else {
       for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
     }
@@ -231,8 +231,7 @@ struct Installed {
   torch::Library& library(const std::string& ns) {
     auto it = libraries.find(ns);
     if (it == libraries.end()) {
-      it = libraries
-               .emplace(ns, torch::Library(torch::Library::IMPL, ns, kKey, __FILE__, __LINE__))
+      it = libraries.emplace(ns, torch::Library(torch::Library::IMPL, ns, kKey, __FILE__, __LINE__))
                .first;
     }
     return it->second;
@@ -290,8 +289,9 @@ void install_sum_in_place(const std::string& full, Op op) {
   if (!handle || !installed().names.insert("aten::" + full).second) return;
   const auto typed = handle->typed<at::Tensor&(at::Tensor&, Tensor, const at::Scalar&)>();
   installed().library("aten").impl(
-      full.c_str(), [op, typed](DispatchKeySet keys, at::Tensor& self, Tensor other,
-                                const at::Scalar& alpha) -> at::Tensor& {
+      full.c_str(),
+      [op, typed](DispatchKeySet keys, at::Tensor& self, Tensor other,
+                  const at::Scalar& alpha) -> at::Tensor& {
         if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic() && !is_lone_number(self))) {
           const Operand given[] = {Operand(self), Operand(other)}, factor(alpha);
           const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
@@ -312,18 +312,18 @@ void install_view(const std::string& full, const Row& row) {
   const auto typed = handle->template typed<Signature>();
   const auto kernel = std::make_shared<Recorded>(row, Place::kView);
   const c10::OperatorHandle op = *handle;
-  installed().library("aten").impl(
-      full.c_str(), [typed, kernel, op](DispatchKeySet keys, const at::Tensor& self,
-                                        Arguments... arguments) -> at::Tensor {
-        const LazyImpl* const z = lazy(self);
-        if (C10_LIKELY(z == nullptr || z->pending() == nullptr)) {
-          return typed.redispatch(keys & kBelow, self, arguments...);
-        }
-        Stack stack;
-        torch::jit::push(stack, self, arguments...);
-        (*kernel)(op, keys, &stack);
-        return std::move(stack.back()).toTensor();
-      });
+  installed().library("aten").impl(full.c_str(),
+                                   [typed, kernel, op](DispatchKeySet keys, const at::Tensor& self,
+                                                       Arguments... arguments) -> at::Tensor {
+                                     const LazyImpl* const z = lazy(self);
+                                     if (C10_LIKELY(z == nullptr || z->pending() == nullptr)) {
+                                       return typed.redispatch(keys & kBelow, self, arguments...);
+                                     }
+                                     Stack stack;
+                                     torch::jit::push(stack, self, arguments...);
+                                     (*kernel)(op, keys, &stack);
+                                     return std::move(stack.back()).toTensor();
+                                   });
 }
 
 void install_products() {
@@ -343,19 +343,19 @@ void install_products() {
       std::make_shared<Recorded>(coded_rows().at("addmm"), Place::kNew, /*product=*/true);
   const c10::OperatorHandle op = *find("addmm");
   installed().names.insert("aten::addmm");
-  installed().library("aten").impl("addmm", [addmm, kernel, op](DispatchKeySet keys, Tensor b,
-                                                                Tensor x, Tensor y, Number beta,
-                                                                Number alpha) {
-    const auto one = [](Number v) { return v.isIntegral(false) && v.toLong() == 1; };
-    if (C10_LIKELY(one(beta) && one(alpha))) {
-      at::Tensor made = record_product(x, y, &b);
-      if (C10_LIKELY(made.defined())) return made;
-    }
-    Stack stack;
-    torch::jit::push(stack, b, x, y, beta, alpha);
-    (*kernel)(op, keys, &stack);
-    return std::move(stack.back()).toTensor();
-  });
+  installed().library("aten").impl(
+      "addmm", [addmm, kernel, op](DispatchKeySet keys, Tensor b, Tensor x, Tensor y, Number beta,
+                                   Number alpha) {
+        const auto one = [](Number v) { return v.isIntegral(false) && v.toLong() == 1; };
+        if (C10_LIKELY(one(beta) && one(alpha))) {
+          at::Tensor made = record_product(x, y, &b);
+          if (C10_LIKELY(made.defined())) return made;
+        }
+        Stack stack;
+        torch::jit::push(stack, b, x, y, beta, alpha);
+        (*kernel)(op, keys, &stack);
+        return std::move(stack.back()).toTensor();
+      });
 }
 
 void install_sum(const std::string& full, Op op, const c10::OperatorHandle& handle) {
@@ -458,8 +458,8 @@ void fill_value(Call& c) {
 
 void zero(Call& c) {
   const Meta m = c.meta(c.value(std::size_t{0}));
-  c.contiguous(c.op(Op::full, {}, {Param::sizes(m.shape()), Param::of_number(0),
-                                   Param::dtype(m.dtype)}));
+  c.contiguous(
+      c.op(Op::full, {}, {Param::sizes(m.shape()), Param::of_number(0), Param::dtype(m.dtype)}));
 }
 
 void copy_from(Call& c) {  // self, src, non_blocking
@@ -484,13 +484,12 @@ void install_rest() {
   for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
     static auto* const kept = new std::deque<torch::Library>;
     kept->emplace_back(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
-    kept->back().impl("_has_compatible_shallow_copy_type",
-                      [](const at::Tensor& self, const at::Tensor& from) {
-                        settle_write(self);
-                        settle_write(from);
-                        return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(
-                            from.key_set());
-                      });
+    kept->back().impl(
+        "_has_compatible_shallow_copy_type", [](const at::Tensor& self, const at::Tensor& from) {
+          settle_write(self);
+          settle_write(from);
+          return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
+        });
   }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
@@ -502,10 +501,12 @@ void install_rest() {
     // Lists of tensors are worked off one by one: those are recorded.
     const bool list = ns == "aten" && full.starts_with("_foreach_") &&
                       op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
-    if (list || ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey)) continue;
+    if (list || ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey))
+      continue;
     install<Writing>(ns, full, op->schema());
   }
-  static auto* const others = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+  static auto* const others =
+      new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
   others->fallback(torch::CppFunction::makeFromBoxedFunction<&unrecorded>());
 }
 
@@ -599,9 +600,8 @@ PyObject* py_flush(PyObject*, PyObject*) {
 // ---- A block, as a context manager
 
 struct Block {
-  PyObject_HEAD
-  bool on;
-  int depth;                   // of blocks that this object has opened
+  PyObject_HEAD bool on;
+  int depth;                    // of blocks that this object has opened
   std::array<bool, 16> before;  // what was, for each of them
 };
 
@@ -676,9 +676,15 @@ PyMethodDef methods[] = {
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "tilevm._recorder",
-                          "Records operators of PyTorch as they are called.", -1, methods,
-                          nullptr,  nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "tilevm._recorder",
+                          "Records operators of PyTorch as they are called.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 }  // namespace tilevm::eager

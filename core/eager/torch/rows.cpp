@@ -208,8 +208,8 @@ void gelu_backward(Call& c) {  // grad, self, approximate
     slope = add(left, mul(mul(mul(x, number(0.5)), dt), dinner));
   } else {
     const Value cdf = mul(number(0.5), add(c.op(Op::erf, {mul(x, number(M_SQRT1_2))}), number(1)));
-    const Value pdf = mul(c.op(Op::exp, {mul(mul(x, x), number(-0.5))}),
-                          number(0.5 * M_2_SQRTPI * M_SQRT1_2));
+    const Value pdf =
+        mul(c.op(Op::exp, {mul(mul(x, x), number(-0.5))}), number(0.5 * M_2_SQRTPI * M_SQRT1_2));
     slope = add(cdf, mul(x, pdf));
   }
   c.elementwise(mul(g, slope));
@@ -274,6 +274,7 @@ void threshold_backward(Call& c) {  // grad, self, threshold
 
 void lerp(Call& c) {  // self, end, weight
   const Value x = c.value(std::size_t{0}), end = c.value(1);
+  need_float(c, x);
   same_dtype(c, x, 1);
   if (c.is_tensor(2)) same_dtype(c, x, 2);
   const Value span = c.op(Op::sub, {end, x}), w = c.value(2);
@@ -550,11 +551,10 @@ void index(Call& c) {
       position = wrapped;
       break;
     }
-    const Value ok = c.op(Op::logical_and,
-                          {c.op(Op::ge, {wrapped, zero}), c.op(Op::lt, {wrapped, size})});
+    const Value ok =
+        c.op(Op::logical_and, {c.op(Op::ge, {wrapped, zero}), c.op(Op::lt, {wrapped, size})});
     inside = i == 0 ? ok : c.op(Op::logical_and, {inside, ok});
-    position = i == 0 ? wrapped
-                      : c.op(Op::add, {c.op(Op::mul, {position, size}), wrapped});
+    position = i == 0 ? wrapped : c.op(Op::add, {c.op(Op::mul, {position, size}), wrapped});
   }
   if (chosen.size() > 1) {
     // Behind the last one, where some index is out of its own range.
@@ -597,9 +597,9 @@ void reshaped(Call& c) {
     Call::refuse("another number of elements");
   }
   const auto rank = static_cast<std::size_t>(from.rank);
-  const auto strides = at::detail::computeStride(at::IntArrayRef(from.sizes.data(), rank),
-                                                 at::IntArrayRef(from.strides.data(), rank),
-                                                 at::IntArrayRef(sizes));
+  const auto strides =
+      at::detail::computeStride(at::IntArrayRef(from.sizes.data(), rank),
+                                at::IntArrayRef(from.strides.data(), rank), at::IntArrayRef(sizes));
   if (!strides) Call::refuse("no view");
   host::Geometry to;
   to.rank = static_cast<int>(sizes.size());
@@ -697,8 +697,7 @@ void squeeze(Call& c) {
   }
   host::Geometry to;
   for (int d = 0; d < from.rank; ++d) {
-    const bool wanted =
-        c.n_args() == 1 || std::find(asked.begin(), asked.end(), d) != asked.end();
+    const bool wanted = c.n_args() == 1 || std::find(asked.begin(), asked.end(), d) != asked.end();
     if (wanted && from.size(d) == 1) {
       gone.push_back(d);
       continue;
@@ -767,8 +766,9 @@ void split(Call& c, int axis, const Axes& parts) {
       v = c.op(Op::select, {x}, {Param::integer(axis), Param::size(start)});
       v = c.op(Op::unsqueeze, {v}, {Param::integer(axis)});
     } else if (part != from.size(axis)) {
-      v = c.op(Op::slice, {x}, {Param::integer(axis), Param::size(start),
-                                Param::size(start + part), Param::integer(1)});
+      v = c.op(
+          Op::slice, {x},
+          {Param::integer(axis), Param::size(start), Param::size(start + part), Param::integer(1)});
     }
     host::Geometry to = from;
     to.size(axis) = part;
