@@ -43,16 +43,20 @@ class Seen:
     grad: Seen | None
 
 
-def seen(x: torch.Tensor) -> Seen:
-    """All that can be told of a dense tensor, without marks on it."""
-    version = None if x.is_inference() else x._version
+def seen(x: torch.Tensor, *, counted: bool = True) -> Seen:
+    """All that can be told of a dense tensor, without marks on it.
+
+    Not `counted`: but for its version. Whether autograd adds to a gradient in place depends on who
+    else holds it.
+    """
+    version = x._version if counted and not x.is_inference() else None
     meta = (
         *(x.dtype, tuple(x.shape), x.stride(), x.storage_offset(), x.requires_grad, x.is_leaf),
         version,
     )
     grad = x.grad if x.is_leaf else None
     values = torch.from_numpy(bits(x).copy()).view(x.dtype)
-    return Seen(meta, values, None if grad is None else seen(grad))
+    return Seen(meta, values, None if grad is None else seen(grad, counted=False))
 
 
 def bits(x: torch.Tensor) -> Any:

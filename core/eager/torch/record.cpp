@@ -161,8 +161,8 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
     at::Tensor made = mine.make(y, dense_geometry(mine.trace.meta(y)));
-    // PyTorch adds the bias of a vector in place.
-    if (rank == 1 && b != nullptr) made.unsafeGetTensorImpl()->bump_version();
+    // PyTorch multiplies a vector in place.
+    if (rank == 1 && b == nullptr) made.unsafeGetTensorImpl()->bump_version();
     return made;
   } catch (const Unrecorded&) {
     return {};
