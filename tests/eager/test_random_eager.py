@@ -63,6 +63,20 @@ with fuse():
     x4 = x3 + 1
     x3[0] = 7
 """,
+    "operands that overlap what is written": """
+x0 = make((4, 4), 'float32', 'dense', 730)
+with fuse():
+    x1, x2 = x0 * 2, x0.view(2, 8)
+    for x, y in ((x1, x1.t()), (x1[1:], x1[:-1]), (x0, x0.t()), (x2, x2.view(4, 4)), (x1[0], x1[1]),
+                 (x1, x1), (x1, x1[0]), (x0.t(), x1), (x1[:, ::2], x1[:, 1:3])):
+        for f in ("add_", "sub_", "mul_", "copy_", "addcmul_", "lerp_"):
+            try:
+                more = {"addcmul_": (y,), "lerp_": (0.75,)}.get(f, ())
+                getattr(x, f)(y, *more)
+            except Exception as e:
+                told(e)
+            x.mul_(0.25)
+""",
     "lerp of bytes": """
 x0 = make((3,), 'uint8', 'dense', 1)
 with fuse():
