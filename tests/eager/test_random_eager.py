@@ -21,7 +21,83 @@ def test_random_programs(start: int) -> None:
 
 
 # Programs that were wrong. {name: text}
-REGRESSIONS: dict[str, str] = {}
+REGRESSIONS: dict[str, str] = {
+    "clamp of bytes below zero": """
+x0 = make((4, 1, 2, 2), 'uint8', 'dense', 5932)
+with fuse():
+    x1 = torch.clamp(x0, -1, 0.5)
+    x2 = torch.clamp(x0, 0.5, 200)
+    try:
+        x3 = torch.clamp(x0 > 2, 0, True)
+        x4 = torch.clamp_min(x0 > 2, True)
+    except Exception as e:
+        told(e)
+""",
+    "bounds of several dtypes": """
+x0 = make((5,), 'float16', 'dense', 1)
+with fuse():
+    x1 = torch.clamp(x0, torch.tensor(0.5), torch.arange(5))
+    x2 = torch.clamp(x0, torch.arange(5), torch.tensor(0.5))
+    x3 = torch.clamp_max(x0, torch.arange(5.0))
+""",
+    "integers divided by zero": """
+x0 = make((7,), 'uint8', 'dense', 4470)
+with fuse():
+    for i in (x0, 0, torch.tensor(0)):
+        try:
+            x1 = torch.floor_divide(x0 - x0, i)
+        except Exception as e:
+            told(e)
+        try:
+            x2 = x0 % (i - i)
+        except Exception as e:
+            told(e)
+""",
+    "a tensor of an array of a tensor": """
+x0 = make((4, 3), 'float32', 'dense', 4244)
+with fuse():
+    x1 = torch.as_tensor(x0.numpy()[1:])
+    x2 = x1.clone() + 1
+    x0[:, 0] = 2
+    x3 = torch.as_tensor((x0 * 2).numpy())
+    x4 = x3 + 1
+    x3[0] = 7
+""",
+    "operands that overlap what is written": """
+x0 = make((4, 4), 'float32', 'dense', 730)
+with fuse():
+    x1, x2 = x0 * 2, x0.view(2, 8)
+    for x, y in ((x1, x1.t()), (x1[1:], x1[:-1]), (x0, x0.t()), (x2, x2.view(4, 4)), (x1[0], x1[1]),
+                 (x1, x1), (x1, x1[0]), (x0.t(), x1), (x1[:, ::2], x1[:, 1:3])):
+        for f in ("add_", "sub_", "mul_", "copy_", "addcmul_", "lerp_"):
+            try:
+                more = {"addcmul_": (y,), "lerp_": (0.75,)}.get(f, ())
+                getattr(x, f)(y, *more)
+            except Exception as e:
+                told(e)
+            x.mul_(0.25)
+""",
+    "lerp of bytes": """
+x0 = make((3,), 'uint8', 'dense', 1)
+with fuse():
+    try:
+        x1 = torch.lerp(x0, x0, 0.5)
+    except Exception as e:
+        told(e)
+""",
+    "powers of bools": """
+x0 = make((3,), 'bool', 'dense', 1)
+with fuse():
+    x1, x2, x3 = torch.square(x0), x0 ** 3, (x0 & True) ** 2
+""",
+    "copies of what is empty": """
+x0 = make((0, 8, 1), 'float32', 'stepped', 6748)
+x1 = make((1, 0, 3, 0), 'float32', 'turned', 810)
+with fuse():
+    x2, x3 = x0.to(torch.bfloat16, copy=True), x1.clone()
+    x4 = (x1 % 3).double()
+""",
+}
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)

@@ -365,7 +365,7 @@ Recording& Recording::mine() {
 Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
   const c10::Storage& storage = tensor.storage();
   // Others may write there without our noticing.
-  if (!exported_.empty() && exported_.contains(storage.unsafeGetStorageImpl())) return kNoValue;
+  if (!exported_.empty() && is_exported(storage.data())) return kNoValue;
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
   const Value value = trace.input(dtype, geometry_of(tensor), data);
@@ -621,13 +621,37 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
 void Recording::exported(const at::TensorBase& tensor) {
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
   if (!storage) return;
+  try {
+    if (LazyImpl* const z = lazy(tensor)) z->has_storage();
+  } catch (const c10::Error&) {
+    return;  // what is called next raises it
+  }
   std::unique_lock lock(mutex);
-  exported_.emplace(storage.unsafeGetStorageImpl(), storage);
   if (knows(tensor)) flush(lock, "memory looked at");
+  if (!lock.owns_lock()) lock.lock();
+  const auto* first = static_cast<const std::byte*>(storage.data());
+  if (first == nullptr) return;
+  Exported made{first + storage.nbytes(), {storage}};
+  // One with what it overlaps.
+  auto next = exported_.upper_bound(first);
+  if (next != exported_.begin() && std::prev(next)->second.end > first) --next;
+  while (next != exported_.end() && next->first < made.end) {
+    first = std::min(first, next->first);
+    made.end = std::max(made.end, next->second.end);
+    std::ranges::move(next->second.storages, std::back_inserter(made.storages));
+    next = exported_.erase(next);
+  }
+  exported_.emplace(first, std::move(made));
+}
+
+bool Recording::is_exported(const void* data) const {
+  const auto* place = static_cast<const std::byte*>(data);
+  const auto next = exported_.upper_bound(place);
+  return next != exported_.begin() && place < std::prev(next)->second.end;
 }
 
 void Recording::end_block(bool quietly) {
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> gone;  // freed without the lock
+  decltype(exported_) gone;  // freed without the lock
   try {
     std::unique_lock lock(mutex);
     gone.swap(exported_);

@@ -8,6 +8,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -162,7 +163,13 @@ class Recording {
 
   std::vector<Failure> retry(const Failure& failure, std::span<Filled> filled);
 
-  std::unordered_map<const c10::StorageImpl*, c10::Storage> exported_;
+  // Memory by its first byte, none within another: tensors may be made of what was exported.
+  struct Exported {
+    const std::byte* end = nullptr;
+    std::vector<c10::Storage> storages;
+  };
+  std::map<const std::byte*, Exported> exported_;
+  bool is_exported(const void* data) const;
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
   std::vector<Filled> filled_;                         // ... and its memory

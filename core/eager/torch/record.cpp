@@ -55,6 +55,23 @@ bool is_plain(const at::TensorBase& t) {
          impl.layout() == c10::kStrided;
 }
 
+bool overlaps_in_part(const at::TensorBase& a, const at::TensorBase& b) {
+  const c10::TensorImpl &x = *a.unsafeGetTensorImpl(), &y = *b.unsafeGetTensorImpl();
+  if (&x == &y || x.unsafe_storage().unsafeGetStorageImpl() == nullptr ||
+      x.unsafe_storage().unsafeGetStorageImpl() != y.unsafe_storage().unsafeGetStorageImpl() ||
+      x.numel() == 0 || y.numel() == 0 || !x.is_non_overlapping_and_dense() ||
+      !y.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  const auto item = [](const c10::TensorImpl& t) {
+    return static_cast<std::int64_t>(t.dtype().itemsize());
+  };
+  const std::int64_t first = x.storage_offset() * item(x), other = y.storage_offset() * item(y);
+  const std::int64_t end = first + x.numel() * item(x), other_end = other + y.numel() * item(y);
+  if (first == other && end == other_end) return x.strides() != y.strides();
+  return first < other_end && other < end;
+}
+
 host::Geometry geometry_in(const at::TensorBase& t, DType dtype) {
   host::Geometry g = geometry_of(t);
   if (t.scalar_type() != scalar_type(dtype) && !t.is_non_overlapping_and_dense()) {
@@ -304,6 +321,10 @@ at::Tensor record_elementwise(Op op, std::span<const Operand> operands, const Op
 bool record_in_place(Op op, std::span<const Operand> operands, const Operand* alpha) {
   Recording& mine = Recording::mine();
   if (!operands_ready(mine, operands)) return false;
+  for (const Operand& operand : operands.subspan(1)) {
+    const bool tensor = operand.kind == Operand::Kind::kTensor;
+    if (tensor && overlaps_in_part(*operands[0].tensor, *operand.tensor)) return false;
+  }
   std::unique_lock lock(mine.mutex);
   try {
     const Recorded r = append(mine, op, operands, alpha);

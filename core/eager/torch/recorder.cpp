@@ -100,6 +100,11 @@ class Recorded final : public c10::OperatorKernel {
     }
     Recording& mine = Recording::mine();
     if (!prepare(stack, n_args, mine)) return false;
+    for (std::size_t i = stack.size() - n_args + 1; in_place(place_) && i < stack.size(); ++i) {
+      const bool apart = every_tensor(
+          stack[i], [&](const at::Tensor& t) { return !overlaps_in_part(first.toTensor(), t); });
+      if (!apart) return false;
+    }
     std::unique_lock lock(mine.mutex);
     if (product_) begin_product(mine, lock);
     Call call(stack, n_args, mine);

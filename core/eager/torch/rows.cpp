@@ -220,6 +220,7 @@ void clamp(Call& c) {
   if (c.none(1) && c.none(2)) Call::refuse("no bounds");
   if (!c.none(1) && !c.none(2)) {  // in one dtype from the start
     const Value low = c.value(1), high = c.value(2);
+    if (c.meta(low).dtype != c.meta(high).dtype && c.is_tensor(1)) Call::refuse("mixed bounds");
     const Value bounds = c.op(Op::maximum, {low, high});
     x = c.trace().cast(x, c.trace().common_dtype(Op::maximum, std::array{x, bounds}));
   }
@@ -273,6 +274,7 @@ void threshold_backward(Call& c) {  // grad, self, threshold
 
 void lerp(Call& c) {  // self, end, weight
   const Value x = c.value(std::size_t{0}), end = c.value(1);
+  need_float(c, x);
   same_dtype(c, x, 1);
   if (c.is_tensor(2)) same_dtype(c, x, 2);
   const Value span = c.op(Op::sub, {end, x}), w = c.value(2);
