@@ -31,6 +31,10 @@ class ParseError(TilevmError, ValueError):
     """Text is not a graph."""
 
 
+class RecorderError(TilevmError, RuntimeError):
+    """There is no recorder of eager operators for this PyTorch: `tilevm.fuse` cannot start."""
+
+
 class InternalError(TilevmError, RuntimeError):
     """tilevm contradicts itself: a defect, please report it with this message."""
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 import torch
 
-from tilevm.errors import TilevmError
+from tilevm.errors import RecorderError
 from tilevm.frontends.aten import BINARY, OVERLOADS, TEXT, UNARY
 from tilevm.runtime import program as runtime
 
@@ -27,10 +27,6 @@ _REMEDY = (
 _lock = threading.Lock()
 _module: Any = None
 _block: Callable[[bool], Any]
-
-
-class RecorderError(TilevmError, RuntimeError):
-    """There is no recorder for this PyTorch."""
 
 
 def _minor(version: str) -> str:
