@@ -14,8 +14,8 @@ UNARY = (
 ).split()
 FUNCTIONS = (
     "F.gelu({}.nan_to_num()) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) "
-    "F.mish({}) "
-    "F.gelu({},approximate='tanh') F.logsigmoid({}) F.hardswish({}) F.relu6({}) F.normalize({})"
+    "F.mish({}) F.gelu({},approximate='tanh') F.logsigmoid({}) F.hardswish({}) F.relu6({}) "
+    "F.normalize({})"
 ).split()
 BINARY = "add sub mul maximum minimum atan2 fmod remainder div floor_divide hypot".split()
 COMPARE = "== != < <= > >=".split()
