@@ -56,7 +56,7 @@ CPP: dict[str, set[str]] = {
     "eager": {"host", "program", "shape", "exec"},
     "bind": {"eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
     "bench": {"tests", "host", "fuse", "program", "shape", "schedule", "exec", "bytecode"},
-    "tests": {"host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
+    "tests": {"eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
 }
 
 
