@@ -245,3 +245,14 @@ def test_expanded_targets_raise() -> None:
         x = (grid() + 1)[:, :1].expand(3, 5)
         with pytest.raises(RuntimeError, match="single memory location"):
             x.add_(1)
+
+
+def test_a_copy_of_what_was_read_is_made_at_once() -> None:
+    """An operator that is made of others may look at memory without asking anybody."""
+
+    def function(x: Any) -> Any:
+        at = torch.tensor([1, 2, 4])
+        later = at + 1
+        return torch.tensor_split(x, torch.empty(3, dtype=torch.int64).copy_(at), 1), later
+
+    agree(function, grid())

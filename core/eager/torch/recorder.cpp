@@ -143,14 +143,16 @@ class Recorded final : public c10::OperatorKernel {
     return true;
   }
 
-  // Whether neither what it writes nor what it reads has anything to do with what was recorded.
+  // Whether nothing recorded reads or writes what it writes, nor has to write what it reads.
   static bool untouched(const Stack& stack, std::size_t n_args) {
     Recording& mine = Recording::mine();
     const std::lock_guard lock(mine.mutex);
-    for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
+    const std::size_t first = stack.size() - n_args;
+    for (std::size_t i = first; i < stack.size(); ++i) {
       const bool plain = every_tensor(stack[i], [&](const at::Tensor& t) {
         const LazyImpl* const z = lazy(t);
-        return (z == nullptr || z->pending() == nullptr) && !mine.knows(t);
+        if (z != nullptr && z->pending() != nullptr) return false;
+        return i == first ? !mine.knows(t) : !mine.written(t);
       });
       if (!plain) return false;
     }

@@ -44,7 +44,11 @@ Row fold(Op op, int dims, int keepdims, int dtype, bool floats = false) {
     }
     const bool kept = keepdims >= 0 && c.flag(static_cast<std::size_t>(keepdims));
     if (m.rank == 0) Call::refuse("a scalar");
-    c.contiguous(c.op(op, {x}, {axes(over), keep(kept)}));
+    Value y = c.op(op, {x}, {axes(over), keep(kept)});
+    if (dtype >= 0) {
+      y = c.trace().cast(y, c.dtype(static_cast<std::size_t>(dtype), c.meta(y).dtype));
+    }
+    c.contiguous(y);
   };
 }
 
