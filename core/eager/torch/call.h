@@ -63,7 +63,6 @@ class Call {
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
   void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
-  void same(std::size_t of);  // the argument itself
 
   struct Result {
     Value value = kNoValue;
