@@ -124,6 +124,11 @@ void report(ExecutableObject& object, const host::Call& call) noexcept {
 
 bool execute(ExecutableObject& object, host::Call& call) noexcept {
   try {
+    eager::Failure failure;
+    if (!eager::finish_writes(failure)) {
+      if (failure.kind == eager::Failure::Kind::kIndex) throw host::IndexError(failure.message);
+      throw host::InternalError(failure.message);
+    }
     object.executable->run(call);
     return true;
   } catch (...) {

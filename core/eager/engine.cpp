@@ -281,6 +281,8 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
   return made;
 }
 
+std::atomic<bool (*)(Failure&) noexcept> finish_of_recorder{nullptr};
+
 class Runner final : public Engine {
  public:
   explicit Runner(int (*threads)() noexcept) : threads_(threads) {}
@@ -308,6 +310,10 @@ class Runner final : public Engine {
   void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
 
   void count_flush(const char* reason) noexcept override { flushes().count(reason); }
+
+  void set_finish(bool (*finish)(Failure&) noexcept) noexcept override {
+    finish_of_recorder = finish;
+  }
 
  private:
   void execute(const Trace& trace, std::span<Filled> outputs, int threads) {
@@ -358,6 +364,11 @@ class Runner final : public Engine {
 
 std::unique_ptr<Engine> make_engine(int (*threads)() noexcept) {
   return std::make_unique<Runner>(threads);
+}
+
+bool finish_writes(Failure& failure) noexcept {
+  const auto finish = finish_of_recorder.load(std::memory_order_acquire);
+  return finish == nullptr || finish(failure);
 }
 
 EngineStats engine_stats() noexcept {

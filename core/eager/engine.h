@@ -10,7 +10,7 @@
 
 namespace tilevm::eager {
 
-inline constexpr int kEngineVersion = 1;  // of this interface; a recorder must have the same
+inline constexpr int kEngineVersion = 2;  // of this interface; a recorder must have the same
 inline constexpr const char* kEngineName = "tilevm._core.eager_engine";  // of its capsule
 
 // Memory of an output. `owner` is given back with release().
@@ -42,7 +42,12 @@ class Engine {
   virtual void release(void* owner) noexcept = 0;
   // Counts a segment that ran, by what made it run.
   virtual void count_flush(const char* reason) noexcept = 0;
+  // How the calling thread writes what its recorded operators in place still owe to memory.
+  virtual void set_finish(bool (*finish)(Failure& failure) noexcept) noexcept = 0;
 };
+
+// Before a program of another door reads memory: true at once where nothing was ever recorded.
+bool finish_writes(Failure& failure) noexcept;
 
 // `threads` overrides what run() is told, unless it returns 0.
 std::unique_ptr<Engine> make_engine(int (*threads)() noexcept);

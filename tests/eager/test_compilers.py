@@ -80,3 +80,26 @@ def test_export_inside() -> None:
         fx = torch.fx.experimental.proxy_tensor.make_fx(chain)(grid() + 1)
     for module in (exported.module(), traced, fx):
         torch.testing.assert_close(module(grid()), chain(grid()))
+
+
+def test_other_doors_read_what_was_written() -> None:
+    """What operators in place still owe to memory is there before a compiled program reads it."""
+    doors = {
+        "compile": tilevm.compile(lambda x: x * 2),
+        "kernel": tilevm.kernel(doubled),
+        "torch.compile": torch.compile(doubled, backend="tilevm"),
+    }
+    x = torch.ones(4, 4)
+    for door in doors.values():
+        for _ in range(3):
+            x.fill_(1.0)
+            with torch.no_grad(), tilevm.fuse():
+                kept = x.clone()
+                x.add_(1)
+                y = door(x)
+            assert y.tolist() == [[4.0] * 4] * 4
+            assert kept.tolist() == [[1.0] * 4] * 4
+
+
+def doubled(x: Any) -> Any:
+    return x * 2

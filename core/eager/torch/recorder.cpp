@@ -541,6 +541,17 @@ PyObject* py_install(PyObject*, PyObject* args) {
   if (engine == nullptr) return nullptr;
   return guarded([&]() -> PyObject* {
     set_engine(engine);
+    engine->set_finish([](Failure& failure) noexcept {
+      try {
+        finish_writes("another program");
+        return true;
+      } catch (const c10::IndexError& e) {
+        failure = {Failure::Kind::kIndex, e.what_without_backtrace()};
+      } catch (const std::exception& e) {
+        failure = {Failure::Kind::kInternal, e.what()};
+      }
+      return false;
+    });
     install_products();
     install_quick_views();
     for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
