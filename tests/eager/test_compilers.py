@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -35,6 +36,31 @@ def test_compiled_functions(backend: str) -> None:
     for found in (outside, inside, pending):
         torch.testing.assert_close(found, expected)
     torch.testing.assert_close(y.grad, z.grad)
+
+
+def test_functions_stay_what_compilers_know() -> None:
+    """The same objects, of the same hash, inside and after a block: nothing breaks a graph."""
+    layer = torch.nn.Linear(4, 4)
+
+    def function(x: Any) -> Any:
+        return torch.mul(torch.tanh(torch.relu(torch.nn.functional.linear(x, layer.weight))), x)
+
+    names = [torch.nn.functional.linear, torch.relu, torch.tanh, torch.mul]
+    known = {f: hash(f) for f in names}
+    x = grid(3, 4)
+    with tilevm.fuse():
+        torch._dynamo.reset()
+        torch.testing.assert_close(
+            torch.compile(function, backend="eager", fullgraph=True)(x), function(x)
+        )
+        assert [torch.nn.functional.linear, torch.relu, torch.tanh, torch.mul] == names
+        assert known == {f: hash(f) for f in known}
+    # A thread that ends with recording on leaves nothing behind.
+    thread = threading.Thread(target=tilevm.fuse.enable)
+    thread.start()
+    thread.join()
+    torch._dynamo.reset()
+    torch.compile(function, backend="eager", fullgraph=True)(x)
 
 
 def test_a_block_inside_a_compiled_function() -> None:

@@ -228,20 +228,19 @@ std::vector<Method>& methods() {
 }
 
 struct Function {
-  const char* module;
-  PyMethodDef definition;
+  const char *module, *name;
+  vectorcallfunc ours;
   PyObject** original;
-  PyObject *names = nullptr, *key = nullptr, *ours = nullptr;  // the module's dictionary
 };
 
 template <int kIndex>
-PyObject* call_function(PyObject* const* args, Py_ssize_t n, PyObject* names) {
-  return PyObject_Vectorcall(original<kIndex>, args, static_cast<std::size_t>(n), names);
+PyObject* call_function(PyObject* const* args, std::size_t n, PyObject* names) {
+  return PyObject_Vectorcall(original<kIndex>, args, n, names);
 }
 
 template <int kIndex, Op kOp>
-PyObject* unary_function(PyObject*, PyObject* const* args, Py_ssize_t n, PyObject* names) {
-  if (C10_LIKELY(n == 1 && names == nullptr && only_recording())) {
+PyObject* unary_function(PyObject*, PyObject* const* args, std::size_t n, PyObject* names) {
+  if (C10_LIKELY(PyVectorcall_NARGS(n) == 1 && names == nullptr && only_recording())) {
     if (const at::Tensor* const x = tensor_of(args[0])) {
       bool decided;
       PyObject* const result = recorded(
@@ -256,8 +255,28 @@ PyObject* unary_function(PyObject*, PyObject* const* args, Py_ssize_t n, PyObjec
   return call_function<kIndex>(args, n, names);
 }
 
+template <int kIndex, Op kOp>
+PyObject* binary_function(PyObject*, PyObject* const* args, std::size_t n, PyObject* names) {
+  if (C10_LIKELY(PyVectorcall_NARGS(n) == 2 && names == nullptr && only_recording())) {
+    const at::Tensor* const x = tensor_of(args[0]);
+    const std::optional<Operand> y = operand_of(args[1]);
+    if (C10_LIKELY(x != nullptr && y.has_value())) {
+      bool decided;
+      PyObject* const result = recorded(
+          [&] {
+            const Operand given[] = {Operand(*x), *y};
+            return record_elementwise(kOp, given);
+          },
+          decided);
+      if (decided) return result;
+    }
+  }
+  return call_function<kIndex>(args, n, names);
+}
+
 template <int kIndex>
-PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t n, PyObject* names) {
+PyObject* linear(PyObject*, PyObject* const* args, std::size_t n_args, PyObject* names) {
+  const Py_ssize_t n = PyVectorcall_NARGS(n_args);
   if (C10_LIKELY((n == 2 || n == 3) && names == nullptr && only_recording())) {
     const at::Tensor *const x = tensor_of(args[0]), *const w = tensor_of(args[1]);
     const bool biased = n == 3 && args[2] != Py_None;
@@ -268,68 +287,54 @@ PyObject* linear(PyObject*, PyObject* const* args, Py_ssize_t n, PyObject* names
       if (decided) return result;
     }
   }
-  return call_function<kIndex>(args, n, names);
-}
-
-template <int kIndex, class Body>
-Function function(const char* module, const char* name, Body body) {
-  return {module,
-          {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(body)),
-           METH_FASTCALL | METH_KEYWORDS, nullptr},
-          &original<kIndex>};
+  return call_function<kIndex>(args, n_args, names);
 }
 
 std::vector<Function>& functions() {
   static auto* const all = new std::vector<Function>{
-      function<60>("torch.nn.functional", "linear", &linear<60>),
-      function<61>("torch", "sigmoid", &unary_function<61, Op::sigmoid>),
-      function<62>("torch", "tanh", &unary_function<62, Op::tanh>),
-      function<63>("torch", "relu", &unary_function<63, Op::relu>),
+      {"torch.nn.functional", "linear", linear<60>, &original<60>},
+      {"torch", "sigmoid", unary_function<61, Op::sigmoid>, &original<61>},
+      {"torch", "tanh", unary_function<62, Op::tanh>, &original<62>},
+      {"torch", "relu", unary_function<63, Op::relu>, &original<63>},
+      {"torch", "exp", unary_function<64, Op::exp>, &original<64>},
+      {"torch", "log", unary_function<65, Op::log>, &original<65>},
+      {"torch", "sqrt", unary_function<66, Op::sqrt>, &original<66>},
+      {"torch", "rsqrt", unary_function<67, Op::rsqrt>, &original<67>},
+      {"torch", "sin", unary_function<68, Op::sin>, &original<68>},
+      {"torch", "cos", unary_function<69, Op::cos>, &original<69>},
+      {"torch", "abs", unary_function<70, Op::abs>, &original<70>},
+      {"torch", "neg", unary_function<71, Op::neg>, &original<71>},
+      {"torch", "add", binary_function<72, Op::add>, &original<72>},
+      {"torch", "sub", binary_function<73, Op::sub>, &original<73>},
+      {"torch", "mul", binary_function<74, Op::mul>, &original<74>},
+      {"torch", "div", binary_function<75, Op::div>, &original<75>},
+      {"torch", "maximum", binary_function<76, Op::maximum>, &original<76>},
+      {"torch", "minimum", binary_function<77, Op::minimum>, &original<77>},
   };
   return *all;
 }
 
-int threads_recording = 0;  // under Python's lock
-
-bool find_functions() {
-  for (Function& f : functions()) {
-    PyObject* const module = PyImport_ImportModule(f.module);
-    if (module == nullptr) return false;
-    f.names = PyModule_GetDict(module);
-    f.key = PyUnicode_InternFromString(f.definition.ml_name);
-    PyObject* const before = PyDict_GetItem(f.names, f.key);
-    Py_DECREF(module);
-    if (before == nullptr) {
-      PyErr_Format(PyExc_AttributeError, "%s.%s", f.module, f.definition.ml_name);
-      return false;
-    }
-    Py_INCREF(before);
-    *f.original = before;
-    f.ours = PyCFunction_New(&f.definition, nullptr);
-    if (f.ours == nullptr) return false;
-  }
+// The function stays the object that compilers and tables know, of equal hash: only the way that
+// the interpreter enters it is exchanged. Another object calls what it called.
+bool patch(Function& f) {
+  if (*f.original != nullptr) return true;
+  PyObject* const module = PyImport_ImportModule(f.module);
+  if (module == nullptr) return false;
+  PyObject* const found = PyObject_GetAttrString(module, f.name);
+  Py_DECREF(module);
+  if (found == nullptr) return false;
+  auto* const function = reinterpret_cast<PyCFunctionObject*>(found);
+  // What somebody else has put there stays.
+  if (!PyCFunction_CheckExact(found) || function->vectorcall != nullptr) return true;
+  *f.original = PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module);
+  if (*f.original == nullptr) return false;
+  function->vectorcall = f.ours;
   return true;
 }
 
 }  // namespace
 
-void functions_on() {
-  if (++threads_recording > 1) return;
-  for (Function& f : functions()) {
-    // What somebody else has put there stays.
-    if (PyDict_GetItem(f.names, f.key) == *f.original) PyDict_SetItem(f.names, f.key, f.ours);
-  }
-}
-
-void functions_off() {
-  if (--threads_recording > 0) return;
-  for (Function& f : functions()) {
-    if (PyDict_GetItem(f.names, f.key) == f.ours) PyDict_SetItem(f.names, f.key, *f.original);
-  }
-}
-
 bool install_protocol() {
-  if (!find_functions()) return false;
   PyObject* const nn = PyImport_ImportModule("torch.nn.parameter");
   if (nn == nullptr) return false;
   parameter_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Parameter"));
@@ -352,7 +357,7 @@ bool install_protocol() {
     Py_DECREF(ours);
     m.patched = true;
   }
-  return true;
+  return std::ranges::all_of(functions(), patch);
 }
 
 }  // namespace tilevm::eager

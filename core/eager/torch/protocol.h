@@ -1,4 +1,4 @@
-// Replacements of methods of torch.Tensor that record without PyTorch's argument parser and
+// Replacements of methods and functions of PyTorch that record without PyTorch's argument parser and
 // dispatcher, where nothing but recording could happen there; otherwise they call the original.
 #pragma once
 
@@ -6,12 +6,8 @@
 
 namespace tilevm::eager {
 
-// Puts them into the class torch.Tensor. Returns false with Python's error set.
+// Puts them into the class torch.Tensor, and into functions like torch.nn.functional.linear, which
+// stay the objects that they are. Returns false with Python's error set.
 bool install_protocol();
-
-// The same for functions of modules, but only while some thread records: so that outside of blocks,
-// and for compilers that know functions by their identity, PyTorch is as it was.
-void functions_on();
-void functions_off();
 
 }  // namespace tilevm::eager

@@ -93,10 +93,11 @@ class Recorded final : public c10::OperatorKernel {
   bool record(const OperatorHandle& op, Stack& stack) const {
     const std::size_t n_args = op.schema().arguments().size();
     const c10::IValue& first = stack[stack.size() - n_args];
+    const LazyImpl* viewed = nullptr;
     if (place_ == Place::kView) {
       if (!first.isTensor() || !first.toTensor().defined()) return false;
-      const LazyImpl* const self = lazy(first.toTensor());
-      if (self == nullptr || self->pending() == nullptr) return false;
+      viewed = lazy(first.toTensor());
+      if (viewed == nullptr || viewed->pending() == nullptr) return false;
     }
     Recording& mine = Recording::mine();
     if (!prepare(stack, n_args, mine)) return false;
@@ -106,6 +107,8 @@ class Recorded final : public c10::OperatorKernel {
       if (!apart) return false;
     }
     std::unique_lock lock(mine.mutex);
+    // Another thread may have filled it since.
+    if (viewed != nullptr && viewed->pending() == nullptr) return false;
     if (product_) begin_product(mine, lock);
     Call call(stack, n_args, mine);
     std::array<at::Tensor, 16> results;
@@ -570,13 +573,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
 // Returns what was.
 bool record_here(bool on) {
   const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-  if (before == on) return before;
-  c10::impl::tls_set_dispatch_key_included(kKey, on);
-  if (on) {
-    functions_on();
-  } else {
-    functions_off();
-  }
+  if (before != on) c10::impl::tls_set_dispatch_key_included(kKey, on);
   return before;
 }
 
