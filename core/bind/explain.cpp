@@ -277,6 +277,7 @@ nb::list callouts(PyObject* self) {
     if (step.kind != Kind::kCall) continue;
     const Node& node = plan.program.nodes[static_cast<std::size_t>(step.node)];
     const std::int64_t target = node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
+    if (target == kItemTarget) continue;
     const bool known =
         node.line >= 0 && static_cast<std::size_t>(node.line) < plan.program.lines.size();
     result.append(nb::make_tuple(

@@ -130,7 +130,8 @@ void PythonFramework::add_target(PyObject* callable) {
 }
 
 const std::string& PythonFramework::target_name(std::int64_t target) const {
-  static const std::string matmul = "matmul";
+  static const std::string matmul = "matmul", item = "item";
+  if (target == kItemTarget) return item;
   if (target == host::kMatmulTarget) return matmul;
   return targets_.at(static_cast<std::size_t>(target)).name;
 }

@@ -244,6 +244,21 @@ void bind_program(nb::module_& m) {
           },
           nb::arg("target"), nb::arg("inputs"), nb::arg("result_types"),
           nb::arg("line").none() = nb::none())
+      .def(
+          "item",
+          [](Program& p, ValueId v, std::optional<std::string_view> symbol,
+             std::optional<std::string_view> line) {
+            type_at(p, v);
+            return p.item(v, symbol ? p.sizes.parse(*symbol) : shape::kNoSize, line_of(p, line));
+          },
+          nb::arg("value"), nb::arg("symbol").none() = nb::none(),
+          nb::arg("line").none() = nb::none())
+      .def(
+          "check",
+          [](Program& p, nb::handle a, nb::handle b, std::string message) {
+            p.check(size_of(p, a), size_of(p, b), std::move(message));
+          },
+          nb::arg("a"), nb::arg("b"), nb::arg("message"))
       .def("output",
            [](Program& p, ValueId v) {
              type_at(p, v);

@@ -24,7 +24,8 @@ Grouping::Grouping(Program& p) : program(p) {
   for (const ValueId v : p.outputs) is_output_[at(v)] = true;
   for (const ValueId v : p.inputs) {
     if (!p.type(v).weak) continue;
-    info[at(v)] = {Where::kFree, -1, v, {}, -1, false};
+    info[at(v)].where = Where::kFree;
+    info[at(v)].source = v;
   }
   for (int n = 0; n < static_cast<int>(p.nodes.size()); ++n) place(n);
   for (const ValueId v : p.outputs) {
@@ -120,6 +121,7 @@ void Grouping::place(int n) {
       auto& v = info[at(node.out)];
       v.where = Where::kFree;
       v.source = node.out;
+      v.brought = brought_by(node);
       if (node.op == Op::iota) v.free_dim = 0;
       return;
     }
@@ -187,6 +189,7 @@ void Grouping::add_loads(int unit, int n, const AxisMap& out) {
   const int rank = shape(node.out).rank;
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];
+    if (in.where == Where::kFree) order.depend(unit, in.brought);
     if (in.where == Where::kFree || (in.where == Where::kKernel && in.unit == unit)) continue;
     need_buffer(v, unit, "kernels that cannot share one loop");
     AxisMap map;
@@ -200,6 +203,65 @@ void Grouping::add_loads(int unit, int n, const AxisMap& out) {
     if (loaders_[at(v)].empty() || loaders_[at(v)].back() != unit) loaders_[at(v)].push_back(unit);
   }
 }
+// Sizes -------------------------------------------------------------------------------------------
+
+namespace {
+
+constexpr int kGiven = -2;  // the inputs' sizes say it
+constexpr int kNobody = -1;
+
+// Calls visit(symbol) for each that the sizes are made of.
+template <class Visit>
+void visit_symbols(const shape::SizeTable& sizes, std::span<const SizeId> of, Visit&& visit) {
+  const auto look = [&](std::int32_t r) {
+    if (r >= 0 && r < sizes.count() && sizes.is_symbol(SizeId{r})) visit(at(r));
+  };
+  for (const SizeId size : of) look(static_cast<std::int32_t>(size));
+  for (const shape::SizeStep& step : sizes.compile(of)) {
+    if (step.kind == shape::SizeStep::Kind::kConst) continue;
+    look(step.a);
+    look(step.b);
+  }
+}
+
+}  // namespace
+
+// Call-outs that bring sizes run one after the other, so that who needs several waits for the last.
+void Grouping::bring_sizes(const Node& call, int unit) {
+  if (bringer_.empty()) {
+    bringer_.assign(at(program.sizes.count()), kNobody);
+    for (const ValueId input : program.inputs) {
+      visit_symbols(program.sizes, shape(input).span(),
+                    [&](std::size_t symbol) { bringer_[symbol] = kGiven; });
+    }
+  }
+  bringer_.resize(std::max(bringer_.size(), at(program.sizes.count())), kNobody);
+  bool any = false;
+  for (int i = 0; i < call.n_out; ++i) {
+    visit_symbols(program.sizes, shape(call.out + i).span(), [&](std::size_t symbol) {
+      if (bringer_[symbol] != kNobody) return;
+      bringer_[symbol] = unit;
+      any = true;
+    });
+  }
+  if (!any) return;
+  order.depend(unit, last_bringer_);
+  last_bringer_ = unit;
+}
+
+int Grouping::brought_by(const Node& node) const {
+  int latest = -1;
+  if (last_bringer_ < 0) return latest;
+  const auto look = [&](std::size_t symbol) {
+    if (symbol < bringer_.size()) latest = std::max(latest, bringer_[symbol]);
+  };
+  visit_symbols(program.sizes, shape(node.out).span(), look);
+  for (const Attr& attr : node.attrs) {
+    visit_symbols(program.sizes, {attr.sizes.begin(), attr.sizes.end()}, look);
+  }
+  return latest;
+}
+
 void Grouping::define_buffer(ValueId value, int unit) {
   auto& v = info[at(value)];
   v.where = Where::kBuffer;
@@ -215,6 +277,7 @@ void Grouping::need_buffer(ValueId value, int user_unit, const char* reason) {
     // Stored once by a kernel of its own; users inside kernels still make it anew.
     if (!v.stored) {
       const int unit = new_group();
+      order.depend(unit, v.brought);
       Group& g = groups[at(unit)];
       AxisMap map;
       for (int d = 0; d < type.shape.rank; ++d) {

@@ -51,6 +51,7 @@ struct ValueInfo {
   AxisMap map;                // kKernel
   std::int8_t free_dim = -1;  // kFree, iota: the dim it runs along
   bool stored = false;        // kKernel (of a source): somebody needs it in memory
+  int brought = -1;           // kFree: the call-out that brings a size it is made of
 };
 
 struct Load {
@@ -132,6 +133,10 @@ class Grouping {
   void need_buffer(ValueId value, int user_unit, const char* reason);
   void define_buffer(ValueId value, int unit);
   void store_into(ValueId value, ValueId target, int join_unit);
+  void bring_sizes(const Node& call, int unit);
+  int brought_by(const Node& node) const;
+  // The unit that must have run before a value can be read; -1: none.
+  int awaited(const ValueInfo& v) const { return v.where == Where::kFree ? v.brought : v.unit; }
   ValueId append_value(Type type);
   const Shape& shape(ValueId v) const { return program.type(v).shape; }
   bool one(SizeId s) const { return program.sizes.is(s, 1); }
@@ -140,6 +145,8 @@ class Grouping {
   std::span<const int> users(ValueId v) const;
 
   std::vector<int> users_, users_end_;  // nodes by value; a value's begin where the one before ends
+  std::vector<int> bringer_;            // by symbol: the call-out that brings it, or kGiven
+  int last_bringer_ = -1;
   std::vector<bool> is_output_;
   std::vector<SmallVector<int, 2>> loaders_;  // value -> units that load it, oldest first
 };

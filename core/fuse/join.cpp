@@ -184,10 +184,11 @@ bool Grouping::join_elementwise(int n, int unit) {
     const bool inside =
         in.where == Where::kKernel &&
         (in.unit == unit || std::ranges::find(merges, in.unit, &Merge::from) != merges.end());
-    if (in.where == Where::kFree || in.unit < 0 || inside) continue;
-    if (!order.can_depend(unit, in.unit)) return false;
+    const int needs = awaited(in);
+    if (needs < 0 || inside) continue;
+    if (!order.can_depend(unit, needs)) return false;
     for (const auto& m : merges) {
-      if (!order.can_depend(m.from, in.unit)) return false;
+      if (!order.can_depend(m.from, needs)) return false;
     }
   }
 
@@ -212,9 +213,8 @@ bool Grouping::join_sibling(int n, int unit, ValueId shared, const AxisMap& map)
   const Shape& in = shape(shared);
   if (mask_of(map, in.rank) != all) return false;
   for (const ValueId v : node.inputs) {
-    const auto& i = info[at(v)];
-    if (i.where == Where::kFree) continue;
-    if (i.unit >= 0 && !order.can_depend(unit, i.unit)) return false;
+    const int needs = awaited(info[at(v)]);
+    if (needs >= 0 && !order.can_depend(unit, needs)) return false;
   }
   if (tilevm::info(node.op).cls == OpClass::kReduce) {
     AxisMask over = 0;
@@ -243,6 +243,7 @@ void Grouping::place_elementwise(int n) {
     auto& v = info[at(node.out)];
     v.where = Where::kFree;
     v.source = node.out;
+    for (const ValueId in : node.inputs) v.brought = std::max(v.brought, info[at(in)].brought);
     return;
   }
   std::vector<int> candidates;

@@ -91,7 +91,9 @@ void Grouping::place_reduce(int n) {
     map.axis[at(d)] = static_cast<std::int8_t>(groups[at(unit)].axes.size());
     groups[at(unit)].axes.push_back(in_shape[d]);
   }
-  if (in.where != Where::kFree) {
+  if (in.where == Where::kFree) {
+    order.depend(unit, in.brought);
+  } else {
     need_buffer(v, unit, "a reduction over other axes than its producer's kernel can sweep");
     groups[at(unit)].loads.push_back({v, map});
     loaders_[at(v)].push_back(unit);
@@ -115,7 +117,9 @@ void Grouping::place_gather(int n) {
   }
   need_buffer(x, unit, "a table that is indexed at run time");
   groups[at(unit)].loads.push_back({x, AxisMap()});
-  if (info[at(index)].where != Where::kFree) {
+  if (info[at(index)].where == Where::kFree) {
+    order.depend(unit, info[at(index)].brought);
+  } else {
     need_buffer(index, unit, "indices of a gather");
     groups[at(unit)].loads.push_back({index, AxisMap()});
   }
@@ -220,7 +224,9 @@ void Grouping::store_into(ValueId value, ValueId target, int join_unit) {
     map.axis[at(d)] = static_cast<std::int8_t>(groups[at(unit)].axes.size());
     groups[at(unit)].axes.push_back(s[d]);
   }
-  if (v.where != Where::kFree) {
+  if (v.where == Where::kFree) {
+    order.depend(unit, v.brought);
+  } else {
     need_buffer(value, unit, "part of a concatenation");
     groups[at(unit)].loads.push_back({value, map});
   }
@@ -250,6 +256,7 @@ void Grouping::place_call(int n) {
   const Node& node = program.nodes[at(n)];
   const int unit = new_unit();
   unit_of_node[n] = unit;
+  if (node.op == Op::call) bring_sizes(node, unit);
   const char* reason =
       is_product(program, node) ? "a factor of a matrix product" : "operand of a call-out";
   for (const ValueId v : node.inputs) need_buffer(v, unit, reason);

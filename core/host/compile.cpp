@@ -106,6 +106,11 @@ Source Executable::source_of(ValueId value) {
   } else if (!is_call(node)) {
     source.kind = Source::Kind::kNumber;
     source.storage = number_storage_[index(value)];
+  } else if (node.op == Op::call && node.attrs[0].ints[0] == kItemTarget) {
+    source.kind = Source::Kind::kNumber;
+    source.storage = v.type.dtype == DType::kBool    ? bytecode::Storage::kB8
+                     : v.type.dtype == DType::kInt64 ? bytecode::Storage::kI64
+                                                     : bytecode::Storage::kF64;
   }
   return source;
 }
@@ -308,7 +313,13 @@ void Executable::compile_memory() {
     const int now = static_cast<int>(i);
     if (step.in >= 0) touch(step.in, now);
     if (step.kind == Kind::kCall) {
-      for (const Source& arg : step.args) escape(arg, now);
+      for (const Source& arg : step.args) {
+        if (step.target == kItemTarget) {
+          touch(arg.value, now);
+        } else {
+          escape(arg, now);
+        }
+      }
       for (int r = 0; r < step.n_out; ++r) touch(step.out + r, now);
     } else if (step.out >= 0) {
       touch(step.out, now);

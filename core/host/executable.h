@@ -183,6 +183,7 @@ class Executable {
                                       const exec::gemm::Tiles& tiles, int threads);
   void run_chain(Frame& frame, int chain);
   void call_out(Frame& frame, const HostStep& step) const;
+  void read_item(Frame& frame, const HostStep& step) const;
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;

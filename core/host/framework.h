@@ -12,6 +12,7 @@ namespace tilevm::host {
 
 using Object = void*;  // a counted reference of the framework's (a PyObject)
 
+// Call-outs that are ours.
 inline constexpr std::int64_t kMatmulTarget = -1;
 
 class Framework {

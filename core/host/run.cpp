@@ -510,7 +510,66 @@ Object Executable::number(const Frame& frame, const Source& source) const {
   throw InternalError("unknown storage of a number");
 }
 
+// The element, where it lies. Its bits are kept as numbers of the call are.
+void Executable::read_item(Frame& frame, const HostStep& step) const {
+  const ValueId in = step.args[0].value;
+  const Record& from = frame.records[index(in)];
+  const DType dtype = plan_.program.type(in).dtype;
+  for (int d = 0; d < from.rank; ++d) {
+    if (from.size(d) == 1) continue;
+    throw ShapeError("item: a tensor of " + std::to_string(from.elements()) +
+                     " elements is not one number");
+  }
+  std::int64_t integer = 0;
+  double real = 0;
+  const auto read = [&]<typename T>(T x) {
+    std::memcpy(&x, from.data, sizeof(T));
+    return x;
+  };
+  switch (dtype) {
+    case DType::kFloat32:
+      real = read(float{});
+      break;
+    case DType::kFloat64:
+      real = read(double{});
+      break;
+    case DType::kInt64:
+      integer = read(std::int64_t{});
+      break;
+    case DType::kInt32:
+      integer = read(std::int32_t{});
+      break;
+    case DType::kInt16:
+      integer = read(std::int16_t{});
+      break;
+    case DType::kInt8:
+      integer = read(std::int8_t{});
+      break;
+    case DType::kUInt8:
+    case DType::kBool:
+      integer = read(std::uint8_t{});
+      break;
+    default:
+      throw DTypeError("item: of a tensor of " + std::string(dtype_name(dtype)));
+  }
+  std::int64_t& slot = frame.numbers[index(step.out)];
+  slot = is_float(dtype) ? std::bit_cast<std::int64_t>(real) : integer;
+  Record& number = frame.records[index(step.out)];
+  number.rank = 0;
+  number.root = -1;
+  number.data = reinterpret_cast<std::byte*>(&slot);
+  if (step.n_out < 2) return;
+  Record& size = frame.records[index(step.out + 1)];
+  size.rank = 1;
+  size.size(0) = integer;
+  size.stride(0) = 0;
+  size.root = -1;
+  size.data = nullptr;
+  if (step.stage >= 0) run_stage(frame, step.stage);
+}
+
 void Executable::call_out(Frame& frame, const HostStep& step) const {
+  if (step.target == kItemTarget) return read_item(frame, step);
   const std::span<Object> args(frame.args.data(), step.args.size());
   const std::span<Object> results(frame.args.data() + most_args_,
                                   static_cast<std::size_t>(step.n_out));

@@ -143,4 +143,26 @@ ValueId Program::call(std::int64_t target, std::span<const ValueId> in,
   return id;
 }
 
+ValueId Program::item(ValueId in, SizeId symbol, int line) {
+  const Type& of = type(in);
+  const bool real = is_float(of.dtype);
+  std::vector<Type> results;
+  results.push_back({real                       ? DType::kFloat64
+                     : of.dtype == DType::kBool ? of.dtype
+                                                : DType::kInt64,
+                     true,
+                     {}});
+  const bool narrow = of.dtype == DType::kFloat16 || of.dtype == DType::kBFloat16;
+  if (of.weak || narrow || of.dtype == DType::kOpaque || (real && symbol != shape::kNoSize)) {
+    throw DTypeError("item: " + print(sizes, of) + " is nothing that a number is read from" +
+                     (narrow ? "; cast it to float32" : ""));
+  }
+  if (symbol != shape::kNoSize) {
+    Type size{DType::kOpaque, false, {}};
+    size.shape.push(symbol);
+    results.push_back(size);
+  }
+  return call(kItemTarget, {&in, 1}, results, line);
+}
+
 }  // namespace tilevm

@@ -120,6 +120,9 @@ struct Check {
   std::string message;  // of the ShapeError, without the values
 };
 
+// The target of Program::item, among those of call-outs.
+inline constexpr std::int64_t kItemTarget = -2;
+
 // Nodes are appended in order and typed at once; a program is never changed otherwise.
 class Program {
  public:
@@ -143,6 +146,10 @@ class Program {
   // Appends a call-out with the result types given.
   ValueId call(std::int64_t target, std::span<const ValueId> in, std::span<const Type> results,
                int line = -1);
+
+  // Appends a read of the one element of `in`, no 16-bit float, as a weak number. With a `symbol`
+  // there is a second result, which has no memory, and the number as its only size.
+  ValueId item(ValueId in, SizeId symbol, int line = -1);
 
   const Type& type(ValueId v) const { return values[static_cast<std::size_t>(v)].type; }
 };

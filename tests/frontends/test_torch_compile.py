@@ -460,7 +460,7 @@ def test_default_dtype_is_a_key() -> None:
 # What cannot be captured
 
 
-def test_branch_on_data_runs_eagerly() -> None:
+def test_branch_on_data_is_recorded() -> None:
     def f(x: Any) -> Any:
         return x * 2 if x.sum() > 0 else x - 1
 
@@ -468,8 +468,9 @@ def test_branch_on_data_runs_eagerly() -> None:
     for sign in (1, -1):
         x = torch.full((3,), float(sign))
         torch.testing.assert_close(compiled(x), f(x))
-    assert len(eager_reasons()) == 1
-    assert "eager" in compiled.guards
+    assert not eager_reasons()
+    assert [n for r, n in tilevm.stats()["flushes"].items() if r.startswith("fuse: ")] == [2]
+    assert "recorded: GuardOnDataDependentSymNode" in compiled.guards
     with pytest.raises(errors.CaptureError, match="runs eagerly"):
         compiled.explain(torch.ones(3))
 

@@ -71,6 +71,17 @@ class Capture:
     def __post_init__(self) -> None:
         self._bound_types = tuple((t.dtype, tuple(t.shape)) for t in self.bound)
 
+    @property
+    def pinned(self) -> list[str]:
+        """Equalities of sizes of data that calls check."""
+        return self.captured.imported.pinned
+
+    @property
+    def may_draw_twice(self) -> bool:
+        """Whether a call may fail, to run eagerly, after it has drawn random numbers."""
+        imported = self.captured.imported
+        return imported.draws and imported.brings
+
     def fits(self) -> bool:
         """Whether parameters and buffers still have the types of the capture."""
         return self._bound_types == tuple((t.dtype, tuple(t.shape)) for t in self.bound)
@@ -274,6 +285,7 @@ def capture(
     plans = [Plan(frozenset(), True)]
     tried: set[Plan] = set()
     first: Exception | None = None
+    found: Capture | None = None
     while plans:
         plan = plans.pop(0)
         if plan in tried:
@@ -285,9 +297,18 @@ def capture(
             raise
         except Exception as error:
             first = first or error
+            if found is not None:
+                return found
             plans.append(replace(plan, positive=True))
         else:
             failing = [c for c in conditions if not _holds(c, made.binds, leaves)]
+            if found is not None:
+                return found if failing or len(made.pinned) >= len(found.pinned) else made
+            if not failing and made.pinned and not plan.positive:
+                # As x[:1] + x[mask]: the rows of one must be those of the other, unless one is 1.
+                found = made
+                plans.insert(0, replace(plan, positive=True))
+                continue
             if not failing:
                 return made
             # Fix only what the guards that fail are about.
@@ -608,6 +629,8 @@ def _direct(
     imported = captured.imported
     kinds = {spec.kind for spec in signature.output_specs}
     if imported.float_inputs or kinds - {OutputKind.USER_OUTPUT}:
+        return None
+    if imported.draws and imported.brings:
         return None
     if any(place >= len(names) for place in imported.passed):  # a constant of the graph
         return None

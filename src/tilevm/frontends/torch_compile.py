@@ -21,12 +21,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, InternalError, describe
+from tilevm.errors import CaptureError, InternalError, RecorderError, describe
 from tilevm.frontends import torch_capture, torch_dims, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
+from tilevm.frontends.torch_data import BoolOfData
 from tilevm.frontends.torch_dims import Dims
+from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_state import State, modules_of
@@ -61,6 +64,7 @@ class Family:
 
     captures: list[Capture] = field(default_factory=list)
     reason: str = ""
+    branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
 
 
 class Compiled(Dispatch):
@@ -132,16 +136,19 @@ class Compiled(Dispatch):
                         self._settle(capture, leaves, args, kwargs)
                     return result
             if family.reason:
-                return self._eager(family.reason, args, kwargs)
+                return self._uncaptured(family, args, kwargs)
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
         if not capture.may_run(leaves):
             return self._eager("what the function changes shares memory", args, kwargs)
+        drawn = torch.get_rng_state() if capture.may_draw_twice else None
         try:
             return capture.run(leaves, args, kwargs)
         except Exception as error:
+            if drawn is not None:
+                torch.set_rng_state(drawn)
             if capture.fits():
                 if config.debug:
                     raise
@@ -228,8 +235,22 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
-            return self._eager(family.reason, args, kwargs)
+            family.branches = isinstance(error, GuardOnDataDependentSymNode | BoolOfData)
+            return self._uncaptured(family, args, kwargs)
         return self._run(capture, leaves, args, kwargs)
+
+    def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
+        """Eagerly, but for branches on data: what lies between them is recorded and fused."""
+        if not family.branches:
+            return self._eager(family.reason, args, kwargs)
+        try:
+            block = fuse()
+        except RecorderError:
+            family.branches = False
+            return self._eager(family.reason, args, kwargs)
+        stats.add("flushes", f"fuse: {family.reason}")
+        with block:
+            return self._fn(*args, **kwargs)
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
         stats.add("flushes", f"eager: {reason}")
@@ -264,7 +285,11 @@ class Compiled(Dispatch):
             f"capture {number}: {capture.describe()}"
             for number, capture in enumerate(self.captures)
         ]
-        eager = [f"eager: {f.reason}" for f in self._families.values() if f.reason]
+        eager = [
+            f"{'recorded' if f.branches else 'eager'}: {f.reason}"
+            for f in self._families.values()
+            if f.reason
+        ]
         return "\n".join([*blocks, *eager, _STATE_TEXT, UNSEEN])
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:

@@ -12,10 +12,11 @@ from typing import Any
 import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
+from tilevm.frontends import torch_branches, torch_data
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
@@ -99,7 +100,8 @@ class Imported:
     `memory`: for each input and each output of the program, what identifies the memory that it has
     in eager code.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
-    or a size expression (a Python int), or ("const", value).
+    or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
+    ("const", value).
     """
 
     program: runtime.Program | None
@@ -114,6 +116,9 @@ class Imported:
     input_names: list[str] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
     assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
+    draws: bool = False  # whether it draws random numbers
+    brings: bool = False  # whether data bring sizes
+    pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
 
     def compile(self, knobs: Mapping[str, Any], frozen: Collection[int] = ()) -> Callable[..., Any]:
         """The executable, with these knobs of its own. The program is used up.
@@ -189,8 +194,16 @@ def order_of(value: torch.Tensor) -> list[int] | None:
 class Importer:
     """Translates one graph, node by node. What `torch_ops` rows see as `b`."""
 
-    def __init__(self, graph: torch.fx.Graph, sizes: Sizes, *, may_unify: bool) -> None:
+    def __init__(
+        self,
+        graph: torch.fx.Graph,
+        sizes: Sizes,
+        *,
+        may_unify: bool,
+        compile_inner: Callable[[torch.fx.Graph, list[Any]], Callable[..., Any]],
+    ) -> None:
         self.graph = graph
+        self.compile_inner = compile_inner
         self.may_unify = may_unify
         self.sizes = sizes
         self.program = runtime.new_program()
@@ -268,13 +281,22 @@ class Importer:
 
     def not_one(self, size: Any) -> None:
         """Record that the graph is right only if `size` is not 1."""
-        if isinstance(size, torch.SymInt):
+        if not isinstance(size, torch.SymInt):
+            return
+        if self.sizes.depends_on_data(size):
+            torch_data.require(
+                self, sympy.Ne(self.sizes.expr(size), 1), "a size that depends on data is 1"
+            )
+        else:
             self.result.assumed.append((self.sizes.expr(size), "!= 1"))
 
     def at_least(self, size: Any, least: int) -> None:
         """Record that the graph is right only if `size` is `least` or more."""
         if isinstance(size, torch.SymInt):
             expr = self.sizes.expr(size)
+            if self.sizes.depends_on_data(size):
+                torch_data.require(self, sympy.Ge(expr, least), f"{expr} must be at least {least}")
+                return
             self.sizes.learn_least(expr, least)
             self.result.assumed.append((expr, f">= {least}"))
 
@@ -282,6 +304,9 @@ class Importer:
         """Whether an int is below 0; if it is not known, as in the example, by a guard."""
         if isinstance(number, int):
             return number < 0
+        if self.sizes.depends_on_data(number):
+            self.at_least(number, 0)
+            return False
         if number.node.hint < 0:
             self.at_least(-number, 1)
             return True
@@ -295,7 +320,7 @@ class Importer:
         if self.may_unify and isinstance(a, torch.SymInt) and isinstance(b, torch.SymInt):
             one, other = self.sizes.expr(a), self.sizes.expr(b)
             if isinstance(one, sympy.Symbol) and isinstance(other, sympy.Symbol):
-                if a.node.hint == b.node.hint:
+                if a.node.hint == b.node.hint is not None:
                     raise Unify(other, one)
         return False
 
@@ -350,7 +375,10 @@ class Importer:
             if node.op == "call_function":
                 self.visit(node, mutations)
             elif node.op == "get_attr":
-                if node not in self.values and node.users:
+                value = operator.attrgetter(node.target)(self.graph.owning_module)
+                if isinstance(value, torch.fx.GraphModule):
+                    self.values[node] = value
+                elif node not in self.values and node.users:
                     raise Refused(f"the graph has a constant that is no tensor: {node.target}")
             elif node.op not in ("placeholder", "output"):
                 raise Refused(f"the graph has a {node.op}: {node.target}")
@@ -364,20 +392,26 @@ class Importer:
                 self.values[node] = source[node.args[1]]
             return
         value = node.meta.get("val")
-        if isinstance(value, torch.SymFloat) and str(target) in _ITEM:
-            source = self.values.get(self.resolve(node.args[0]))
-            if not isinstance(source, int):
-                raise Refused("the value of a tensor is read")
-            self.values[value.node.expr] = source
+        if str(target) in _ITEM:
+            self.line = line_of(node)
+            torch_data.read_item(self, node, value)
             return
         if isinstance(value, torch.SymInt | int | torch.SymBool | bool | torch.SymFloat):
             return  # users read the metadata
+        if isinstance(target, HigherOrderOperator):
+            self.node, self.line = node, line_of(node)
+            torch_data.bring(self, node)
+            arguments = [self.held(argument) for argument in node.args]
+            results = torch_branches.branch(self, target.__name__, arguments, value)
+            self.values[node] = tuple(results)
+            return
         if not isinstance(target, OpOverload):
             if getattr(target, "__name__", "") in _STATE:
                 return
             raise Refused(f"the graph calls {getattr(target, '__name__', target)}")
         name = str(target)
         if name in ASSERTIONS:
+            torch_data.check_assertion(self, node)
             return
         if value is None:
             raise Refused(f"{name} returns nothing")
@@ -394,6 +428,8 @@ class Importer:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
                 self.check(tensor)
+        self.result.draws |= torch.Tag.nondeterministic_seeded in target.tags
+        self.result.brings |= torch.Tag.dynamic_output_shape in target.tags
         results = self.lower(target, name, arguments, value)
         self.values[node] = results
         if node.target is not target:
@@ -409,6 +445,10 @@ class Importer:
         """Apply the operator's row, or call out."""
         try:
             row = ROWS.get(name)
+            assert self.node is not None
+            symbols = torch_data.brought(self.node)
+            if symbols and name not in torch_data.INFERRED:
+                raise Unsupported("its size depends on data")
             if row is None:
                 raise Unsupported(
                     BY_DESIGN.get(target._schema.name[6:], "not in the table of operators")
@@ -417,6 +457,8 @@ class Importer:
                 if short_name(tensor.dtype) == "opaque":
                     raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
             out = row(self, value, *arguments)
+            for symbol in symbols:
+                torch_data.define(self, symbol, value, out)
         except (Unsupported, Untranslatable, ShapeError, DTypeError) as reason:
             return self.call_out(target, name, arguments, value, str(reason))
         if isinstance(out, tuple):
@@ -453,7 +495,7 @@ class Importer:
         if isinstance(argument, torch.fx.Node):
             node = self.resolve(argument)
             value = self.values.get(node)
-            if isinstance(value, Tensor | tuple):
+            if isinstance(value, Tensor | tuple | torch.fx.GraphModule):
                 return value
             known = node.meta.get("val")
             if isinstance(known, torch.SymInt | torch.SymFloat | torch.SymBool | int | float):
@@ -469,25 +511,36 @@ class Importer:
         self, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
     ) -> Any:
         """Leave the operator to PyTorch."""
+        assert self.node is not None
+        torch_data.bring(self, self.node)
         several = isinstance(value, tuple | list)
         fakes = list(value) if several else [value]
         present = [i for i, fake in enumerate(fakes) if fake is not None]
-        if not all(isinstance(fakes[i], torch.Tensor) for i in present):
-            raise Refused(f"{name} returns something that is not a tensor")
         if target._schema.name == "aten::squeeze":
             squeezed(self, *arguments)  # its rank depends on sizes, whoever runs it
-        types = [
-            (short_name(fakes[i].dtype), False, tuple(self.shape(fakes[i].shape))) for i in present
-        ]
         function, inputs = self.bind(target, name, arguments)
         if isinstance(value, list) or len(present) < len(fakes):
             function = _as_tuple(function, present)
+        made = iter(self.call(function, name, reason, inputs, [fakes[i] for i in present]))
+        results = tuple(None if fake is None else next(made) for fake in fakes)
+        return results if several else results[0]
+
+    def call(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        reason: str,
+        inputs: list[int],
+        fakes: list[Any],
+    ) -> list[Tensor]:
+        """Append a call-out to `function`, whose results are like `fakes`."""
+        if not all(isinstance(fake, torch.Tensor) for fake in fakes):
+            raise Refused(f"{name} returns something that is not a tensor")
+        types = [(short_name(f.dtype), False, tuple(self.shape(f.shape))) for f in fakes]
         self.result.callouts.append(CallOut(name, reason, self.line))
         first = self.program.call(len(self.result.targets), inputs, types)
         self.result.targets.append(function)
-        ids = iter(range(first, first + len(present)))
-        results = tuple(None if fake is None else Tensor(next(ids), fake) for fake in fakes)
-        return results if several else results[0]
+        return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
 
     def bind(
         self, target: OpOverload, name: str, arguments: list[Any]
@@ -630,7 +683,16 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             result.outputs.append(seen[place])
             continue
         known = node.meta.get("val")
-        if isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
+        if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
+            importer, known
+        ):
+            importer.program.output(importer.number(known))
+            seen[len(seen), 0] = len(seen)  # a place of its own
+            result.memory[1].append(id(node))
+            result.orders.append(None)
+            result.whole.append(False)
+            result.outputs.append(("item", len(seen) - 1))
+        elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
             result.outputs.append(("size", known))
         elif isinstance(known, int | float | bool) or known is None:
             result.outputs.append(("const", known))

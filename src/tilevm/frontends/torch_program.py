@@ -62,10 +62,14 @@ def build(
     constants = _constants(graph)
     environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
     unified: dict[Any, Any] = {}
+
+    def inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
+        return build(graph, inputs, knobs, views=False).run
+
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
-            importer = Importer(graph, sizes, may_unify=own_guards)
+            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=inner)
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             importer.run()
             (output,) = graph.find_nodes(op="output")
@@ -213,7 +217,10 @@ def _around(
             outputs.append(view(item))
         else:
             kind, value = item
-            outputs.append(source(value) if kind == "size" else constant(value))
+            if kind == "item":
+                outputs.append(f"o[{value}].item()")
+            else:
+                outputs.append(source(value) if kind == "size" else constant(value))
     bindings = [
         f"  {written[s]} = a{i}" + (f".shape[{d}]" if d >= 0 else "")
         for s, i, d in sizes.sources

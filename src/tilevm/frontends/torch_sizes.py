@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 from torch.utils._sympy.functions import FloorDiv, Min
 
 from tilevm.ir.types import Dim
@@ -131,8 +131,8 @@ class Sizes:
         asserts = [a for many in self.env.deferred_runtime_asserts.values() for a in many]
         for guard in [*self.env.guards, *asserts]:
             expr = self.env.replace(guard.expr).xreplace(self._unified)
-            if expr == sympy.true:
-                continue
+            if expr == sympy.true or free_unbacked_symbols(expr):
+                continue  # of data: the graph has an operator that asserts it
             one = _not_one(expr)
             if one is not None and _is_metadata(guard):
                 self._maybe_one.add(one)
@@ -175,6 +175,25 @@ class Sizes:
                     low, multiple = max(low, fact.min), fact.multiple_of
                     high = high if fact.max is None else min(high, fact.max)
             yield name, max(low, -MOST), high, multiple
+
+    def bring(self, symbol: sympy.Symbol) -> tuple[str, int, int]:
+        """Let expressions have a symbol that data brings: its name, min and max."""
+        self._names[symbol] = str(symbol)
+        bounds = self.env.var_to_range.get(symbol)
+        return str(symbol), _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
+
+    def define(self, symbol: sympy.Symbol, text: int | str) -> None:
+        """Let a symbol stand for a size that the core has the text of."""
+        self._names[symbol] = f"({text})"
+
+    def knows_data(self, size: Any) -> bool:
+        """Whether a size depends on data, all of whose sizes are known by then."""
+        symbols = free_unbacked_symbols(size)
+        return bool(symbols) and symbols <= self._names.keys()
+
+    def depends_on_data(self, size: Any) -> bool:
+        """Whether a size is known only when the graph runs."""
+        return bool(free_unbacked_symbols(size))
 
     def expr(self, size: Any) -> Any:
         """The expression of a SymInt over the symbols of `sources`."""

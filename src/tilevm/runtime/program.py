@@ -36,6 +36,12 @@ class Program(Protocol):
     ) -> int:
         """Append a call-out; results are consecutive, the first is returned."""
 
+    def item(self, value: int, symbol: str | None, line: str | None = None) -> int:
+        """Append a read of a tensor's only element: a Python number, and the size `symbol`."""
+
+    def check(self, a: int | str, b: int | str, message: str) -> None:
+        """Each call must check that two sizes are equal, once both are known."""
+
     def output(self, value: int) -> None:
         """Append an output."""
 

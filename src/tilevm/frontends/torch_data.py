@@ -1,0 +1,151 @@
+"""Sizes and numbers of a graph that only the data know: nonzero, masks, items.
+
+PyTorch has a symbol for each (`u0`). A call-out that returns a tensor of such a size brings it; an
+item is read by the core. What the trace assumes or the program asserts of them is checked when they
+are known: a call that fails there runs eagerly, which is right whatever the sizes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import sympy  # type: ignore[import-untyped]  # has no types
+import torch
+import torch.fx
+from sympy.core.relational import Relational  # type: ignore[import-untyped]
+
+from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_ops import Tensor
+from tilevm.frontends.torch_sizes import MOST
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+# Operators that have rows though PyTorch has new symbols for sizes of their results, which follow
+# from sizes that are known by then.
+INFERRED = {"aten.slice.Tensor"}
+
+
+class BoolOfData(Refused):
+    """A bool that was read from a tensor is used in Python."""
+
+
+def brought(node: torch.fx.Node) -> list[sympy.Symbol]:
+    """Symbols that are known once the node has run: an int, or sizes of its results."""
+    bindings = node.meta.get("unbacked_bindings")
+    if not bindings:
+        return []
+    value = node.meta["val"]
+    if not isinstance(value, torch.Tensor | tuple | list):
+        return list(bindings)
+    sizes = set(_symbols(value))  # not where a result begins in memory
+    return [symbol for symbol in bindings if symbol in sizes]
+
+
+def _symbols(value: Any) -> Iterator[sympy.Symbol]:
+    """Symbols of the sizes of tensors, as they were made and as the trace knows them now."""
+    if isinstance(value, torch.Tensor):
+        sizes: list[Any] = list(value.shape)
+        for size in sizes:
+            if isinstance(size, torch.SymInt):
+                yield from size.node._expr.free_symbols
+                yield from size.node.expr.free_symbols
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _symbols(item)
+
+
+def is_number(b: Importer, value: Any) -> bool:
+    """Whether a Python number is known only when the graph runs."""
+    return b.sizes.depends_on_data(value) or value.node.expr in b.values
+
+
+def bring(b: Importer, node: torch.fx.Node) -> str | None:
+    """Declare the sizes that a node brings. The last one's name, if there is any."""
+    name = None
+    for symbol in brought(node):
+        b.result.brings = True
+        name, low, high = b.sizes.bring(symbol)
+        b.program.symbol(name, low, high, 1)
+        known = b.sizes.env.replace(symbol)
+        if known != symbol:
+            _pin(b, name, known)
+    return name
+
+
+def _pin(b: Importer, name: str, known: Any) -> None:
+    """Let calls check what tracing has decided: that a size of data is a size of the inputs."""
+    b.result.pinned.append(f"{name} == {known}")
+    b.program.check(name, b.size(known), f"{name}, which depends on data, must be {known}")
+
+
+def define(b: Importer, symbol: sympy.Symbol, fake: torch.Tensor, made: Any) -> None:
+    """Let a size that PyTorch has a new symbol for be what typing infers."""
+    shape = b.program.type(made.id if isinstance(made, Tensor) else made)[2]
+    sizes: list[Any] = list(fake.shape)
+    for size, inferred in zip(sizes, shape, strict=True):
+        if isinstance(size, torch.SymInt) and size.node.expr == symbol:
+            b.sizes.define(symbol, inferred)
+
+
+def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
+    """The element of a tensor as a number, and, if it is an int, as a size."""
+    source = b.values.get(b.resolve(node.args[0]))
+    if isinstance(source, int):  # an input that stands for a float of the call
+        if isinstance(value, torch.SymFloat):
+            b.values[value.node.expr] = source
+        return
+    if not isinstance(source, Tensor):
+        raise Refused("the value of a tensor is read")
+    if isinstance(value, torch.SymBool | bool):
+        raise BoolOfData("a bool of data is used")
+    dtype = source.fake.dtype
+    if isinstance(value, torch.SymFloat):
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        b.values[value.node.expr] = b.program.item(b.cast(source.id, wide), None, b.line)
+        return
+    if dtype.is_floating_point:
+        raise Refused("the value of a tensor is read")
+    name = bring(b, node)
+    b.result.brings = True
+    if name is None:  # tracing has found what it must be
+        name = f"item{len(b.result.pinned)}"
+        b.program.symbol(name, -MOST, MOST, 1)
+        _pin(b, name, b.sizes.expr(value))
+    b.program.item(source.id, name, b.line)
+
+
+def check_assertion(b: Importer, node: torch.fx.Node) -> None:
+    """Let calls check what is asserted of data; guards check what is asserted of sizes."""
+    if str(node.target) != "aten._assert_scalar.default":
+        return
+    condition = node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+    # Of where results begin in memory, which no symbol is declared for, nothing need be checked.
+    if isinstance(condition, torch.SymBool) and b.sizes.knows_data(condition):
+        require(b, condition.node.expr, str(node.args[1]))
+
+
+def require(b: Importer, condition: Any, message: str) -> None:
+    """Let calls check a condition over sizes of which some depend on data."""
+    if isinstance(condition, sympy.And):
+        for part in condition.args:
+            require(b, part, message)
+        return
+    if condition == sympy.true:
+        return
+    if not isinstance(condition, Relational):
+        raise Refused(f"the graph asserts {condition}")
+    relation: str = condition.rel_op
+    left, right = condition.args
+    if relation in ("<", "<="):
+        left, right, relation = right, left, relation.replace("<", ">")
+    x, y = (str(b.size(side)) for side in (left, right))
+    if relation == "==":
+        b.result.pinned.append(str(condition))
+        b.program.check(x, y, message)
+    elif relation == "!=":
+        b.program.check(f"min(max({x} - {y}, {y} - {x}), 1)", 1, message)
+    else:
+        least = y if relation == ">=" else f"{y} + 1"
+        b.program.check(f"max({x}, {least})", x, message)
