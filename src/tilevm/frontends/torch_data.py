@@ -22,11 +22,6 @@ from tilevm.frontends.torch_sizes import MOST
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
-# Operators that have rows though PyTorch has new symbols for sizes of their results, which follow
-# from sizes that are known by then.
-INFERRED = {"aten.slice.Tensor"}
-
-
 class BoolOfData(Refused):
     """A bool that was read from a tensor is used in Python."""
 
@@ -54,6 +49,27 @@ def _symbols(value: Any) -> Iterator[sympy.Symbol]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _symbols(item)
+
+
+def infers(b: Importer, name: str, arguments: list[Any]) -> bool:
+    """Whether typing finds the sizes of a result that PyTorch has new symbols for.
+
+    It does for slices whose bounds count from the start. Raises: Refused, where the sign of a bound
+    follows from numbers of the call: it is known if they are constants.
+    """
+    if name != "aten.slice.Tensor":
+        return False
+    for bound in arguments[2:4]:
+        if not isinstance(bound, torch.SymInt):
+            continue
+        expr = b.sizes.expr(bound)
+        within = b.sizes.env.bound_sympy(expr)
+        if not b.sizes.depends_on_data(bound):
+            if within.lower < 0:
+                raise Refused(f"nobody knows whether a slice's bound {expr} is negative")
+        elif within.upper <= 0:
+            return False
+    return True
 
 
 def is_number(b: Importer, value: Any) -> bool:

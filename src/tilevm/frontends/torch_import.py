@@ -447,7 +447,7 @@ class Importer:
             row = ROWS.get(name)
             assert self.node is not None
             symbols = torch_data.brought(self.node)
-            if symbols and name not in torch_data.INFERRED:
+            if symbols and not torch_data.infers(self, name, arguments):
                 raise Unsupported("its size depends on data")
             if row is None:
                 raise Unsupported(
