@@ -308,12 +308,18 @@ void Executable::compile_memory() {
     last_tensor[index(source.value)] = step;
     for (const ValueId root : roots_[index(source.value)]) escapes[index(root)] = true;
   };
+  is_read_.assign(program.values.size(), false);
+  const auto read = [&](ValueId value) {
+    for (const ValueId root : roots_[index(value)]) is_read_[index(root)] = true;
+  };
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const HostStep& step = steps_[i];
     const int now = static_cast<int>(i);
     if (step.in >= 0) touch(step.in, now);
+    if (step.kind == Kind::kReshape) read(step.in);
     if (step.kind == Kind::kCall) {
       for (const Source& arg : step.args) {
+        read(arg.value);
         if (step.target == kItemTarget) {
           touch(arg.value, now);
         } else {
@@ -324,7 +330,10 @@ void Executable::compile_memory() {
     } else if (step.out >= 0) {
       touch(step.out, now);
     }
-    visit_operands(step, [&](ValueId value, bool) { touch(value, now); });
+    visit_operands(step, [&](ValueId value, bool written) {
+      touch(value, now);
+      if (!written) read(value);
+    });
   }
   for (const Source& output : outputs_) escape(output, kForever);
 

@@ -205,6 +205,7 @@ class Executable {
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
   std::vector<bool> is_panel_;                     // by value: never whole in memory
+  std::vector<bool> is_read_;                      // by root: some step reads it
   std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in
   std::vector<bytecode::Storage> number_storage_;  // by value: how kernels store weak values
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's

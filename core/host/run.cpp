@@ -377,7 +377,7 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
     const fuse::OperandRef& ref = graph.operands[o];
     if (large && ref.role == bytecode::Role::kOutput && ref.value >= 0) {
       const Record& record = given != nullptr ? *given : frame.records[index(ref.value)];
-      large = record.root >= 0;  // a result
+      large = record.root >= 0 && !is_read_[index(record.root)];  // a result, and no more
     }
   }
   const int threads = bytes < kInlineBytes ? 1 : framework_.threads();

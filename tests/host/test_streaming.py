@@ -62,6 +62,8 @@ def test_bits_are_those_of_small_calls(
 def test_what_is_read_again_or_not_aligned_does_not_stream() -> None:
     x = torch.randn(ROWS, COLUMNS)
     assert not streams(lambda x, y: (x + y).sum(), x, x)
+    assert not streams(lambda x, y: torch.cumsum(x + y, 1), x, x)  # a later step reads it
+    assert not streams(lambda x, y: (z := x + y, torch.cumsum(z, 1)), x, x)
     odd = torch.randn(ROWS, COLUMNS - 1)
     assert streams(chain, odd, odd)  # one long row
     assert not streams(softmax, odd, odd)  # rows begin anywhere

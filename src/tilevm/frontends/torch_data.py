@@ -22,6 +22,7 @@ from tilevm.frontends.torch_sizes import MOST
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
+
 class BoolOfData(Refused):
     """A bool that was read from a tensor is used in Python."""
 

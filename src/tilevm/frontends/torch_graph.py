@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilevm.config import config
 from tilevm.errors import TilevmError
-from tilevm.frontends import torch_memory, torch_program
+from tilevm.frontends import torch_gradients, torch_memory, torch_program
 from tilevm.frontends.torch_compile import check_freeze, compile
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
@@ -119,7 +119,7 @@ def _through_autograd(
         fw_compiler=lower,
         bw_compiler=lower,
         inference_compiler=lower,
-        decompositions=torch_program.backward_decompositions(),
+        decompositions=torch_gradients.decompositions(),
     )(gm, list(example_inputs))
     stats.add("captures")
     return compiled

@@ -62,11 +62,15 @@ ROWS: dict[str, Row] = {}
 
 
 def row(*names: str) -> Callable[[Row], Row]:
-    """Enter a function in ROWS; names lack the prefix, and `.default` where there is no dot."""
+    """Enter a function in ROWS; names lack the prefix, and `.default` where there is no dot.
+
+    `prims::name` is one of PyTorch's primitives, which its decompositions are made of.
+    """
 
     def enter(function: Row) -> Row:
         for name in names:
-            ROWS[f"aten.{name}" if "." in name else f"aten.{name}.default"] = function
+            space, _, short = name.rpartition("::")
+            ROWS[f"{space or 'aten'}.{short}" + ("" if "." in short else ".default")] = function
         return function
 
     return enter
@@ -327,6 +331,7 @@ def _dropout(b: Importer, out: Any, x: Tensor, p: float, train: bool) -> Tensor:
 
 @row(
     "to.dtype", "to.device", "to.dtype_layout", "to.other", "to.prim_dtype", "_to_copy", "type_as",
+    "prims::convert_element_type",
 )  # fmt: skip
 def _to(b: Importer, out: Any, x: Tensor, *_: Any) -> Any:
     return x if out.dtype == x.dtype else b.cast(x.id, out.dtype)

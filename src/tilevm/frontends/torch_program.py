@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
@@ -24,7 +23,7 @@ from tilevm.stats import stats
 
 runtime.on_frozen(torch_frozen.owner)
 
-__all__ = ["Captured", "FloatInput", "Mutates", "backward_decompositions", "build", "compile_aten"]
+__all__ = ["Captured", "FloatInput", "Mutates", "build", "compile_aten"]
 
 
 @dataclass(frozen=True)
@@ -108,36 +107,6 @@ def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..
             raise
         stats.add("flushes", f"eager: {error}")
         return gm.forward
-
-
-@cache
-def backward_decompositions() -> dict[Any, Callable[..., Any]]:
-    """Gradients of what the table has, in terms of the table."""
-    from torch._decomp import get_decompositions
-
-    aten = torch.ops.aten
-    table: dict[Any, Callable[..., Any]] = get_decompositions(
-        [
-            aten.gelu_backward,
-            aten.native_layer_norm_backward,
-            aten._softmax_backward_data,
-            aten._log_softmax_backward_data,
-            aten.tanh_backward,
-            aten.sigmoid_backward,
-            aten.silu_backward,
-            aten.threshold_backward,
-            aten.leaky_relu_backward,
-            aten.hardtanh_backward,
-            aten.slice_backward,
-            aten.select_backward,
-            aten.mse_loss,
-            aten.mse_loss_backward,
-            aten.native_dropout_backward,
-            aten._to_copy,
-        ]
-    )
-    table.pop(aten._to_copy.default, None)
-    return table
 
 
 def _constants(graph: torch.fx.Graph) -> dict[torch.fx.Node, torch.Tensor]:

@@ -171,6 +171,40 @@ def _select(b: Importer, out: Any, x: Tensor, dim: int, index: Any) -> int:
     return b.add("select", x.id, axis=axis, index=b.size(index))
 
 
+@row("slice_scatter")
+def _slice_scatter(
+    b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, start: Any, end: Any, step: Any
+) -> int:
+    """What lies before, the part, what lies after: a loop each, into one buffer."""
+    axis = axis_of(dim, x.rank)
+    if not (is_number(step) and step == 1):
+        raise Unsupported("the step is not 1")
+    start = 0 if start is None else start
+    if b.is_negative(start):
+        start = x.shape[axis] + start
+    return _replaced(b, x, part.id, part.shape[axis], axis, start)
+
+
+@row("select_scatter")
+def _select_scatter(b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, index: Any) -> int:
+    axis = axis_of(dim, x.rank)
+    if b.is_negative(index):
+        index = x.shape[axis] + index
+    return _replaced(b, x, b.add("unsqueeze", part.id, axis=axis), 1, axis, index)
+
+
+def _replaced(b: Importer, x: Tensor, part: int, length: Any, axis: int, start: Any) -> int:
+    """`x` with `part` in place of what is at start .. start + length."""
+    values = [part]
+    if not (is_number(start) and start == 0):
+        values.insert(0, _part(b, x, axis, 0, start))
+    if b.size(start + length) != b.size(x.shape[axis]):
+        values.append(_part(b, x, axis, start + length, x.shape[axis]))
+    part_dtype = b.dtype(x.id)
+    values = [v if b.dtype(v) == part_dtype else b.add("cast", v, dtype=part_dtype) for v in values]
+    return values[0] if len(values) == 1 else b.add("concat", *values, axis=axis)
+
+
 @row(
     "split.Tensor", "split.sizes", "split_with_sizes", "chunk", "tensor_split.sections",
     "tensor_split.indices", "unsafe_split.Tensor", "unsafe_chunk", "split_with_sizes_copy",
