@@ -523,3 +523,34 @@ def test_explain_text() -> None:
     for part in ("graph:", "guards:", "steps:", "cuts", "call-outs:", "matmul", "exp_f32"):
         assert part in text
     assert "test_torch_compile.py" in text
+
+
+def test_square_root_of_a_size_is_no_constant() -> None:
+    import math
+
+    def f(q: Any) -> Any:
+        return torch.softmax(q @ q.transpose(-1, -2) / math.sqrt(q.shape[-1]), -1)
+
+    plain = math.sqrt
+    compiled = tilevm.compile(f)
+    for sizes in ((3, 64), (7, 40), (2, 3), (5, 1), (1, 9)):
+        x = torch.randn(*sizes)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(compiled.captures) == 1
+    assert not compiled.explain(torch.ones(3, 4)).callouts
+    assert math.sqrt is plain
+
+
+def test_causal_where_sizes_say_so() -> None:
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def f(q: Any, k: Any) -> Any:
+        causal = q.shape[-2] > 1
+        return torch.nn.functional.scaled_dot_product_attention(q, k, k, is_causal=causal)
+
+    compiled = tilevm.compile(f)
+    for queries, keys in ((5, 5), (1, 5), (2, 7), (1, 1)):
+        q, k = torch.randn(2, queries, 8), torch.randn(2, keys, 8)
+        torch.testing.assert_close(compiled(q, k), f(q, k))
+    assert not eager_reasons()
+    assert torch.nn.functional.scaled_dot_product_attention is attention

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import logging
 import math
 import re
-import sys
-import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -20,12 +16,9 @@ import torch
 import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim as ExportDim
-from torch.export import _trace
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.fx import graph_module, proxy
-from torch.fx.experimental import symbolic_shapes
+from torch.fx import proxy
 
-from tilevm.config import config
 from tilevm.frontends import (
     torch_dims,
     torch_effects,
@@ -33,6 +26,7 @@ from tilevm.frontends import (
     torch_program,
     torch_sizes,
     torch_strides,
+    torch_tracing,
     torch_tree,
 )
 from tilevm.frontends.torch_effects import Effects
@@ -164,7 +158,7 @@ class _Call(nn.Module):
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
-            leaves[index] = _number(value.item() if is_float else value)
+            leaves[index] = torch_tracing.number(value.item() if is_float else value)
         leaves = [leaves[first] for first in torch_memory.first_of(self.constants)]
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
@@ -193,36 +187,6 @@ class _Call(nn.Module):
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
         return tuple(out)
-
-
-_TORCH = str(Path(torch.__file__).parent)
-
-
-def _asks(symbolic: type, plain: type) -> type:
-    """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
-
-    isinstance(n, int) is true of the numbers of a call, so it must be while that is traced.
-    """
-    return symbolic if sys._getframe(2).f_code.co_filename.startswith(_TORCH) else plain
-
-
-class _Int(torch.SymInt):
-    @property  # type: ignore[misc]  # a class is not often a property
-    def __class__(self) -> type:
-        return _asks(torch.SymInt, int)
-
-
-class _Float(torch.SymFloat):
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        return _asks(torch.SymFloat, float)
-
-
-def _number(value: Any) -> Any:
-    """A leaf as the function gets it."""
-    kinds: dict[type, Any] = {torch.SymInt: _Int, torch.SymFloat: _Float}
-    kind = kinds.get(type(value))
-    return value if kind is None else kind(value.node)
 
 
 def _refuse_hidden(tree: Tree) -> None:
@@ -369,10 +333,10 @@ def _attempt(
         shapes.append(dynamic)
     settings: Any = symbolic_config
     oblivious = settings.patch(backed_size_oblivious=True)
-    from_zero = nullcontext() if plan.positive else _sizes_from_zero()
+    from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
     proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))
-    with _quiet(), _no_sources_kept(), from_zero, oblivious, torch.no_grad():
+    with torch_tracing.export(), from_zero, oblivious, torch.no_grad():
         program = torch.export.export(
             call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
         )
@@ -380,19 +344,6 @@ def _attempt(
             return _checked(call, program, leaves, plan, facts, knobs, freeze)
         finally:
             torch_sizes.let_go(program.graph)
-
-
-@contextmanager
-def _no_sources_kept() -> Iterator[None]:
-    """Forget the source of the graphs that are made: fx keeps each for tracebacks, for ever."""
-    kept: dict[str, str] = graph_module._loader.eval_cache
-    before = len(kept)
-    try:
-        yield
-    finally:
-        for name in list(kept)[before:]:
-            del kept[name]
-            linecache.cache.pop(name, None)
 
 
 def _checked(
@@ -440,51 +391,6 @@ def _example(
         strides[d] = max(strides[d], least)
         least = strides[d] * max(sizes[d], 1)
     return torch.empty_strided(sizes, strides, dtype=leaf.dtype), dynamic
-
-
-@contextmanager
-def _sizes_from_zero() -> Iterator[None]:
-    """Symbols of sizes are 0 or more while this holds.
-
-    PyTorch calls them positive, from which sympy concludes `size != 0` without a guard: a branch
-    on an empty tensor would be lost.
-    """
-    module: Any = symbolic_shapes
-    make = module.make_symbol
-
-    def make_symbol(kind: Any, number: int, **assumptions: Any) -> Any:
-        if assumptions.pop("positive", None):
-            assumptions["nonnegative"] = True
-        return make(kind, number, **assumptions)
-
-    with _capturing:
-        module.make_symbol = make_symbol
-        try:
-            yield
-        finally:
-            module.make_symbol = make
-
-
-_capturing = threading.RLock()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No messages of export about what it could not do: we try again, or run eagerly."""
-    names = ("torch.export", "torch.fx", "torch._export", "torch._subclasses", "torch._dynamo")
-    loggers = [logging.getLogger(name) for name in names]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
-    if not config.debug:
-        # It prints the graph that it has where a branch depends on values.
-        vars(_trace)["print"] = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        vars(_trace).pop("print", None)
-        for logger, level in zip(loggers, before, strict=True):
-            logger.setLevel(level)
 
 
 def _finish(

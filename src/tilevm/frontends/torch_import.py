@@ -241,6 +241,8 @@ class Importer:
         kind = type(expr).__name__
         if expr.is_integer or kind == "ToFloat":
             return self.add("size_value", size=self.size(expr if expr.is_integer else expr.args[0]))
+        if kind == "OpaqueUnaryFn_sqrt":
+            return self.add("sqrt", self.float_of(expr.args[0]))
         op = _FLOATS.get(kind)
         if op is None:
             raise Unsupported(f"an argument is {expr}")

@@ -1,0 +1,145 @@
+"""What PyTorch and Python are like while a function is traced."""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import _trace
+from torch.fx import graph_module
+from torch.fx.experimental import symbolic_shapes
+from torch.nn import functional
+
+from tilevm.config import config
+
+# One thread at a time changes what all of them see.
+_changing = threading.RLock()
+os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def export() -> Iterator[None]:
+    """All that holds for every trace."""
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments():
+        yield
+
+
+@contextmanager
+def _sizes_as_arguments() -> Iterator[None]:
+    """Functions that would take a size for one number only take it as the symbol that it is.
+
+    The square root of a size, by which attention is scaled, stays an expression. A comparison of
+    sizes as `is_causal` becomes a guard.
+    """
+    root = math.sqrt
+    attention: Any = functional.scaled_dot_product_attention
+
+    def sqrt(x: Any, /) -> Any:
+        return torch.sym_sqrt(x) if isinstance(x, torch.SymInt | torch.SymFloat) else root(x)
+
+    def attention_of_sizes(*args: Any, **kwargs: Any) -> Any:
+        values = [bool(v) if isinstance(v, torch.SymBool) else v for v in args]
+        named = {k: bool(v) if isinstance(v, torch.SymBool) else v for k, v in kwargs.items()}
+        return attention(*values, **named)
+
+    modules: tuple[Any, Any] = math, functional
+    with _changing:
+        modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
+        try:
+            yield
+        finally:
+            modules[0].sqrt, modules[1].scaled_dot_product_attention = root, attention
+
+
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def _asks(symbolic: type, plain: type) -> type:
+    """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
+
+    isinstance(n, int) is true of the numbers of a call, so it must be while that is traced.
+    """
+    return symbolic if sys._getframe(2).f_code.co_filename.startswith(_TORCH) else plain
+
+
+class _Int(torch.SymInt):
+    @property  # type: ignore[misc]  # a class is not often a property
+    def __class__(self) -> type:
+        return _asks(torch.SymInt, int)
+
+
+class _Float(torch.SymFloat):
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return _asks(torch.SymFloat, float)
+
+
+def number(value: Any) -> Any:
+    """A leaf as the function gets it."""
+    kinds: dict[type, Any] = {torch.SymInt: _Int, torch.SymFloat: _Float}
+    kind = kinds.get(type(value))
+    return value if kind is None else kind(value.node)
+
+
+@contextmanager
+def _no_sources_kept() -> Iterator[None]:
+    """Forget the source of the graphs that are made: fx keeps each for tracebacks, for ever."""
+    kept: dict[str, str] = graph_module._loader.eval_cache
+    before = len(kept)
+    try:
+        yield
+    finally:
+        for name in list(kept)[before:]:
+            del kept[name]
+            linecache.cache.pop(name, None)
+
+
+@contextmanager
+def sizes_from_zero() -> Iterator[None]:
+    """Symbols of sizes are 0 or more while this holds.
+
+    PyTorch calls them positive, from which sympy concludes `size != 0` without a guard: a branch
+    on an empty tensor would be lost.
+    """
+    module: Any = symbolic_shapes
+    make = module.make_symbol
+
+    def make_symbol(kind: Any, number: int, **assumptions: Any) -> Any:
+        if assumptions.pop("positive", None):
+            assumptions["nonnegative"] = True
+        return make(kind, number, **assumptions)
+
+    with _changing:
+        module.make_symbol = make_symbol
+        try:
+            yield
+        finally:
+            module.make_symbol = make
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No messages of export about what it could not do: we try again, or run eagerly."""
+    names = ("torch.export", "torch.fx", "torch._export", "torch._subclasses", "torch._dynamo")
+    loggers = [logging.getLogger(name) for name in names]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    if not config.debug:
+        # It prints the graph that it has where a branch depends on values.
+        vars(_trace)["print"] = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        vars(_trace).pop("print", None)
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
