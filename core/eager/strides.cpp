@@ -22,6 +22,20 @@ bool row_major(const Geometry& g) {
   return true;
 }
 
+// Dims of an image with its channels last, innermost first.
+constexpr std::array<int, 4> kChannelsLast{1, 3, 2, 0};
+
+bool channels_last(const Geometry& g) {
+  if (g.rank != 4) return false;
+  std::int64_t next = 1;
+  for (const int d : kChannelsLast) {
+    if (g.size(d) == 1) continue;
+    if (g.stride(d) != next) return false;
+    next *= g.size(d);
+  }
+  return true;
+}
+
 }  // namespace
 
 bool dense(const Geometry& g) {
@@ -53,6 +67,14 @@ void elementwise_strides(std::span<const Geometry* const> operands, Geometry& ou
   }
   if (same && !operands.empty()) {
     if (all_row_major) return host::set_dense_strides(out);
+    if (std::ranges::all_of(operands, [](const Geometry* g) { return channels_last(*g); })) {
+      std::int64_t next = 1;
+      for (const int d : kChannelsLast) {
+        out.stride(d) = next;
+        next *= out.size(d);
+      }
+      return;
+    }
     const Geometry& first = *operands[0];
     for (const Geometry* g : operands) {
       equal = equal &&

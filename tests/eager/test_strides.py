@@ -213,3 +213,26 @@ def test_three_operands(shape: tuple[int, ...]) -> None:
             rng.shuffle(operands)
             cases.append((name, function, tuple(operands)))
     check(cases)
+
+
+@pytest.mark.parametrize("sizes", [(1, 4, 1, 13), (2, 8, 1, 31), (1, 17, 2, 1), (3, 1, 5, 2)])
+def test_channels_last_with_sizes_of_one(sizes: tuple[int, ...]) -> None:
+    """Dense, but PyTorch takes it for an image first, whose strides of size 1 are others."""
+    n, c, h, w = sizes
+    x = torch.rand(n, h, w, c).permute(0, 3, 1, 2).squeeze(0).unsqueeze(0)
+    with tilevm.fuse():
+        found = [x * x, -x, torch.where(x > 0.5, x, x + 1), x.double() * 2]
+    expected = [x * x, -x, torch.where(x > 0.5, x, x + 1), x.double() * 2]
+    assert [y.stride() for y in found] == [y.stride() for y in expected]
+
+
+def test_parts_of_what_has_no_element() -> None:
+    """Its strides may be 0, by which nothing may be divided."""
+    x, y = torch.ones(2, 3, 1).permute(1, 0, 2), torch.ones(1, 1, 0)
+    with tilevm.fuse():
+        z = x * y
+        assert z.stride() == (x * y).stride() == (0, 0, 1)
+        z[1].tanh_()
+        z[..., 0:1].add_(1)
+        z[:, 1] = 2
+    assert z.shape == (3, 2, 0)

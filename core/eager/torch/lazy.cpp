@@ -122,6 +122,7 @@ std::optional<Box> box_of(const host::Geometry& view, std::int64_t offset,
   for (int i = 0; i < whole.rank; ++i) {
     const int d = order[static_cast<std::size_t>(i)];
     if (whole.size(d) < 2) continue;
+    if (whole.stride(d) < 1) return std::nullopt;  // without elements, it may have such strides
     box.first[static_cast<std::size_t>(d)] = offset / whole.stride(d);
     offset %= whole.stride(d);
   }
