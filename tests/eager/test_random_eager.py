@@ -22,6 +22,19 @@ def test_random_programs(start: int) -> None:
 
 # Programs that were wrong. {name: text}
 REGRESSIONS: dict[str, str] = {
+    "size of a bool": """
+x0 = make((17,), 'bfloat16', 'offset', 5213)
+with fuse():
+    x1 = torch.isfinite(x0)
+    try:
+        x2 = torch.abs(x1)
+    except Exception as e:
+        told(e)
+    try:
+        x1[..., ::1].abs_()
+    except Exception as e:
+        told(e)
+""",
     "clamp of bytes below zero": """
 x0 = make((4, 1, 2, 2), 'uint8', 'dense', 5932)
 with fuse():

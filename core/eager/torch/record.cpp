@@ -252,9 +252,9 @@ Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const
       v = number(trace, operand);
     }
   }
-  if (op == Op::sub) {
+  if (op == Op::sub || op == Op::abs) {  // which PyTorch does not have of bools
     for (std::size_t i = 0; i < r.n; ++i) {
-      if (trace.meta(values[i]).dtype == DType::kBool) return r;  // PyTorch has no difference
+      if (trace.meta(values[i]).dtype == DType::kBool) return r;
     }
   }
   if (alpha != nullptr) {
