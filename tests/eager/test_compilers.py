@@ -129,3 +129,20 @@ def test_other_doors_read_what_was_written() -> None:
 
 def doubled(x: Any) -> Any:
     return x * 2
+
+
+def test_operators_that_take_functions() -> None:
+    def function(x: Any) -> Any:
+        y = torch.cond(x.sum() > 0, lambda x: x * 2 + 1, lambda x: x - 1, (x * 1,))
+        _, z = torch.while_loop(
+            lambda i, y: i < 3, lambda i, y: (i + 1, y * 0.5), (torch.tensor(0), y)
+        )
+        return y + 1, z * 2
+
+    with torch.no_grad():
+        for x in (grid() + 1, -grid() - 1):
+            expected = function(x)
+            with tilevm.fuse():
+                found = function(x)
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a, b)

@@ -98,6 +98,9 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "branch": lambda x: x * 2 + 1 if x.sum() > 0 else x - 1,
     "size in Python": lambda x: x[: int(x.abs().sum().item()) % 3] * 2 + 1,
     "bool": lambda x: (x * 2 + 1, (x.sum() > 0).item()),
+    "float computed in Python": lambda x: 1 / (positives(x) + 1),
+    "division of floats": lambda x: x * (1 / (x.abs().sum().item() + 1)),
+    "large ints": lambda x: (x * 1e9).long().sum().item() ** 2,
     "length": lambda x: x * len(x[x > 0]),
 }
 
@@ -160,6 +163,18 @@ def test_what_tracing_decides_is_checked() -> None:
         same(compiled(torch.ones(n, 5)), function(torch.ones(n, 5)))
     with pytest.raises(RuntimeError, match="must match the size"):
         compiled(torch.ones(2, 5))
+
+
+def test_division_by_a_size_of_data() -> None:
+    def function(x: Any) -> Any:
+        n = positives(x)
+        return 10 // n, 10 % n, x * (7 // n)
+
+    compiled = tilevm.compile(function)
+    for n in (3, 1):
+        same(compiled(torch.ones(n, 2)), function(torch.ones(n, 2)))
+    with pytest.raises(ZeroDivisionError):
+        compiled(-torch.ones(3, 2))
 
 
 def test_squeeze_of_a_size_of_data() -> None:

@@ -27,7 +27,7 @@ from tilevm.config import config
 from tilevm.errors import CaptureError, InternalError, RecorderError, describe
 from tilevm.frontends import torch_capture, torch_dims, torch_guards, torch_memory, torch_tree
 from tilevm.frontends.torch_capture import Capture
-from tilevm.frontends.torch_data import BoolOfData
+from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
@@ -235,7 +235,7 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
-            family.branches = isinstance(error, GuardOnDataDependentSymNode | BoolOfData)
+            family.branches = isinstance(error, GuardOnDataDependentSymNode | UsedInPython)
             return self._uncaptured(family, args, kwargs)
         return self._run(capture, leaves, args, kwargs)
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
 
-class BoolOfData(Refused):
-    """A bool that was read from a tensor is used in Python."""
+class UsedInPython(Refused):
+    """Python does with a number of data what a program does not do alike."""
 
 
 def brought(node: torch.fx.Node) -> list[sympy.Symbol]:
@@ -75,7 +75,35 @@ def infers(b: Importer, name: str, arguments: list[Any]) -> bool:
 
 def is_number(b: Importer, value: Any) -> bool:
     """Whether a Python number is known only when the graph runs."""
-    return b.sizes.depends_on_data(value) or value.node.expr in b.values
+    symbols = value.node.expr.free_symbols
+    return b.sizes.depends_on_data(value) or any(b.values.get(s) in b.items for s in symbols)
+
+
+_LARGE = 1 << 31  # a factor with which numbers of data may leave 64 bits
+
+
+def check_number(b: Importer, expr: Any) -> None:
+    """Let calls check what Python would raise, where a number is computed from data.
+
+    Raises: UsedInPython, where ints may leave 64 bits, and where floats are divided or raised to a
+    power, which in Python may be an error or a complex number.
+    """
+    known = sympy.sympify(expr)
+    for part in sympy.preorder_traversal(known):
+        kind = type(part).__name__
+        if not part.args or not any(
+            b.values.get(s) in b.items or b.sizes.depends_on_data(s) for s in part.free_symbols
+        ):
+            continue
+        if kind in ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "IntTrueDiv"):
+            require(b, sympy.Ne(part.args[1], 0), "division by zero")
+        elif kind in ("FloatTrueDiv", "FloatPow"):
+            raise UsedInPython(f"Python computes {kind} of data")
+        elif kind in ("Mul", "Pow") and part.is_integer:
+            factors = [f for f in sympy.Mul.make_args(part) if not f.is_number]
+            large = any(f.is_number and abs(f) >= _LARGE for f in part.args)
+            if large or len(factors) > 1 or any(isinstance(f, sympy.Pow) for f in factors):
+                raise UsedInPython("Python multiplies numbers of data, which may leave 64 bits")
 
 
 def bring(b: Importer, node: torch.fx.Node) -> str | None:
@@ -116,11 +144,13 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
     if not isinstance(source, Tensor):
         raise Refused("the value of a tensor is read")
     if isinstance(value, torch.SymBool | bool):
-        raise BoolOfData("a bool of data is used")
+        raise UsedInPython("a bool of data is used")
     dtype = source.fake.dtype
     if isinstance(value, torch.SymFloat):
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
-        b.values[value.node.expr] = b.program.item(b.cast(source.id, wide), None, b.line)
+        number = b.program.item(b.cast(source.id, wide), None, b.line)
+        b.values[value.node.expr] = number
+        b.items.add(number)
         return
     if dtype.is_floating_point:
         raise Refused("the value of a tensor is read")

@@ -209,6 +209,7 @@ class Importer:
         self.program = runtime.new_program()
         self.result = Imported(self.program)
         self.values: dict[torch.fx.Node, Any] = {}
+        self.items: set[int] = set()  # values that are floats read from tensors
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
         self.line: str | None = None
@@ -223,6 +224,8 @@ class Importer:
 
     def number(self, value: Any) -> int:
         """A Python number, or a size, as a weak scalar."""
+        if isinstance(value, torch.SymInt | torch.SymFloat) and torch_data.is_number(self, value):
+            torch_data.check_number(self, value.node.expr)
         if isinstance(value, torch.SymInt):
             return self.add("size_value", size=self.size(value))
         if isinstance(value, torch.SymFloat):
@@ -688,6 +691,8 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
         if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
             importer, known
         ):
+            if isinstance(known, torch.SymFloat) and not known.node.expr.is_Symbol:
+                raise torch_data.UsedInPython("a float that Python computes from data is a result")
             importer.program.output(importer.number(known))
             seen[len(seen), 0] = len(seen)  # a place of its own
             result.memory[1].append(id(node))
