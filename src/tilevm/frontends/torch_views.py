@@ -181,7 +181,7 @@ def _slice_scatter(
         raise Unsupported("the step is not 1")
     start = 0 if start is None else start
     if b.is_negative(start):
-        start = x.shape[axis] + start
+        start = torch.sym_max(x.shape[axis] + start, 0)  # type: ignore[no-untyped-call]
     return _replaced(b, x, part.id, part.shape[axis], axis, start)
 
 
@@ -200,8 +200,7 @@ def _replaced(b: Importer, x: Tensor, part: int, length: Any, axis: int, start: 
         values.insert(0, _part(b, x, axis, 0, start))
     if b.size(start + length) != b.size(x.shape[axis]):
         values.append(_part(b, x, axis, start + length, x.shape[axis]))
-    part_dtype = b.dtype(x.id)
-    values = [v if b.dtype(v) == part_dtype else b.add("cast", v, dtype=part_dtype) for v in values]
+    values = [b.cast(v, x.dtype) for v in values]
     return values[0] if len(values) == 1 else b.add("concat", *values, axis=axis)
 
 
