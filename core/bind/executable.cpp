@@ -186,10 +186,12 @@ using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<st
 PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
                   std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-                  Groups memory_groups, std::vector<int> frozen, bool allow_grad, bool single,
-                  const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
+                  Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
+                  bool allow_grad, bool single, const std::optional<std::string>& tier, int threads,
+                  std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
+  options.targets = std::move(written_to);
   if (tier) options.settings.tier = tier_named(*tier);
   options.settings.verify = verify;
   if (input_names) options.input_names = std::move(*input_names);
@@ -268,13 +270,14 @@ void bind_executable(nb::module_& m) {
       [](const Program& program, nb::list targets, const std::string& framework,
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-         Groups memory_groups, std::vector<int> frozen, bool allow_grad, bool single,
-         std::optional<std::string> tier, int threads, std::optional<bool> verify) {
+         Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
+         bool allow_grad, bool single, std::optional<std::string> tier, int threads,
+         std::optional<bool> verify) {
         try {
-          return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
-                                   std::move(output_orders), std::move(whole_outputs),
-                                   std::move(memory_groups), std::move(frozen), allow_grad, single,
-                                   tier, threads, verify));
+          return nb::steal(compile(
+              program, targets, framework, std::move(input_names), int_symbols,
+              std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
+              std::move(frozen), std::move(written_to), allow_grad, single, tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -288,9 +291,9 @@ void bind_executable(nb::module_& m) {
       nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
-      nb::arg("frozen") = std::vector<int>(), nb::arg("allow_grad") = false,
-      nb::arg("single") = false, nb::arg("tier") = nb::none(), nb::arg("threads") = 0,
-      nb::arg("verify") = nb::none(),
+      nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
+      nb::arg("allow_grad") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
+      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
@@ -298,7 +301,9 @@ void bind_executable(nb::module_& m) {
       "for each\n"
       "input and each output; those with other numbers must not share memory, by default those\n"
       "that the program does not make views of each other. frozen: inputs whose elements do not\n"
-      "change, so that they may be packed ahead. allow_grad: take tensors that\n"
+      "change, so that they may be packed ahead. written_to: for each output the input that it is\n"
+      "written to, and is then, or -1; elements of such an input must not share memory.\n"
+      "allow_grad: take tensors that\n"
       "require gradients. single: return the only output, not a tuple of one. tier, threads,\n"
       "verify: as set_tier, set_threads, set_verify, for this program alone.");
   m.def(

@@ -100,6 +100,7 @@ std::string step_text(host::Executable& exe, const PythonFramework& python,
         const std::int32_t slot = exe.arena().slot_of[static_cast<std::size_t>(step.out)];
         where = "arena slot " + std::to_string(slot);
       }
+      if (step.place >= 0) where = "in the place of %" + std::to_string(step.place);
       return typed(program, step.out) + " = alloc, " + where;
     }
     case Kind::kView:

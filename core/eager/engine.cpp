@@ -109,8 +109,8 @@ Memory& memory() {
 struct Segment {
   std::vector<std::uint32_t> words;
   std::uint64_t hash = 0;
-  std::vector<int> symbols;                       // see read()
-  std::vector<std::vector<std::int32_t>> orders;  // of outputs
+  std::vector<int> symbols;  // see read()
+  std::vector<OutputPlace> outputs;
   std::vector<int> item_bytes;
   std::string text;
   std::unique_ptr<host::Executable> executable;
@@ -120,17 +120,18 @@ std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint
   auto segment = std::make_shared<Segment>();
   segment->words.assign(words.begin(), words.end());
   segment->hash = hash;
-  Program program = read(words, segment->symbols, segment->orders);
+  Program program = read(words, segment->symbols, segment->outputs);
   host::Options options;
   for (std::size_t s = 0; s < segment->symbols.size(); ++s) {
     if (segment->symbols[s] < 0) continue;
     options.int_symbols.emplace_back(segment->symbols[s], "s" + std::to_string(s));
   }
-  for (const auto& order : segment->orders) {
-    if (order.empty()) {
+  for (const OutputPlace& output : segment->outputs) {
+    options.targets.push_back(output.target);
+    if (output.order.empty()) {
       options.output_orders.emplace_back();
     } else {
-      options.output_orders.emplace_back(order);
+      options.output_orders.emplace_back(output.order);
     }
   }
   // Every tensor that was made has memory of its own; what shares it is a view outside.
@@ -352,7 +353,12 @@ class Runner final : public Engine {
     host::Call call{a.objects, a.outputs, a.seen.data()};
     segment->executable->run(call);
     for (std::size_t o = 0; o < outputs.size(); ++o) {
-      Held* const h = settle(held(a.outputs[o]), segment->orders[o], segment->item_bytes[o]);
+      const OutputPlace& place = segment->outputs[o];
+      if (place.target >= 0) {  // what was handed out is the input
+        drop_held(held(a.outputs[o]));
+        continue;
+      }
+      Held* const h = settle(held(a.outputs[o]), place.order, segment->item_bytes[o]);
       outputs[o] = {h->data, h};
     }
   }

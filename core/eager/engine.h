@@ -10,7 +10,7 @@
 
 namespace tilevm::eager {
 
-inline constexpr int kEngineVersion = 2;  // of this interface; a recorder must have the same
+inline constexpr int kEngineVersion = 3;  // of this interface; a recorder must have the same
 inline constexpr const char* kEngineName = "tilevm._core.eager_engine";  // of its capsule
 
 // Memory of an output. `owner` is given back with release().
@@ -33,7 +33,8 @@ struct EngineStats {
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Runs the operators and fills the outputs, in the order in which they were named. `threads`: of
+  // Runs the operators and fills the outputs, in the order in which they were named, but for those
+  // that are written to an input. `threads`: of
   // the framework. False: `failure` says why, nothing is filled. Any number of threads may be in
   // here.
   virtual bool run(const Trace& trace, std::span<Filled> outputs, int threads,

@@ -12,7 +12,8 @@ using host::Geometry;
 // The two sizes that programs know; all others are symbols, equal where their values are.
 constexpr std::uint32_t kOne = 0, kZero = 1;
 constexpr std::uint32_t kInputWord = 0x80000000;
-constexpr std::size_t kKnown = 2048;  // power of two
+constexpr std::uint32_t kTargetWord = 0x40000000;  // of an output: written to an input
+constexpr std::size_t kKnown = 2048;               // power of two
 constexpr std::size_t kMostValues = 8192;
 constexpr std::size_t kMostInputs = 512;  // of a trace; beyond, operators stay eager
 
@@ -378,6 +379,14 @@ void Trace::output(Value value, std::span<const std::int32_t> order) {
   ++outputs_;
 }
 
+void Trace::output_to(Value value, Value input) {
+  if (outputs_ == 0) before_outputs_ = words_.size();
+  word(static_cast<std::uint32_t>(Op::call) | kTargetWord);
+  word(static_cast<std::uint32_t>(value));
+  word(static_cast<std::uint32_t>(input));
+  ++outputs_;
+}
+
 std::uint64_t Trace::hash() const {
   std::uint64_t h = 0x243F6A8885A308D3;
   std::size_t i = 0;
@@ -409,7 +418,7 @@ class Reader {
  public:
   Reader(std::span<const std::uint32_t> words) : words_(words) {}
 
-  Program run(std::vector<int>& symbols, std::vector<std::vector<std::int32_t>>& orders) {
+  Program run(std::vector<int>& symbols, std::vector<OutputPlace>& outputs) {
     walk(
         [&](std::uint32_t, std::span<const std::uint32_t> dims) {
           for (const std::uint32_t s : dims) see(s, true);
@@ -429,9 +438,13 @@ class Reader {
           for (const std::uint32_t v : in) operands.push_back(values_[v]);
           values_.push_back(p.add(op, operands, attributes(op)));
         },
-        [&](Value v, std::span<const std::uint32_t> order) {
+        [&](Value v, std::span<const std::uint32_t> order, Value target) {
           p.outputs.push_back(values_[at(v)]);
-          orders.emplace_back(order.begin(), order.end());
+          OutputPlace& place = outputs.emplace_back();
+          place.order.assign(order.begin(), order.end());
+          if (target == kNoValue) return;
+          const auto input = std::ranges::find(p.inputs, values_[at(target)]);
+          place.target = static_cast<int>(input - p.inputs.begin());
         });
     symbols.assign(used_.size(), -1);
     for (std::size_t s = 2; s < used_.size(); ++s) {
@@ -448,7 +461,7 @@ class Reader {
     next_ = 0;
     while (next_ < words_.size()) {
       const std::uint32_t word = words_[next_++];
-      const std::uint32_t n = word >> 16 & 0x7fff;
+      const std::uint32_t n = word >> 16 & 0x3fff;
       if ((word & kInputWord) != 0) {
         on_input(word, take(n));
         continue;
@@ -456,7 +469,9 @@ class Reader {
       const auto op = static_cast<Op>(word & 0xffff);
       if (op == Op::call) {
         const auto value = static_cast<Value>(words_[next_++]);
-        on_output(value, take(n));
+        const bool targets = (word & kTargetWord) != 0;
+        const Value target = targets ? static_cast<Value>(words_[next_++]) : kNoValue;
+        on_output(value, take(n), target);
         continue;
       }
       on_operator(op, take(n));
@@ -577,8 +592,8 @@ class Reader {
 };
 
 Program read(std::span<const std::uint32_t> words, std::vector<int>& symbols,
-             std::vector<std::vector<std::int32_t>>& orders) {
-  return Reader(words).run(symbols, orders);
+             std::vector<OutputPlace>& outputs) {
+  return Reader(words).run(symbols, outputs);
 }
 
 }  // namespace tilevm::eager

@@ -92,6 +92,8 @@ class Trace {
   // That `value` has to be in memory after the run, dense with its dims in `order` (outermost
   // first), or row-major if that is empty. Only when nothing will be appended any more.
   void output(Value value, std::span<const std::int32_t> order);
+  // The same, for a value to be written to the memory of an input, which is the latest write to it.
+  void output_to(Value value, Value input);
   void drop_outputs();
 
   const Meta& meta(Value v) const { return metas_[static_cast<std::size_t>(v)]; }
@@ -134,8 +136,13 @@ class Trace {
 
 // The program that words say. `symbols` gets, by symbol, the index of the weak input of the program
 // that binds it, or -1 where a tensor does.
+// `outputs` gets how they lie, and which input of the program they are written to.
+struct OutputPlace {
+  std::vector<std::int32_t> order;  // outermost first; empty: row-major
+  int target = -1;                  // an input's index
+};
 Program read(std::span<const std::uint32_t> words, std::vector<int>& symbols,
-             std::vector<std::vector<std::int32_t>>& orders);
+             std::vector<OutputPlace>& outputs);
 
 // Every element in memory of its own, without holes.
 bool dense(const host::Geometry& g);

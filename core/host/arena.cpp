@@ -32,13 +32,14 @@ ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> li
     Fit best = Fit::kNone;
     std::size_t chosen = plan.slots.size();
     for (std::size_t s = 0; s < plan.slots.size() && best != Fit::kEqual; ++s) {
-      const Fit f = fit(sizes, plan.slots[s], life);
+      const bool replaces = life.over >= 0 && plan.slots[s].occupant == life.over;
+      const Fit f = replaces ? Fit::kEqual : fit(sizes, plan.slots[s], life);
       if (f < best) {
         best = f;
         chosen = s;
       }
     }
-    if (best == Fit::kNone) plan.slots.push_back({{}, life.stage, -1});
+    if (best == Fit::kNone) plan.slots.push_back({{}, life.stage, -1, -1});
     Slot& slot = plan.slots[chosen];
     if (best > Fit::kLarger) {
       std::erase_if(slot.bytes, [&](SizeId bytes) {
@@ -47,6 +48,7 @@ ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> li
       slot.bytes.push_back(life.bytes);
     }
     slot.busy_until = life.last;
+    slot.occupant = life.value;
     plan.slot_of[static_cast<std::size_t>(life.value)] = static_cast<std::int32_t>(chosen);
   }
   return plan;

@@ -14,6 +14,9 @@ struct Lifetime {
   SizeId bytes;
   int stage;  // after which the size is known
   int first, last;
+  std::int32_t order = -1;   // of its dims in memory: see HostStep
+  ValueId over = -1;         // lies where this one does, which dies in the step that writes it
+  bool is_replaced = false;  // is that of another
 };
 
 // Memory for buffers whose lives do not overlap; as large as the largest of `bytes`.
@@ -21,6 +24,7 @@ struct Slot {
   std::vector<SizeId> bytes;  // none provably at most another
   int stage;
   int busy_until;
+  ValueId occupant;  // the latest
 };
 
 struct ArenaPlan {
@@ -28,8 +32,9 @@ struct ArenaPlan {
   std::vector<std::int32_t> slot_of;  // by value; -1: not in the arena
 };
 
-// Greedy over lifetimes in order of `first`; takes the free slot that fits best: equal size
-// expressions, then provably large enough, then provably smaller, then unknown.
+// Greedy over lifetimes in order of `first`; takes the slot of what it may replace, else the free
+// slot that fits best: equal size expressions, then provably large enough, then provably smaller,
+// then unknown.
 ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> lifetimes,
                      std::size_t n_values);
 

@@ -66,6 +66,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   order_steps();
   compile_steps();
   compile_orders(options);
+  compile_targets(options);
   separate_outputs(options);
   compile_memory();
   compile_sizes();
@@ -265,10 +266,37 @@ void Executable::order_for_reshapes(std::vector<std::int32_t>& order_of) {
   }
 }
 
+// Which outputs are written to inputs.
+void Executable::compile_targets(const Options& options) {
+  const Program& program = plan_.program;
+  targets_.assign(outputs_.size(), -1);
+  for (std::size_t o = 0; o < std::min(outputs_.size(), options.targets.size()); ++o) {
+    const int input = options.targets[o];
+    if (input < 0) continue;
+    if (static_cast<std::size_t>(input) >= n_inputs())
+      throw ShapeError("targets: there is no input " + std::to_string(input));
+    const ValueId target = program.inputs[static_cast<std::size_t>(input)];
+    const Type &to = program.type(target), &from = program.type(outputs_[o].value);
+    if (to.weak || from.weak || to.dtype != from.dtype || to.shape.rank != from.shape.rank)
+      throw ShapeError("targets: output " + std::to_string(o) + " is no tensor like " +
+                       names_[static_cast<std::size_t>(input)]);
+    targets_[o] = target;
+    writes_ = true;
+  }
+}
+
 void Executable::separate_outputs(const Options& options) {
   separate_.assign(outputs_.size(), false);
   whole_ = options.whole_outputs;
   whole_.resize(outputs_.size(), false);
+  std::vector<bool> is_input(plan_.program.values.size(), false);
+  for (const ValueId input : plan_.program.inputs) is_input[index(input)] = true;
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    if (targets_[o] < 0 || outputs_[o].kind != Source::Kind::kTensor) continue;
+    // Else it would be read when the memory of inputs has changed already.
+    separate_[o] = std::ranges::any_of(roots_[index(outputs_[o].value)],
+                                       [&](ValueId root) { return is_input[index(root)]; });
+  }
   if (options.output_groups.empty()) return;
   constexpr std::int32_t kFree = -1;
   std::vector<std::int32_t> group_of(plan_.program.values.size(), kFree);
@@ -335,12 +363,23 @@ void Executable::compile_memory() {
       if (!written) read(value);
     });
   }
-  for (const Source& output : outputs_) escape(output, kForever);
+  // What is written to an input escapes if it lies in other memory first.
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    const bool may_take_place =
+        targets_[o] >= 0 && outputs_[o].kind == Source::Kind::kTensor &&
+        roots_[index(outputs_[o].value)] == std::vector<ValueId>{outputs_[o].value};
+    if (!may_take_place) escape(outputs_[o], kForever);
+  }
+  if (writes_) place_targets(last, escapes);
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    if (targets_[o] >= 0) escape(outputs_[o], kForever);
+  }
 
   for (HostStep& step : steps_) {
     if (step.kind != Kind::kAlloc && step.kind != Kind::kReshape) continue;
     step.owned = escapes[index(step.out)];
     if (step.owned) holders_.push_back(step.out);
+    places_ = places_ || step.place >= 0;
   }
   for (const HostStep& step : steps_) {
     for (int r = 0; step.kind == Kind::kCall && r < step.n_out; ++r)
@@ -361,15 +400,28 @@ void Executable::compile_memory() {
       steps_[static_cast<std::size_t>(until)].release.push_back(holder);
   }
 
-  std::vector<Lifetime> lives;
+  const std::vector<int> writer = writers();
+  std::vector<std::vector<std::size_t>> dying(steps_.size());  // lifetimes, by their last step
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const HostStep& step = steps_[i];
     if ((step.kind != Kind::kAlloc && step.kind != Kind::kReshape) || step.owned) continue;
     const SizeId elements = program.sizes.product(program.type(step.out).shape.span());
     const SizeId bytes = program.sizes.mul(elements, program.sizes.constant(step.item_bytes));
-    lives.push_back({step.out, bytes, 0, static_cast<int>(i), last[index(step.out)]});
+    Lifetime life{step.out, bytes, 0, static_cast<int>(i), last[index(step.out)], step.order};
+    const int at = writer[index(step.out)];
+    if (step.kind == Kind::kAlloc && at >= 0) {
+      for (const std::size_t other : dying[static_cast<std::size_t>(at)]) {
+        Lifetime& dies = lifetimes_[other];
+        if (life.over >= 0 || dies.is_replaced || dies.order != step.order) continue;
+        if (roots_[index(dies.value)].size() != 1) continue;
+        if (!may_replace(steps_[static_cast<std::size_t>(at)], dies.value, step.out)) continue;
+        life.over = dies.value;
+        dies.is_replaced = true;
+      }
+    }
+    dying[static_cast<std::size_t>(life.last)].push_back(lifetimes_.size());
+    lifetimes_.push_back(life);
   }
-  lifetimes_ = std::move(lives);
 }
 
 // Symbols that inputs bind.

@@ -30,7 +30,10 @@ struct Options {
   // What owned the memory before lowering: outputs of different groups must not share memory with
   // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
   std::vector<std::int32_t> input_groups, output_groups;
-  std::vector<int> frozen;      // inputs whose elements do not change: see gemm/ahead.h
+  std::vector<int> frozen;  // inputs whose elements do not change: see gemm/ahead.h
+  // By output the input that it is written to, of the same sizes and dtype, or -1; too few: -1. No
+  // two elements of such an input share memory; inputs may. What is handed out is the input.
+  std::vector<int> targets;
   schedule::Settings settings;  // of its kernels
 };
 
@@ -62,12 +65,13 @@ struct HostStep {
   SizeId offset = shape::kNoSize;
   std::int32_t chain = -1;  // kChain
   int item_bytes = 0;
-  bool owned = false;              // kAlloc, kReshape: the framework owns the buffer
-  std::int32_t order = -1;         // kAlloc: index of orders, -1: row-major
-  View view;                       // kView, kReshape
-  std::int64_t target = 0;         // kCall
-  std::vector<Source> args;        // kCall
-  std::int32_t n_out = 0;          // kCall
+  bool owned = false;        // kAlloc, kReshape: the framework owns the buffer
+  std::int32_t order = -1;   // kAlloc: index of orders, -1: row-major
+  ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
+  View view;                 // kView, kReshape
+  std::int64_t target = 0;   // kCall
+  std::vector<Source> args;  // kCall
+  std::int32_t n_out = 0;    // kCall
   std::vector<std::string> names;  // kCall: of results, for errors
   int stage = -1;                  // kCall: the stage of sizes that its results complete
   std::vector<ValueId> release;    // values whose tensors nobody needs after this step
@@ -122,6 +126,10 @@ class Executable {
   void order_steps();
   void compile_steps();
   void compile_memory();
+  void compile_targets(const Options& options);
+  std::vector<int> writers() const;
+  bool may_replace(const HostStep& step, ValueId in, ValueId out) const;
+  void place_targets(const std::vector<int>& last, const std::vector<bool>& escapes);
   void compile_orders(const Options& options);
   void order_for_reshapes(std::vector<std::int32_t>& order_of);
   void separate_outputs(const Options& options);
@@ -165,6 +173,8 @@ class Executable {
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
 
   void read_inputs(Frame& frame, const Call& call) const;
+  void find_apart(Frame& frame) const;
+  void write_targets(Frame& frame, std::span<const Object> inputs, std::span<Object> outputs) const;
   void run_stage(Frame& frame, int stage) const;
   void allocate(Frame& frame, const HostStep& step) const;
   void reshape(Frame& frame, const HostStep& step);
@@ -201,6 +211,9 @@ class Executable {
   std::vector<std::string> names_;  // of inputs
   std::vector<std::vector<std::int32_t>> orders_;
   std::vector<Source> outputs_;
+  std::vector<ValueId> targets_;                   // by output: the input it is written to, or -1
+  bool places_ = false;                            // some step has a `place`
+  bool writes_ = false;                            // some output has a target
   std::vector<bool> separate_;                     // by output: hand out a copy
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major

@@ -20,6 +20,13 @@ struct Executable::Frame {
   std::vector<std::byte*> slots;                     // of the arena
   std::vector<exec::Block> blocks;                   // by stage: memory of its slots
   std::int64_t output_bytes = 0;                     // allocated for results in this call
+  // Memory of an input, and by value whether it is an input that shares memory with no other.
+  struct Range {
+    const std::byte *first, *end;
+    ValueId input;
+  };
+  std::vector<Range> ranges;
+  std::vector<bool> apart;
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);

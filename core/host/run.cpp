@@ -120,6 +120,7 @@ std::unique_ptr<Executable::Frame> Executable::take_frame() {
   frame->args.resize(2 * most_args_);
   frame->slots.resize(arena_.slots.size());
   frame->blocks.resize(static_cast<std::size_t>(sizes_.stages()));
+  frame->apart.resize(n_values);
   return frame;
 }
 
@@ -138,6 +139,7 @@ void Executable::run(Call& call) {
   Frame& frame = running.frame();
   read_inputs(frame, call);
   run_stage(frame, 0);
+  if (places_) find_apart(frame);
   call.began = true;
   frame.output_bytes = 0;
   const std::span<Object> outputs = call.outputs;
@@ -178,7 +180,9 @@ void Executable::run(Call& call) {
   try {
     for (; done < outputs_.size(); ++done) {
       const Source& output = outputs_[done];
-      if (output.kind == Source::Kind::kTensor) {
+      if (targets_[done] >= 0 && frame.records[index(output.value)].root < 0) {
+        outputs[done] = nullptr;  // was made in its place
+      } else if (output.kind == Source::Kind::kTensor) {
         const bool copy =
             separate_[done] || (whole_[done] && repeats(frame.records[index(output.value)]));
         outputs[done] =
@@ -188,8 +192,11 @@ void Executable::run(Call& call) {
         outputs[done] = makes_object(output) ? object : framework_.retain(object);
       }
     }
+    if (writes_) write_targets(frame, call.inputs, outputs);
   } catch (...) {
-    while (done > 0) framework_.drop(outputs[--done]);
+    while (done > 0) {
+      if (outputs[--done] != nullptr) framework_.drop(outputs[done]);
+    }
     throw;
   }
 }
@@ -265,6 +272,11 @@ void Executable::run_stage(Frame& frame, int stage) const {
 void Executable::allocate(Frame& frame, const HostStep& step) const {
   const Type& type = plan_.program.type(step.out);
   Record& record = frame.records[index(step.out)];
+  if (step.place >= 0 && frame.apart[index(step.place)]) {
+    record = frame.records[index(step.place)];
+    record.root = -1;
+    return;
+  }
   record.rank = type.shape.rank;
   for (int d = 0; d < record.rank; ++d) record.size(d) = frame.regs[at(type.shape[d])];
   const std::int64_t elements = checked_elements(record, step.item_bytes);

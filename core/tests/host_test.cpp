@@ -173,15 +173,17 @@ int test_arena() {
   const SizeId n = sizes.symbol("n"), m = sizes.symbol("m");
   const SizeId n2 = sizes.mul(n, sizes.constant(2));
   const Lifetime lives[] = {
-      {0, n, 0, 0, 2},   // slot 0
-      {1, m, 0, 1, 3},   // slot 1
-      {2, n, 0, 3, 5},   // 0: equal
-      {3, n2, 0, 4, 9},  // 1: unknown, the larger of m and 2 n
-      {4, n, 0, 6, 9},   // 0
-      {5, n, 1, 7, 9},   // 2: its size is known later
+      {0, n, 0, 0, 2},            // slot 0
+      {1, m, 0, 1, 3},            // slot 1
+      {2, n, 0, 3, 5},            // 0: equal
+      {3, n2, 0, 4, 9},           // 1: unknown, the larger of m and 2 n
+      {4, n, 0, 6, 9},            // 0
+      {5, n, 1, 7, 9},            // 2: its size is known later
+      {6, n, 0, 8, 12, -1, 4},    // 0: where the one dies that it is made of
+      {7, n, 0, 10, 14, -1, -1},  // 1
   };
-  const ArenaPlan plan = plan_arena(sizes, lives, 6);
-  const std::vector<std::int32_t> expected = {0, 1, 0, 1, 0, 2};
+  const ArenaPlan plan = plan_arena(sizes, lives, 8);
+  const std::vector<std::int32_t> expected = {0, 1, 0, 1, 0, 2, 0, 1};
   CHECK(plan.slot_of == expected);
   CHECK(plan.slots[0].bytes.size() == 1 && plan.slots[1].bytes.size() == 2);
   return 0;

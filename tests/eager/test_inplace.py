@@ -256,3 +256,57 @@ def test_a_copy_of_what_was_read_is_made_at_once() -> None:
         return torch.tensor_split(x, torch.empty(3, dtype=torch.int64).copy_(at), 1), later
 
     agree(function, grid())
+
+
+def test_what_fails_beside_a_write_does_not_repeat_it() -> None:
+    x, table = torch.ones(3), torch.ones(4, 3)
+    with tilevm.fuse():
+        x.add_(1)
+        lost = F.embedding(torch.tensor([1, 9]), table)
+        x.mul_(3)
+        with pytest.raises(IndexError):
+            lost.sum().item()
+    assert x.tolist() == [6, 6, 6]
+
+
+def test_writes_that_overlap_keep_their_order() -> None:
+    def function(x: Any, y: Any) -> Any:
+        x[1:].add_(y[1:])
+        x[:2].mul_(y[:2])
+        x.view(-1)[3:9].copy_(y.view(-1)[:6] * 2)
+        x[:, 1::2].neg_()
+        return x, y
+
+    agree(function, grid(), grid() + 1)
+
+
+def test_what_was_read_before_is_not_overwritten() -> None:
+    def function(x: Any, y: Any) -> Any:
+        product = x @ y.t()
+        turned = x.t() + 1
+        x.add_(y)
+        y.copy_(x.flip(1))
+        return x, y, product, turned, x.softmax(-1) + product.sum()
+
+    agree(function, grid(), grid() + 1, exact=False)
+
+
+def test_many_tensors() -> None:
+    """As optimisers write them, more than a segment takes."""
+
+    def function(tensors: Any) -> Any:
+        for x, m in zip(tensors[::2], tensors[1::2], strict=True):
+            m.lerp_(x, 0.1)
+            x.addcmul_(m, m, value=-0.5)
+        return tensors
+
+    agree(function, [grid() + i for i in range(700)], exact=False)
+
+
+def test_memory_that_is_shared_until_written() -> None:
+    def function(x: Any) -> Any:
+        y = torch._lazy_clone(x)
+        y.add_(1)
+        return x, y * 2, y
+
+    agree(function, grid())

@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/impl/COW.h>
 
 #include <algorithm>
 #include <cstring>
@@ -549,17 +550,48 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
   return failures;
 }
 
+// What operators in place made is written to the memory of their tensors by the program itself,
+// which knows that memory as an input.
+void Recording::capture_targets() {
+  targets_.assign(written_.size(), kNoValue);
+  for (std::size_t i = 0; i < written_.size(); ++i) {
+    const Write& write = written_[i];
+    // (To write to memory that is shared until somebody writes gives it another address.)
+    if (trace.meta(write.value).weak || c10::impl::cow::is_cow_data_ptr(write.storage.data_ptr())) {
+      continue;
+    }
+    auto* memory = static_cast<std::byte*>(write.storage.mutable_data());
+    try {
+      targets_[i] = trace.input(write.dtype, write.geometry,
+                                memory + write.offset * dtype_bytes(write.dtype));
+    } catch (const Unrecorded&) {
+      break;  // too many inputs
+    }
+  }
+}
+
+void Recording::want_writes() {
+  for (std::size_t i = 0; i < written_.size(); ++i) {
+    if (targets_[i] == kNoValue) {
+      trace.output(written_[i].value, {});
+    } else {
+      trace.output_to(written_[i].value, targets_[i]);
+    }
+  }
+}
+
 void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   using Kind = Failure::Kind;
   if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
   live_.clear();
+  capture_targets();
   for (auto& storage : made_) {
     if (storage.use_count() == 1) continue;
     want(trace, storage->value_, storage->geometry_);
     for (const Written& part : storage->parts_) trace.output(part.value, {});
     live_.push_back(storage);
   }
-  for (const Write& write : written_) trace.output(write.value, {});
+  want_writes();
   filled_.assign(trace.n_outputs(), {});
   std::vector<Failure> failures;  // none: all is well
   if (!filled_.empty()) {
@@ -599,7 +631,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
     const std::size_t i = next++;
     if (failure_of(i).kind != Kind::kNone) {
       lost = failure_of(i);
-    } else {
+    } else if (filled_[i].owner != nullptr) {
       write_part(write, filled_[i], static_cast<std::byte*>(write.storage.mutable_data()),
                  dtype_bytes(write.dtype));
     }

@@ -161,6 +161,8 @@ class Recording {
     DType dtype{};
   };
 
+  void capture_targets();
+  void want_writes();
   std::vector<Failure> retry(const Failure& failure, std::span<Filled> filled);
 
   // Memory by its first byte, none within another: tensors may be made of what was exported.
@@ -175,6 +177,7 @@ class Recording {
   std::vector<Filled> filled_;                         // ... and its memory
   std::vector<c10::Storage> held_;
   std::vector<Write> written_;  // later ones win
+  std::vector<Value> targets_;  // of a flush: the inputs that these are
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;
   std::atomic<bool> writes_{false};
   std::vector<Known> known_ = std::vector<Known>(2048);

@@ -440,6 +440,13 @@ def _finish(
         for (leaf, axis), dim in facts.items()
         if leaf == index
     }
+    changed: dict[int, str] = {}  # results that the function writes to an input: their index
+    for position, spec in enumerate(signature.output_specs):
+        if spec.kind is OutputKind.BUFFER_MUTATION:
+            changed[position] = tensors[spec.target]
+        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
+            changed[position] = by_name[spec.target]
+            _refuse_overlap(leaves[int(by_name[spec.target][2:-1])])
     captured = torch_program.build(
         program.graph,
         inputs,
@@ -447,9 +454,10 @@ def _finish(
         own_guards=plan.unify,
         facts=known,
         frozen=_unchanged(signature, names, tensors, bound) if freeze else None,
+        writes={position: names.index(name) for position, name in changed.items()},
     )
     conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, plan)
-    constants: dict[str, Any] = {"inner": captured.run, "math": math}
+    constants: dict[str, Any] = {"inner": captured.run, "math": math, "changed": _changed}
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
     outputs: list[str] = []
     writes_memory = False
@@ -462,13 +470,15 @@ def _finish(
             continue
         if isinstance(captured.imported.outputs[position], View):
             raise Refused("an input becomes a view of another")
-        if spec.kind is OutputKind.BUFFER_MUTATION:
-            lines.append(f"{tensors[spec.target]}.copy_({text})")
-        elif spec.kind is OutputKind.USER_INPUT_MUTATION:
-            _refuse_overlap(leaves[int(by_name[spec.target][2:-1])])
-            lines.append(f"{by_name[spec.target]}.copy_({text})")
-        else:
+        name = changed.get(position)
+        if name is None:
             raise Refused(f"the graph has an output of kind {spec.kind.name}")
+        if type(captured.imported.outputs[position]) is int:
+            # That its memory is asked for ends what it shares until somebody writes.
+            lines.insert(0, f"{name}.data_ptr()")
+            lines.append(f"changed({name})")
+        else:
+            lines.append(f"{name}.copy_({text})")
         writes_memory = True
     built = torch_tree.source(result, lambda i: outputs[i], constants, "(args, kwargs)")
     lines.append(f"r = {built}")
@@ -506,6 +516,12 @@ def _unchanged(
         if spec.kind is OutputKind.BUFFER_MUTATION
     }
     return {i for i, n in enumerate(names) if n[0] == "b" and memory(n) not in changed}
+
+
+def _changed(tensor: torch.Tensor) -> None:
+    """Let autograd know that the executable has written to the tensor."""
+    if not tensor.is_inference():
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _refuse_overlap(changed: torch.Tensor) -> None:

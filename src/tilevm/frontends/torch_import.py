@@ -99,6 +99,7 @@ class Imported:
 
     `memory`: for each input and each output of the program, what identifies the memory that it has
     in eager code.
+    `written`: per output of the program the input of the graph that it is written to, or -1.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
     ("const", value).
@@ -110,6 +111,7 @@ class Imported:
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
     memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     int_symbols: dict[int, str] = field(default_factory=dict)
     float_inputs: list[int] = field(default_factory=list)
@@ -128,6 +130,7 @@ class Imported:
         program, self.program = self.program, None
         assert program is not None
         number: dict[int, int] = {}
+        places = {place: i for i, place in enumerate(self.passed)}
         groups = [[number.setdefault(m, len(number)) for m in side] for side in self.memory]
         # The core tries PyTorch's functions when it first needs them: on real tensors.
         with _disable_current_modes():
@@ -141,6 +144,7 @@ class Imported:
                 whole_outputs=self.whole,
                 memory_groups=(groups[0], groups[1]),
                 frozen=[i for i, place in enumerate(self.passed) if place in frozen],
+                written_to=[places.get(place, -1) for place in self.written],
                 **knobs,
             )
 
@@ -653,13 +657,22 @@ def memory_of(value: Any, node: torch.fx.Node) -> int:
     return next(iter(storages(value)), id(node))
 
 
-def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> None:
-    """Append the graph's outputs. With `views`, those that alias an input stay views of it."""
+def outputs(
+    importer: Importer,
+    results: Sequence[Any],
+    views: bool = True,
+    writes: Mapping[int, int] | None = None,
+) -> None:
+    """Append the graph's outputs. With `views`, those that alias an input stay views of it.
+
+    writes: results, by index, that are written to an input.
+    """
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
     given = {m for node in places for m in storages(node.meta.get("val"))}
     seen: dict[tuple[int, int], int] = {}
-    for item in results:
+    for position, item in enumerate(results):
+        target = (writes or {}).get(position, -1)
         if not isinstance(item, torch.fx.Node):
             result.outputs.append(("const", item))
             continue
@@ -678,13 +691,14 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             if views and may_alias(node) and given.intersection(storages(_source(node))):
                 for size in _source(node).shape:  # with a size of 1 it may be no copy
                     importer.not_one(size)
-            place = (value.id, memory)
+            place = (value.id, memory if target < 0 else ~target)
             if place not in seen:
                 seen[place] = len(seen)
                 importer.program.output(value.id)
                 result.memory[1].append(memory)
                 result.orders.append(order_of(fake))
                 result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
+                result.written.append(target)
             result.outputs.append(seen[place])
             continue
         known = node.meta.get("val")
@@ -698,6 +712,7 @@ def outputs(importer: Importer, results: Sequence[Any], views: bool = True) -> N
             result.memory[1].append(id(node))
             result.orders.append(None)
             result.whole.append(False)
+            result.written.append(-1)
             result.outputs.append(("item", len(seen) - 1))
         elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
             result.outputs.append(("size", known))

@@ -46,6 +46,7 @@ def build(
     own_guards: bool = False,
     facts: Mapping[tuple[int, int], Dim] | None = None,
     frozen: Collection[int] | None = None,
+    writes: Mapping[int, int] | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -53,6 +54,7 @@ def build(
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
     are what is checked. facts: what the caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
+    writes: results that the executable writes to an input, which they then are: their indices.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -74,7 +76,7 @@ def build(
             (output,) = graph.find_nodes(op="output")
             results = output.args[0]
             results = results if isinstance(results, list | tuple) else (results,)
-            torch_import.outputs(importer, results, views)
+            torch_import.outputs(importer, results, views, writes)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:

@@ -1,0 +1,193 @@
+// Which results of kernels take the place of something that the kernel reads: of an input that the
+// program changes, or of a buffer that nobody needs afterwards.
+#include <algorithm>
+
+#include "host/executable.h"
+#include "host/frame.h"
+#include "isa.gen.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+using bytecode::Role;
+
+// Whether a launch may stop half-way for what its data are.
+bool can_fail(const fuse::KernelGraph& graph) {
+  return std::ranges::any_of(graph.nodes, [](const fuse::KernelNode& node) {
+    if (node.kind == fuse::KernelNode::Kind::kGather) return true;
+    if (node.kind != fuse::KernelNode::Kind::kMap) return false;
+    switch (static_cast<bytecode::Op>(node.instr)) {
+      case bytecode::Op::floor_div_i32:
+      case bytecode::Op::floor_div_i64:
+      case bytecode::Op::remainder_i32:
+      case bytecode::Op::remainder_i64:
+      case bytecode::Op::fmod_i32:
+      case bytecode::Op::fmod_i64:
+        return true;
+      default:
+        return false;
+    }
+  });
+}
+
+// Whether elements are read once: what is made of folds is not read by a sweep of its own.
+bool sweeps_once(const fuse::KernelGraph& graph) {
+  std::vector<bool> after(graph.nodes.size(), false);  // a fold
+  for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
+    const fuse::KernelNode& node = graph.nodes[n];
+    for (const std::int32_t in : node.in) {
+      if (in < 0) continue;
+      const auto i = static_cast<std::size_t>(in);
+      if (after[i] || graph.nodes[i].kind == fuse::KernelNode::Kind::kFold) after[n] = true;
+    }
+    const bool folds = node.kind == fuse::KernelNode::Kind::kFold;
+    if (after[n] && (folds || (node.axes & graph.reduced) != 0)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+// For each value that one step alone writes, and whole: the step. -1: none, or several.
+std::vector<int> Executable::writers() const {
+  constexpr int kSeveral = -2;
+  std::vector<int> writer(plan_.program.values.size(), -1);
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    visit_operands(steps_[i], [&](ValueId value, bool written) {
+      if (!written) return;
+      const auto& roots = roots_[index(value)];
+      for (const ValueId root : roots) {
+        int& step = writer[index(root)];
+        step = root == value && step == -1 ? static_cast<int>(i) : kSeveral;
+      }
+    });
+  }
+  std::ranges::replace(writer, kSeveral, -1);
+  return writer;
+}
+
+// Whether a step may write `out` where `in` lies: each element of `in` is read for that element of
+// `out` alone, before it is written. The two must have equal sizes.
+bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) const {
+  const Program& program = plan_.program;
+  if (program.type(in).shape != program.type(out).shape ||
+      dtype_bytes(program.type(in).dtype) != dtype_bytes(program.type(out).dtype)) {
+    return false;
+  }
+  bool may = true;
+  const fuse::OperandRef* target = nullptr;
+  visit_kernels(step, [&](int k) {
+    const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(k)].graph();
+    for (const fuse::OperandRef& operand : graph.operands) {
+      if (operand.role != Role::kOutput || operand.value != out) continue;
+      may = may && target == nullptr && sweeps_once(graph);
+      target = &operand;
+    }
+  });
+  if (target == nullptr || !may) return false;
+  const auto overlaps = [&](ValueId value) {
+    return std::ranges::find(roots_[index(value)], in) != roots_[index(value)].end();
+  };
+  visit_kernels(step, [&](int k) {
+    const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(k)].graph();
+    const bool same_kernel =
+        target >= graph.operands.data() && target < graph.operands.data() + graph.operands.size();
+    for (const fuse::OperandRef& operand : graph.operands) {
+      if (operand.value < 0 || !overlaps(operand.value)) continue;
+      may = may && same_kernel && operand.value == in && operand.role == Role::kInput &&
+            operand.dim == target->dim;
+    }
+  });
+  if (step.kind != Kind::kChain) return may;
+  for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
+    if (stage.kernel < 0) may = may && !overlaps(stage.a) && !overlaps(stage.b);
+  }
+  return may;
+}
+
+// Outputs that are made where they are to be written. `last`: by root, the last step that needs it.
+void Executable::place_targets(const std::vector<int>& last, const std::vector<bool>& escapes) {
+  const std::vector<int> writer = writers();
+  int last_failing = -1;
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    bool fails = steps_[i].kind == Kind::kCall;
+    visit_kernels(steps_[i], [&](int k) {
+      fails = fails || can_fail(kernels_[static_cast<std::size_t>(k)].graph());
+    });
+    if (fails) last_failing = static_cast<int>(i);
+  }
+  std::vector<int> uses(plan_.program.values.size());  // as a target, or as an output
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    if (targets_[o] >= 0) ++uses[index(targets_[o])];
+    ++uses[index(outputs_[o].value)];
+  }
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    const ValueId target = targets_[o];
+    const Source& output = outputs_[o];
+    if (target < 0 || output.kind != Source::Kind::kTensor) continue;
+    const int at = writer[index(output.value)];
+    if (at < 0 || uses[index(target)] > 1 || uses[index(output.value)] > 1) continue;
+    // A call that fails must leave inputs as they were: somebody may try again.
+    if (escapes[index(output.value)] || at <= last_failing || last[index(target)] > at ||
+        !may_replace(steps_[static_cast<std::size_t>(at)], target, output.value)) {
+      continue;
+    }
+    for (HostStep& step : steps_) {
+      if (step.kind == Kind::kAlloc && step.out == output.value) step.place = target;
+    }
+  }
+}
+
+// Which inputs that are written to share memory with no other input, as far as the first and last
+// bytes tell.
+void Executable::find_apart(Frame& frame) const {
+  const Program& program = plan_.program;
+  auto& ranges = frame.ranges;
+  ranges.clear();
+  for (const ValueId input : program.inputs) {
+    if (program.type(input).weak) continue;
+    const Record& record = frame.records[index(input)];
+    const std::int64_t item = dtype_bytes(program.type(input).dtype);
+    frame.apart[index(input)] = true;
+    if (record.empty()) continue;
+    std::int64_t first = 0, end = std::max<std::int64_t>(item, 1);
+    for (int d = 0; d < record.rank; ++d) {
+      const std::int64_t reach = (record.size(d) - 1) * record.stride(d) * item;
+      (reach < 0 ? first : end) += reach;
+    }
+    ranges.push_back({record.data + first, record.data + end, input});
+  }
+  std::ranges::sort(ranges, {}, &Frame::Range::first);
+  // Runs of ranges of which each begins within what those before it reach.
+  const std::byte* reach = nullptr;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    if (i > 0 && ranges[i].first < reach) {
+      frame.apart[index(ranges[i - 1].input)] = frame.apart[index(ranges[i].input)] = false;
+    }
+    if (i == 0 || ranges[i].end > reach) reach = ranges[i].end;
+  }
+}
+
+// Gives the memory of inputs what was made for it elsewhere.
+void Executable::write_targets(Frame& frame, std::span<const Object> inputs,
+                               std::span<Object> outputs) const {
+  const Program& program = plan_.program;
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    const ValueId target = targets_[o];
+    if (target < 0) continue;
+    if (outputs[o] != nullptr) {
+      Record from;
+      const Record& to = frame.records[index(target)];
+      framework_.describe(outputs[o], program.type(outputs_[o].value), "a result", from);
+      if (!std::equal(from.sizes.begin(), from.sizes.begin() + from.rank, to.sizes.begin()))
+        throw ShapeError("output " + std::to_string(o) + " has other sizes than its input");
+      copy(from, to, dtype_bytes(program.type(target).dtype));
+      framework_.drop(outputs[o]);
+    }
+    const auto i = std::ranges::find(program.inputs, target) - program.inputs.begin();
+    outputs[o] = framework_.retain(inputs[static_cast<std::size_t>(i)]);
+  }
+}
+
+}  // namespace tilevm::host

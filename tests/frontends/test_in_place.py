@@ -1,0 +1,207 @@
+"""What a function changes is made where it lies, if nothing is lost by that."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tilevm
+
+Tensor = torch.Tensor
+CASES: dict[str, Callable[..., Any]] = {}
+
+
+def case(function: Callable[..., Any]) -> Callable[..., Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+@case
+def momentum(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    m.mul_(0.9).add_(y)
+    x.sub_(m * 0.1)
+
+
+@case
+def swapped(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    old = x.clone()
+    x.copy_(m)
+    m.copy_(old)
+
+
+@case
+def shifted(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x[1:].copy_(x[:-1].clone())
+
+
+@case
+def reversed_rows(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.copy_(x.flip(0))
+
+
+@case
+def read_later(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    before = x @ m.t()
+    x.add_(1)
+    return before, x.sum()
+
+
+@case
+def old_and_new(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    old = x + 0
+    x.add_(y)
+    return old * 2, x * 2
+
+
+@case
+def normalised(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.copy_(torch.softmax(x, -1))
+    m.sub_(m.mean(-1, keepdim=True))
+
+
+@case
+def broadcast_source(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.add_(x[:1].clone())
+    m.mul_(m.sum())
+
+
+@case
+def only_written(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.copy_(y.exp())
+    m.zero_()
+
+
+@case
+def twice_the_same(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    z = x * 3
+    x.copy_(z)
+    m.copy_(z)
+    return z
+
+
+@case
+def views_returned(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.mul_(2)
+    return x[1:], x.t()
+
+
+@case
+def narrower(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.copy_(y.to(torch.bfloat16))
+
+
+@case
+def products(x: Tensor, m: Tensor, y: Tensor) -> Any:
+    x.add_(x @ (m.t() @ y))
+
+
+def tensors(layout: str, rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    torch.manual_seed(3)
+    made = []
+    for _ in range(3):
+        whole = torch.randn(2 * columns + 1, rows + 1).to(dtype)
+        if layout == "dense":
+            made.append(whole[:columns, :rows].t().contiguous())
+        elif layout == "transposed":
+            made.append(whole[:columns, :rows].contiguous().t())
+        else:
+            made.append(whole.t()[:rows, 1 : 2 * columns : 2])
+    return made
+
+
+def agree(found: Any, wanted: Any, rounding: float, told: str) -> None:
+    torch.testing.assert_close(
+        found, wanted, rtol=rounding, atol=rounding, msg=lambda m: f"{told}: {m}"
+    )
+
+
+@pytest.mark.parametrize("tier", ["auto", "interp"])
+@pytest.mark.parametrize("name", list(CASES))
+def test_as_eager(name: str, tier: str) -> None:
+    function = CASES[name]
+    kinds = [("strided", torch.float32)]
+    if tier == "auto":
+        kinds += [("dense", torch.float32), ("transposed", torch.float32)]
+        kinds += [("dense", torch.bfloat16)]
+    sizes = ((5, 7), (1, 3), (33, 64), (0, 4))
+    compiled = tilevm.compile(function, tier=tier)
+    for (layout, dtype), (rows, columns) in itertools.product(kinds, sizes):
+        ours, theirs = (tensors(layout, rows, columns, dtype) for _ in range(2))
+        if rows == 0 and name in ("shifted", "normalised"):
+            continue
+        with torch.no_grad():
+            found, wanted = compiled(*ours), function(*theirs)
+        told = f"{name} {layout} {rows} x {columns} {dtype}"
+        rounding = 2e-2 if dtype == torch.bfloat16 else 1e-5
+        for a, b in zip(ours, theirs, strict=True):
+            agree(a, b, rounding, told)
+            assert a._version == b._version or a._version > 0, told
+            assert (a._version > 0) == (b._version > 0), told
+        agree(found, wanted, rounding, told)
+
+
+def test_made_in_place() -> None:
+    compiled = tilevm.compile(momentum)
+    with torch.no_grad():
+        told = str(compiled.explain(*tensors("dense", 5, 7, torch.float32)))
+    assert told.count("in the place of") == 2
+
+
+def test_memory_that_is_shared_until_written() -> None:
+    x = torch.arange(6.0)
+    other = torch._lazy_clone(x)
+    with torch.no_grad():
+        tilevm.compile(lambda x: x.mul_(2))(other)
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+    assert other.tolist() == [0, 2, 4, 6, 8, 10]
+
+
+def test_inference_tensors() -> None:
+    with torch.inference_mode():
+        x = torch.ones(3)
+        tilevm.compile(lambda x: x.add_(1))(x)
+    assert x.tolist() == [2, 2, 2]
+
+
+def test_a_leaf_that_requires_grad() -> None:
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf"):
+        tilevm.compile(lambda x: x.add_(1))(x)
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_saved_for_backward() -> None:
+    x, w = torch.ones(3), torch.ones(3, requires_grad=True)
+    loss = (w * x).sum()
+    with torch.no_grad():
+        tilevm.compile(lambda x: x.add_(1))(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(loss)
+
+
+def test_buffers_of_modules() -> None:
+    class Count(torch.nn.Module):
+        total: Tensor
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.total.add_(x.sum(0))
+            self.calls += 1
+            return x / self.total
+
+    ours, theirs = Count(), Count()
+    compiled = tilevm.compile(ours)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for rows in (3, 1, 5, 8):
+            x = torch.rand(rows, 4) + 1
+            torch.testing.assert_close(compiled(x), theirs(x))
+            torch.testing.assert_close(ours.total, theirs.total)
+    assert int(ours.calls) == 4
