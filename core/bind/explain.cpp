@@ -97,8 +97,8 @@ std::string step_text(host::Executable& exe, const PythonFramework& python,
     case Kind::kAlloc: {
       std::string where = "the framework's";
       if (!step.owned) {
-        const std::int32_t slot = exe.arena().slot_of[static_cast<std::size_t>(step.out)];
-        where = "arena slot " + std::to_string(slot);
+        const std::int32_t buffer = exe.arena().buffer_of[static_cast<std::size_t>(step.out)];
+        where = "buffer " + std::to_string(buffer) + " of the arena";
       }
       if (step.place >= 0) where = "in the place of %" + std::to_string(step.place);
       return typed(program, step.out) + " = alloc, " + where;

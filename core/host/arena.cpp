@@ -1,55 +1,118 @@
 #include "host/arena.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace tilevm::host {
 namespace {
 
-using shape::Answer;
+// A buffer at an offset, for typical sizes.
+struct Guess {
+  Placed placed;
+  std::int64_t bytes = 0;
+  std::int64_t offset = 0;
+};
 
-enum class Fit : std::uint8_t { kEqual, kLarger, kSmaller, kUnknown, kNone };
+// Buffers by the steps at which they live.
+class Timeline {
+ public:
+  explicit Timeline(std::span<const Guess> guesses) : seen_(guesses.size(), -1) {
+    int steps = 0;
+    for (const Guess& g : guesses) steps = std::max(steps, g.placed.last + 1);
+    at_.resize(static_cast<std::size_t>(steps));
+  }
+  void add(std::size_t i, const Guess& g) {
+    for (int step = g.placed.first; step <= g.placed.last; ++step) at(step).push_back(i);
+  }
+  // What was added and lives at the same time, in the same stage.
+  const std::vector<std::size_t>& beside(std::size_t i, std::span<const Guess> guesses) {
+    found_.clear();
+    const Placed& own = guesses[i].placed;
+    for (int step = own.first; step <= own.last; ++step) {
+      for (const std::size_t other : at(step)) {
+        if (seen_[other] == static_cast<std::int64_t>(i)) continue;
+        seen_[other] = static_cast<std::int64_t>(i);
+        if (guesses[other].placed.stage == own.stage) found_.push_back(other);
+      }
+    }
+    return found_;
+  }
 
-Fit fit(const shape::SizeTable& sizes, const Slot& slot, const Lifetime& life) {
-  if (slot.stage != life.stage || slot.busy_until >= life.first) return Fit::kNone;
-  if (std::find(slot.bytes.begin(), slot.bytes.end(), life.bytes) != slot.bytes.end()) {
-    return slot.bytes.size() == 1 ? Fit::kEqual : Fit::kLarger;
+ private:
+  std::vector<std::size_t>& at(int step) { return at_[static_cast<std::size_t>(step)]; }
+
+  std::vector<std::vector<std::size_t>> at_;
+  std::vector<std::int64_t> seen_;
+  std::vector<std::size_t> found_;
+};
+
+// The lowest offset at which it is beside none of what is placed already.
+std::int64_t lowest(const Guess& guess, std::vector<std::size_t> beside,
+                    std::span<const Guess> guesses) {
+  std::ranges::sort(beside, {}, [&](std::size_t i) { return guesses[i].offset; });
+  std::int64_t offset = 0;
+  for (const std::size_t i : beside) {
+    if (guesses[i].offset >= offset + guess.bytes) break;
+    offset = std::max(offset, guesses[i].offset + guesses[i].bytes);
   }
-  bool all_smaller = true;
-  for (const SizeId bytes : slot.bytes) {
-    if (sizes.less_equal(life.bytes, bytes) == Answer::kYes) return Fit::kLarger;
-    if (sizes.less_equal(bytes, life.bytes) != Answer::kYes) all_smaller = false;
-  }
-  return all_smaller ? Fit::kSmaller : Fit::kUnknown;
+  return offset;
 }
 
 }  // namespace
 
-ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> lifetimes,
+ArenaPlan plan_arena(std::span<const Lifetime> lifetimes, std::span<const std::int64_t> typical,
                      std::size_t n_values) {
   ArenaPlan plan;
-  plan.slot_of.assign(n_values, -1);
+  plan.buffer_of.assign(n_values, -1);
+  std::vector<Guess> guesses;
   for (const Lifetime& life : lifetimes) {
-    Fit best = Fit::kNone;
-    std::size_t chosen = plan.slots.size();
-    for (std::size_t s = 0; s < plan.slots.size() && best != Fit::kEqual; ++s) {
-      const bool replaces = life.over >= 0 && plan.slots[s].occupant == life.over;
-      const Fit f = replaces ? Fit::kEqual : fit(sizes, plan.slots[s], life);
-      if (f < best) {
-        best = f;
-        chosen = s;
+    std::int32_t& own = plan.buffer_of[static_cast<std::size_t>(life.value)];
+    if (life.over >= 0) {
+      const std::int32_t other = plan.buffer_of[static_cast<std::size_t>(life.over)];
+      Placed& placed = guesses[static_cast<std::size_t>(other)].placed;
+      if (placed.bytes == life.bytes && placed.stage == life.stage) {
+        placed.last = std::max(placed.last, life.last);
+        own = other;
+        continue;
       }
     }
-    if (best == Fit::kNone) plan.slots.push_back({{}, life.stage, -1, -1});
-    Slot& slot = plan.slots[chosen];
-    if (best > Fit::kLarger) {
-      std::erase_if(slot.bytes, [&](SizeId bytes) {
-        return sizes.less_equal(bytes, life.bytes) == Answer::kYes;
+    own = static_cast<std::int32_t>(guesses.size());
+    const std::int64_t bytes = typical[static_cast<std::size_t>(life.bytes)];
+    guesses.push_back(
+        {{life.bytes, life.stage, life.first, life.last, {}}, std::max<std::int64_t>(bytes, 1)});
+  }
+
+  std::vector<std::size_t> order(guesses.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::ranges::stable_sort(order, std::greater<>(),
+                           [&](std::size_t i) { return guesses[i].bytes; });
+  Timeline timeline(guesses);
+  for (const std::size_t i : order) {
+    guesses[i].offset = lowest(guesses[i], timeline.beside(i, guesses), guesses);
+    timeline.add(i, guesses[i]);
+  }
+
+  // From here on only who is above whom counts, not how far.
+  std::ranges::stable_sort(order, {}, [&](std::size_t i) { return guesses[i].offset; });
+  std::vector<std::int32_t> place(guesses.size());
+  Timeline placed(guesses);
+  for (const std::size_t i : order) {
+    place[i] = static_cast<std::int32_t>(plan.buffers.size());
+    std::vector<std::int32_t> below;
+    for (const std::size_t other : placed.beside(i, guesses)) below.push_back(place[other]);
+    placed.add(i, guesses[i]);
+    std::ranges::sort(below, std::greater<>());
+    Placed& own = plan.buffers.emplace_back(std::move(guesses[i].placed));
+    for (const std::int32_t b : below) {
+      const bool implied = std::ranges::any_of(own.below, [&](std::int32_t above) {
+        return std::ranges::find(plan.buffers[static_cast<std::size_t>(above)].below, b) !=
+               plan.buffers[static_cast<std::size_t>(above)].below.end();
       });
-      slot.bytes.push_back(life.bytes);
+      if (!implied) own.below.push_back(b);
     }
-    slot.busy_until = life.last;
-    slot.occupant = life.value;
-    plan.slot_of[static_cast<std::size_t>(life.value)] = static_cast<std::int32_t>(chosen);
+  }
+  for (std::int32_t& buffer : plan.buffer_of) {
+    if (buffer >= 0) buffer = place[static_cast<std::size_t>(buffer)];
   }
   return plan;
 }

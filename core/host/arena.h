@@ -1,4 +1,4 @@
-// Which intermediate buffers share memory.
+// Where intermediate buffers lie: those that live at the same time above each other, for any sizes.
 #pragma once
 
 #include <span>
@@ -19,23 +19,25 @@ struct Lifetime {
   bool is_replaced = false;  // is that of another
 };
 
-// Memory for buffers whose lives do not overlap; as large as the largest of `bytes`.
-struct Slot {
-  std::vector<SizeId> bytes;  // none provably at most another
+// Memory of one buffer, or of several that replace each other. It begins where the highest of those
+// below it ends.
+struct Placed {
+  SizeId bytes;
   int stage;
-  int busy_until;
-  ValueId occupant;  // the latest
+  int first, last;
+  std::vector<std::int32_t> below;  // of the same stage, that live at the same time; not those that
+                                    // are below one of these
 };
 
 struct ArenaPlan {
-  std::vector<Slot> slots;
-  std::vector<std::int32_t> slot_of;  // by value; -1: not in the arena
+  std::vector<Placed> buffers;          // what is below something comes before it
+  std::vector<std::int32_t> buffer_of;  // by value; -1: not in the arena
 };
 
-// Greedy over lifetimes in order of `first`; takes the slot of what it may replace, else the free
-// slot that fits best: equal size expressions, then provably large enough, then provably smaller,
-// then unknown.
-ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> lifetimes,
+// Which buffers lie below which is decided for typical sizes, by register as `typical` has them:
+// the largest first, each at the lowest place where it fits. With other sizes all move up or down,
+// and none lies over another.
+ArenaPlan plan_arena(std::span<const Lifetime> lifetimes, std::span<const std::int64_t> typical,
                      std::size_t n_values);
 
 }  // namespace tilevm::host

@@ -67,6 +67,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   compile_steps();
   compile_orders(options);
   compile_targets(options);
+  find_dense_reshapes();
   separate_outputs(options);
   compile_memory();
   compile_sizes();
@@ -404,7 +405,8 @@ void Executable::compile_memory() {
   std::vector<std::vector<std::size_t>> dying(steps_.size());  // lifetimes, by their last step
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     const HostStep& step = steps_[i];
-    if ((step.kind != Kind::kAlloc && step.kind != Kind::kReshape) || step.owned) continue;
+    if ((step.kind != Kind::kAlloc && step.kind != Kind::kReshape) || step.owned || step.is_view)
+      continue;
     const SizeId elements = program.sizes.product(program.type(step.out).shape.span());
     const SizeId bytes = program.sizes.mul(elements, program.sizes.constant(step.item_bytes));
     Lifetime life{step.out, bytes, 0, static_cast<int>(i), last[index(step.out)], step.order};
@@ -445,6 +447,23 @@ void Executable::compile_inputs(const Options& options) {
   }
   sizes_.add_stage(program, arrivals, ints);
 }
+
+namespace {
+
+// What sizes may be, by register: to plan for, not to rely on.
+std::vector<std::int64_t> typical_sizes(const shape::SizeTable& sizes,
+                                        std::span<const SizeId> wanted) {
+  constexpr std::int64_t kTypical = 128;
+  std::vector<std::int64_t> regs(static_cast<std::size_t>(sizes.count()));
+  for (const SizeId symbol : sizes.symbols()) {
+    const shape::Range range = sizes.range(symbol);
+    regs[static_cast<std::size_t>(symbol)] = std::clamp(kTypical, range.min, range.max);
+  }
+  shape::evaluate(sizes.compile(wanted), regs);
+  return regs;
+}
+
+}  // namespace
 
 // Sizes that anything needs, in stages; then the arena, which needs to know the stages.
 void Executable::compile_sizes() {
@@ -494,7 +513,7 @@ void Executable::compile_sizes() {
   sizes_.compile(program, wanted);
   for (Lifetime& life : lifetimes_) life.stage = sizes_.stage_of(life.bytes);
   check_stages();
-  arena_ = plan_arena(program.sizes, lifetimes_, program.values.size());
+  arena_ = plan_arena(lifetimes_, typical_sizes(program.sizes, wanted), program.values.size());
   lifetimes_.clear();
 }
 

@@ -66,6 +66,7 @@ struct HostStep {
   std::int32_t chain = -1;  // kChain
   int item_bytes = 0;
   bool owned = false;        // kAlloc, kReshape: the framework owns the buffer
+  bool is_view = false;      // kReshape: whatever the sizes are, no copy
   std::int32_t order = -1;   // kAlloc: index of orders, -1: row-major
   ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
   View view;                 // kView, kReshape
@@ -129,6 +130,7 @@ class Executable {
   void compile_targets(const Options& options);
   std::vector<int> writers() const;
   bool may_replace(const HostStep& step, ValueId in, ValueId out) const;
+  void find_dense_reshapes();
   void place_targets(const std::vector<int>& last, const std::vector<bool>& escapes);
   void compile_orders(const Options& options);
   void order_for_reshapes(std::vector<std::int32_t>& order_of);

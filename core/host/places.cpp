@@ -1,6 +1,8 @@
 // Which results of kernels take the place of something that the kernel reads: of an input that the
 // program changes, or of a buffer that nobody needs afterwards.
 #include <algorithm>
+#include <numeric>
+#include <optional>
 
 #include "host/executable.h"
 #include "host/frame.h"
@@ -104,6 +106,49 @@ bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) cons
     if (stage.kernel < 0) may = may && !overlaps(stage.a) && !overlaps(stage.b);
   }
   return may;
+}
+
+// Reshapes of what lies row by row are views whatever the sizes are: they need no memory.
+void Executable::find_dense_reshapes() {
+  const Program& program = plan_.program;
+  // By value the dims that lie in memory without holes, from the outermost; none: not known.
+  std::vector<std::optional<std::vector<std::int32_t>>> layout(program.values.size());
+  const auto in_order = [&](ValueId value) {
+    std::vector<std::int32_t> dims(static_cast<std::size_t>(program.type(value).shape.rank));
+    std::iota(dims.begin(), dims.end(), 0);
+    return dims;
+  };
+  std::vector<bool> may_move(program.values.size(), false);  // to the memory of an input
+  for (std::size_t o = 0; o < outputs_.size(); ++o) {
+    if (targets_[o] >= 0) may_move[index(outputs_[o].value)] = true;
+  }
+  std::vector<bool> is_view(program.values.size(), false);
+  for (HostStep& step : steps_) {
+    if (step.kind == Kind::kAlloc && !may_move[index(step.out)]) {
+      layout[index(step.out)] =
+          step.order < 0 ? in_order(step.out) : orders_[static_cast<std::size_t>(step.order)];
+    }
+    if (step.in < 0 || !layout[index(step.in)]) continue;
+    const std::vector<std::int32_t>& from = *layout[index(step.in)];
+    if (step.kind == Kind::kView && step.view.op == Op::permute) {
+      std::vector<std::int32_t> to;
+      for (const std::int32_t dim : from) {
+        const auto d = std::ranges::find(step.view.axes, dim) - step.view.axes.begin();
+        to.push_back(static_cast<std::int32_t>(d));
+      }
+      layout[index(step.out)] = std::move(to);
+    } else if (std::ranges::is_sorted(from) &&
+               (step.kind == Kind::kReshape ||
+                (step.kind == Kind::kView &&
+                 (step.view.op == Op::unsqueeze || step.view.op == Op::squeeze)))) {
+      layout[index(step.out)] = in_order(step.out);
+      step.is_view = step.kind == Kind::kReshape;
+      if (step.is_view) is_view[index(step.out)] = true;
+    }
+  }
+  for (std::vector<ValueId>& roots : roots_) {
+    std::erase_if(roots, [&](ValueId root) { return is_view[index(root)]; });
+  }
 }
 
 // Outputs that are made where they are to be written. `last`: by root, the last step that needs it.

@@ -118,7 +118,8 @@ std::unique_ptr<Executable::Frame> Executable::take_frame() {
   frame->operands.resize(most_operands_);
   for (const fuse::Chain& chain : plan_.chains) frame->chains.push_back(new_launch(chain));
   frame->args.resize(2 * most_args_);
-  frame->slots.resize(arena_.slots.size());
+  frame->offsets.resize(arena_.buffers.size());
+  frame->ends.resize(arena_.buffers.size());
   frame->blocks.resize(static_cast<std::size_t>(sizes_.stages()));
   frame->apart.resize(n_values);
   return frame;
@@ -236,17 +237,23 @@ void Executable::read_inputs(Frame& frame, const Call& call) const {
 // Sizes of a stage, then memory for the buffers whose sizes it completes.
 void Executable::run_stage(Frame& frame, int stage) const {
   sizes_.run(stage, plan_.program.sizes, frame.records, frame.numbers, frame.regs);
-  if (arena_.slots.empty()) return;
+  if (arena_.buffers.empty()) return;
+  constexpr auto kMask = static_cast<std::int64_t>(exec::kAlignment) - 1;
   std::int64_t total = 0;
-  for (const Slot& slot : arena_.slots) {
-    if (slot.stage != stage) continue;
-    std::int64_t bytes = 0;
-    for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
-    const auto mask = static_cast<std::int64_t>(exec::kAlignment) - 1;
-    if (__builtin_add_overflow(bytes, mask, &bytes) ||
-        __builtin_add_overflow(total, bytes & ~mask, &total)) {
+  for (std::size_t b = 0; b < arena_.buffers.size(); ++b) {
+    const Placed& buffer = arena_.buffers[b];
+    if (buffer.stage != stage) continue;
+    std::int64_t offset = 0;
+    for (const std::int32_t below : buffer.below) {
+      offset = std::max(offset, frame.ends[static_cast<std::size_t>(below)]);
+    }
+    std::int64_t bytes = std::max<std::int64_t>(frame.regs[at(buffer.bytes)], 0);
+    if (__builtin_add_overflow(bytes, kMask, &bytes) ||
+        __builtin_add_overflow(offset, bytes & ~kMask, &frame.ends[b])) {
       throw MemoryError("intermediate buffers are too large");
     }
+    frame.offsets[b] = offset;
+    total = std::max(total, frame.ends[b]);
   }
   exec::Block& block = frame.blocks[static_cast<std::size_t>(stage)];
   if (static_cast<std::int64_t>(block.bytes) < total) {
@@ -256,16 +263,6 @@ void Executable::run_stage(Frame& frame, int stage) const {
       throw MemoryError("no memory for " + std::to_string(total) +
                         " bytes of intermediate buffers");
     }
-  }
-  std::byte* next = block.data;
-  for (std::size_t s = 0; s < arena_.slots.size(); ++s) {
-    const Slot& slot = arena_.slots[s];
-    if (slot.stage != stage) continue;
-    frame.slots[s] = next;
-    std::int64_t bytes = 0;
-    for (const SizeId size : slot.bytes) bytes = std::max(bytes, frame.regs[at(size)]);
-    next += (static_cast<std::size_t>(bytes) + exec::kAlignment - 1) / exec::kAlignment *
-            exec::kAlignment;
   }
 }
 
@@ -292,12 +289,12 @@ void Executable::allocate(Frame& frame, const HostStep& step) const {
     frame.output_bytes += elements * step.item_bytes;
     return;
   }
-  const Slot& slot = arena_.slots[static_cast<std::size_t>(arena_.slot_of[index(step.out)])];
-  std::int64_t room = 0;
-  for (const SizeId size : slot.bytes) room = std::max(room, frame.regs[at(size)]);
-  if (elements * step.item_bytes > room) throw InternalError("a buffer is larger than planned");
+  const auto b = static_cast<std::size_t>(arena_.buffer_of[index(step.out)]);
+  const Placed& buffer = arena_.buffers[b];
+  if (elements * step.item_bytes > frame.regs[at(buffer.bytes)])
+    throw InternalError("a buffer is larger than planned");
   record.root = -1;
-  record.data = frame.slots[static_cast<std::size_t>(arena_.slot_of[index(step.out)])];
+  record.data = frame.blocks[static_cast<std::size_t>(buffer.stage)].data + frame.offsets[b];
 }
 
 void Executable::reshape(Frame& frame, const HostStep& step) {
@@ -312,6 +309,7 @@ void Executable::reshape(Frame& frame, const HostStep& step) {
     out.root = in.root;
     return;
   }
+  if (step.is_view) throw ShapeError("reshape: other number of elements");
   allocate(frame, step);
   if (out.elements() != in.elements()) throw ShapeError("reshape: other number of elements");
   Record dense = in;  // the new buffer, seen with the sizes of `in`

@@ -1,4 +1,5 @@
 // The host program without Python: views, reshape strides, sizes, arena and memory.
+#include <random>
 #include <numeric>
 
 #include "host/arena.h"
@@ -168,24 +169,85 @@ int test_sizes() {
   return 0;
 }
 
+// Whatever the sizes are, what lives at the same time lies apart.
 int test_arena() {
+  std::mt19937 random(7);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int round = 0; round < 200; ++round) {
+    shape::SizeTable sizes;
+    std::vector<SizeId> bytes;
+    for (int s = 0; s < 6; ++s) bytes.push_back(sizes.symbol("s" + std::to_string(s)));
+    const int n = 1 + below(40);
+    std::vector<Lifetime> lives;
+    for (ValueId v = 0; v < n; ++v) {
+      const int first = v + below(3), stage = below(8) == 0 ? 1 : 0;
+      Lifetime& life = lives.emplace_back(
+          Lifetime{v, bytes[static_cast<std::size_t>(below(6))], stage, first, first + below(9)});
+      for (Lifetime& other : lives) {  // the last of those that die in this step
+        if (other.value != v && other.last == first + 1 && life.last > first &&
+            other.bytes == life.bytes && other.stage == stage && !other.is_replaced &&
+            below(2) == 0) {
+          life.over = other.value;
+          other.is_replaced = true;
+          break;
+        }
+      }
+    }
+    std::vector<std::int64_t> typical(static_cast<std::size_t>(sizes.count()), 100);
+    for (const SizeId size : bytes) typical[static_cast<std::size_t>(size)] = 1 + below(500);
+    const ArenaPlan plan = plan_arena(lives, typical, static_cast<std::size_t>(n));
+    const auto replaced = std::ranges::count(lives, true, &Lifetime::is_replaced);
+    CHECK(static_cast<std::ptrdiff_t>(plan.buffers.size()) == n - replaced);
+    for (int trial = 0; trial < 5; ++trial) {
+      std::vector<std::int64_t> actual = typical;
+      if (trial > 0) {
+        for (const SizeId size : bytes) actual[static_cast<std::size_t>(size)] = below(1000);
+      }
+      std::vector<std::int64_t> offset, end;
+      for (const Placed& buffer : plan.buffers) {
+        std::int64_t at = 0;
+        for (const std::int32_t b : buffer.below) {
+          CHECK(static_cast<std::size_t>(b) < end.size());
+          at = std::max(at, end[static_cast<std::size_t>(b)]);
+        }
+        offset.push_back(at);
+        end.push_back(at + actual[static_cast<std::size_t>(buffer.bytes)]);
+      }
+      std::int64_t least = 0, most = 0;  // bytes that live at once, and that are taken
+      for (const Lifetime& a : lives) {
+        std::int64_t alive = 0;
+        const auto i = static_cast<std::size_t>(plan.buffer_of[static_cast<std::size_t>(a.value)]);
+        most = std::max(most, end[i]);
+        for (const Lifetime& b : lives) {
+          const auto j =
+              static_cast<std::size_t>(plan.buffer_of[static_cast<std::size_t>(b.value)]);
+          if (b.first <= a.first && a.first <= b.last && b.stage == a.stage && b.over != a.value) {
+            alive += actual[static_cast<std::size_t>(b.bytes)];
+          }
+          if (i == j || a.stage != b.stage) continue;
+          if (a.last < b.first || b.last < a.first) continue;
+          CHECK(end[i] <= offset[j] || end[j] <= offset[i] || offset[i] == end[i] ||
+                offset[j] == end[j]);
+        }
+        least = std::max(least, alive);
+      }
+      if (trial == 0) CHECK(most <= 2 * least);
+    }
+  }
   shape::SizeTable sizes;
-  const SizeId n = sizes.symbol("n"), m = sizes.symbol("m");
-  const SizeId n2 = sizes.mul(n, sizes.constant(2));
-  const Lifetime lives[] = {
-      {0, n, 0, 0, 2},            // slot 0
-      {1, m, 0, 1, 3},            // slot 1
-      {2, n, 0, 3, 5},            // 0: equal
-      {3, n2, 0, 4, 9},           // 1: unknown, the larger of m and 2 n
-      {4, n, 0, 6, 9},            // 0
-      {5, n, 1, 7, 9},            // 2: its size is known later
-      {6, n, 0, 8, 12, -1, 4},    // 0: where the one dies that it is made of
-      {7, n, 0, 10, 14, -1, -1},  // 1
-  };
-  const ArenaPlan plan = plan_arena(sizes, lives, 8);
-  const std::vector<std::int32_t> expected = {0, 1, 0, 1, 0, 2, 0, 1};
-  CHECK(plan.slot_of == expected);
-  CHECK(plan.slots[0].bytes.size() == 1 && plan.slots[1].bytes.size() == 2);
+  const SizeId one = sizes.constant(1), two = sizes.constant(2);
+  std::vector<std::int64_t> regs(static_cast<std::size_t>(sizes.count()));
+  regs[static_cast<std::size_t>(one)] = 1;
+  regs[static_cast<std::size_t>(two)] = 2;
+  const Lifetime lives[] = {{0, one, 0, 0, 1},
+                            {1, one, 0, 0, 2},
+                            {2, two, 0, 3, 4},
+                            {3, one, 0, 4, 5},
+                            {4, one, 0, 5, 6, -1, 3}};
+  const ArenaPlan plan = plan_arena(lives, regs, 5);
+  CHECK(plan.buffer_of[3] == plan.buffer_of[4]);  // where the one dies that it is made of
+  CHECK(plan.buffers.size() == 4);
+  CHECK(plan.buffers[static_cast<std::size_t>(plan.buffer_of[2])].below.empty());
   return 0;
 }
 

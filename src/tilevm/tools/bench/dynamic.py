@@ -1,0 +1,202 @@
+"""What sizes cost that are not known ahead: `python -m tilevm.tools.bench.dynamic`.
+
+stream: shapes that were never seen; what a first call takes beyond later calls of the same shape.
+static: the same graph with all sizes known, by tilevm and by Inductor, over the dynamic one.
+compile: microseconds in the core for graphs of 10 to 10,000 operators: lowered, fused, the host
+program made; and what first launches encode and emit besides.
+host: calls of models whose kernels have next to nothing to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import tilevm
+from tilevm.runtime import program as runtime
+from tilevm.tools.bench import cases, compiling
+from tilevm.tools.bench.case import Case
+from tilevm.tools.bench.report import geomean
+
+STREAM = ("bias_gelu", "softmax", "layer_norm", "add_rms_norm", "bert_layer", "bert4")
+STATIC = ("softmax", "layer_norm", "chain20", "bert_layer", "llama_layer", "bert4")
+OPERATORS = (10, 100, 1000, 10_000)
+LATER = 7  # calls of a shape after its first
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Seconds."""
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+def stream(case: Case, count: int) -> dict[str, float]:
+    """Of shapes drawn between the least and the largest of the case's sweep."""
+    drawn = random.Random(1)
+    spans = [(min(2, *column), max(column)) for column in zip(*case.sweep, strict=True)]
+    seen: set[tuple[int, ...]] = set()
+    compiled = tilevm.compile(case.make())
+    excess, relative = [], []
+    captures = tilevm.stats()["captures"]
+    while len(seen) < count:
+        sizes = tuple(drawn.randint(max(low, 2), min(high, 300)) for low, high in spans)
+        if sizes in seen:
+            if len(seen) >= _possible(spans):
+                break
+            continue
+        seen.add(sizes)
+        inputs = case.tensors(sizes)
+        first = timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
+        later = statistics.median(
+            timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
+            for _ in range(LATER)
+        )
+        if len(seen) > 3:  # the first of all captures and compiles
+            excess.append(1e6 * (first - later))
+            relative.append((first - later) / later)
+    return {
+        "shapes": len(seen),
+        "captures": tilevm.stats()["captures"] - captures,
+        "median us": statistics.median(excess),
+        "median %": 100 * statistics.median(relative),
+        "p99 us": sorted(excess)[int(0.99 * len(excess))],
+        "p99 %": 100 * sorted(relative)[int(0.99 * len(relative))],
+    }
+
+
+def _possible(spans: Sequence[tuple[int, int]]) -> int:
+    count = 1
+    for low, high in spans:
+        count *= max(min(high, 300) - max(low, 2) + 1, 1)
+    return count
+
+
+def static(case: Case, sizes: Sequence[int]) -> dict[str, float]:
+    """Microseconds of calls through torch.compile, whose guards all of them pay alike."""
+    function, inputs = case.make(), case.tensors(sizes)
+    kinds = {
+        "tilevm": ("tilevm", True),
+        "tilevm, sizes known": ("tilevm", False),
+        "Inductor": ("inductor", True),
+        "Inductor, sizes known": ("inductor", False),
+    }
+    calls: dict[str, Callable[..., Any]] = {}
+    for name, (backend, dynamic) in kinds.items():
+        torch._dynamo.reset()
+        calls[name] = torch.compile(_twin(function), backend=backend, dynamic=dynamic)
+        for _ in range(3):
+            calls[name](*inputs)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    once = max(timed(lambda call=call: call(*inputs)) for call in calls.values())  # type: ignore[misc]
+    for _ in range(int(min(200, max(9, 0.2 / once)))):
+        for name, call in calls.items():
+            samples[name].append(1e6 * timed(lambda call=call: call(*inputs)))  # type: ignore[misc]
+    return {name: statistics.median(s) for name, s in samples.items()}
+
+
+def _twin(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same code as an object of its own, which Dynamo compiles by itself."""
+    scope: dict[str, Any] = {"function": function}
+    exec("def call(*inputs): return function(*inputs)", scope)
+    made: Callable[..., Any] = scope["call"]
+    return made
+
+
+def compile_us(operators: int) -> tuple[float, float]:
+    """Of a random program of so many operators: the core's compile; encoding and emitting."""
+    kernel = tilevm.kernel(
+        compiling.function(compiling.source(operators, operators), compiling._LANG)
+    )
+    x, y, b = torch.rand(7, 33), torch.rand(7, 33), torch.rand(33)
+    graph = kernel.graph(x, y, b)
+    core, emit = [], []
+    for _ in range(5 if operators < 5000 else 2):
+        executable: Any = runtime.compile_program(graph.to_program(), ())
+        tilevm.stats.reset()
+        executable(x, y, b)
+        core.append(executable.compile_us)
+        emit.append(tilevm.stats()["compile_total_us"])
+    return min(core), min(emit)
+
+
+def host_us() -> dict[str, float]:
+    """A BERT of 4 layers and 16 features on 4 tokens."""
+    from transformers import BertConfig, BertModel
+
+    config: Any = BertConfig(
+        hidden_size=16, intermediate_size=16, num_attention_heads=2, num_hidden_layers=4,
+        vocab_size=50,
+    )  # fmt: skip
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    bert: Any = BertModel
+    model = bert(config, add_pooling_layer=False).eval()
+    compiled = tilevm.compile(lambda ids, mask: model(ids, mask).last_hidden_state)
+    ids, mask = torch.randint(0, 50, (1, 4)), torch.ones(1, 4, dtype=torch.int64)
+    compiled(ids, mask)
+    compiled(ids[:, :3], mask[:, :3])
+    before = tilevm.stats()["launches"]
+    compiled(ids, mask)
+    launches = tilevm.stats()["launches"] - before
+    samples = [1e6 * timed(lambda: compiled(ids, mask)) for _ in range(3000)]
+    return {"launches": launches, "median us": statistics.median(samples), "least us": min(samples)}
+
+
+def _table(rows: Sequence[tuple[str, dict[str, float]]]) -> None:
+    print(f"| case | {' | '.join(rows[0][1])} |")
+    print("|" + "---|" * (len(rows[0][1]) + 1))
+    for name, row in rows:
+        print(f"| {name} | {' | '.join(f'{value:.4g}' for value in row.values())} |", flush=True)
+    print()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m tilevm.tools.bench.dynamic"
+    )
+    parts = ("stream", "static", "compile", "host")
+    parser.add_argument("--part", action="append", choices=parts)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shapes", type=int, default=1000, help="of a stream")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(options.threads)
+    wanted = options.part or parts
+    with torch.no_grad():
+        if "stream" in wanted:
+            _table([(name, stream(cases.CASES[name], options.shapes)) for name in STREAM])
+        if "static" in wanted:
+            rows = []
+            for name in STATIC:
+                case = cases.CASES[name]
+                for sizes in case.shapes(quick=True):
+                    rows.append((f"{name} {sizes}", static(case, sizes)))
+            _table(rows)
+            for peer in ("tilevm", "Inductor"):
+                known = geomean([row[f"{peer}, sizes known"] / row[peer] for _, row in rows])
+                print(f"{peer}: sizes known over not known {known:.3f}")
+            best = geomean([row["tilevm"] / row["Inductor, sizes known"] for _, row in rows])
+            print(f"tilevm, not known, over Inductor, known: {best:.3f}\n")
+        if "compile" in wanted:
+            measured = [(n, compile_us(n)) for n in OPERATORS]
+            _table(
+                [
+                    (f"{n} operators", {"core us": core, "a operator": core / n, "emit us": emit})
+                    for n, (core, emit) in measured
+                ]
+            )
+        if "host" in wanted:
+            _table([("BERT, 4 layers of 16", host_us())])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
