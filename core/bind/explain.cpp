@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "bind/executable.h"
+#include "bind/explain.h"
 #include "bytecode/bytecode.h"
 #include "isa.gen.h"
 
@@ -21,12 +22,6 @@ host::Executable& executable(PyObject* self) {
 
 const PythonFramework& framework(PyObject* self) {
   return *reinterpret_cast<ExecutableObject*>(self)->framework;
-}
-
-std::string name(ValueId value) { return "%" + std::to_string(value); }
-
-std::string typed(const Program& program, ValueId value) {
-  return name(value) + ": " + print(program.sizes, program.type(value));
 }
 
 const char* kind_name(Kind kind) {
@@ -129,6 +124,16 @@ std::string step_text(host::Executable& exe, const PythonFramework& python,
   return "?";
 }
 
+nb::list kernels_of(const host::Executable& exe, const host::HostStep& step) {
+  nb::list result;
+  if (step.kernel >= 0) result.append(step.kernel);
+  if (step.kind != Kind::kChain) return result;
+  for (const auto& stage : exe.plan().chains[static_cast<std::size_t>(step.chain)].stages) {
+    if (stage.kernel >= 0) result.append(stage.kernel);
+  }
+  return result;
+}
+
 nb::list steps(PyObject* self) {
   host::Executable& exe = executable(self);
   const Program& program = exe.plan().program;
@@ -138,6 +143,11 @@ nb::list steps(PyObject* self) {
     row["kind"] = kind_name(step.kind);
     row["text"] = step_text(exe, framework(self), step);
     row["name"] = "";
+    row["kernels"] = kernels_of(exe, step);
+    row["ways"] = nb::list();
+    if (step.kind == Kind::kChain) {
+      for (const std::string& way : exe.ways(step.chain)) row["ways"].attr("append")(way.c_str());
+    }
     if (step.kind == Kind::kKernel || (step.kind == Kind::kReshape && step.kernel >= 0)) {
       row["kernel"] = step.kernel;
       row["name"] = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph().name;
@@ -212,6 +222,8 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
   for (const schedule::Kernel& kernel : exe.kernels()) {
     const fuse::KernelGraph& graph = kernel.graph();
     nb::list axes;
+    nb::list from;
+    for (const std::int32_t node : graph.from) from.append(node);
     for (std::size_t a = 0; a < graph.axes.size(); ++a) {
       const bool reduced = (graph.reduced >> a & 1) != 0;
       axes.append(program.sizes.print(graph.axes[a]) + (reduced ? " (reduced)" : ""));
@@ -234,6 +246,8 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
       row["disassembly"] =
           bytecode::disassemble(variant.bytes, source_lines(program, variant.lines));
       row["bytes"] = nb::bytes(variant.bytes.data(), variant.bytes.size());
+      row["launches"] = variant.launches;
+      row["compile_us"] = static_cast<double>(variant.compile_ns) / 1e3;
       if (with_assembly) row["assembly"] = assembly(variant);
       variants.append(row);
     }
@@ -241,6 +255,7 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
     row["name"] = graph.name;
     row["axes"] = axes;
     row["nodes"] = nodes;
+    row["operators"] = from;
     row["variants"] = variants;
     result.append(row);
   }
@@ -250,15 +265,12 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
 nb::list kernels(PyObject* self) { return kernels_with(self, false); }
 nb::list kernels_with_assembly(PyObject* self) { return kernels_with(self, true); }
 
-nb::list cuts(PyObject* self) {
-  const fuse::Plan& plan = executable(self).plan();
-  nb::list result;
-  for (const fuse::Cut& cut : plan.cuts) {
-    const std::string value = cut.value >= 0 ? typed(plan.program, cut.value) : std::string();
-    result.append(nb::make_tuple(value, cut.reason));
-  }
-  return result;
-}
+nb::list operators(PyObject* self) { return plan_operators(executable(self)); }
+nb::dict interface(PyObject* self) { return plan_interface(executable(self)); }
+nb::list decisions(PyObject* self) { return plan_decisions(executable(self)); }
+nb::dict memory(PyObject* self) { return plan_memory(executable(self)); }
+
+nb::object profile(PyObject* self) { return call_profile(executable(self)); }
 
 nb::str plan_text(PyObject* self) {
   host::Executable& exe = executable(self);
@@ -303,6 +315,13 @@ nb::tuple program(PyObject* self) {
   return nb::make_tuple(print(p), symbols, targets);
 }
 
+PyObject* set_profiled(PyObject* self, PyObject* on) {
+  const int wanted = PyObject_IsTrue(on);
+  if (wanted < 0) return nullptr;
+  executable(self).set_profiled(wanted != 0);
+  Py_RETURN_NONE;
+}
+
 template <auto method>
 PyObject* guarded(PyObject* self, PyObject*) {
   try {
@@ -323,7 +342,16 @@ PyMethodDef explain_methods[] = {
      "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
     {"kernels_with_assembly", guarded<kernels_with_assembly>, METH_NOARGS,
      "As kernels(); each variant has \"assembly\" besides: (kind, offset, instruction, text)."},
-    {"cuts", guarded<cuts>, METH_NOARGS, "(value, reason) where one kernel could not go on."},
+    {"operators", guarded<operators>, METH_NOARGS,
+     "The lowered program: one dict an operator."},
+    {"interface", guarded<interface>, METH_NOARGS,
+     "Inputs and outputs as (value, type), and the checks of each call."},
+    {"decisions", guarded<decisions>, METH_NOARGS,
+     "One dict for each value that is stored between kernels and each operator that reads it there."},
+    {"memory", guarded<memory>, METH_NOARGS, "The plan of the arena: its buffers and slots."},
+    {"profile", guarded<profile>, METH_NOARGS,
+     "What the last call took, step by step, and asked for; None without set_profiled(True)."},
+    {"set_profiled", set_profiled, METH_O, "Whether calls note what each of their steps takes."},
     {"plan_text", guarded<plan_text>, METH_NOARGS, "Program and steps as text."},
     {"program", guarded<program>, METH_NOARGS,
      "The program: its text, facts of its symbols, names of what it calls out."},

@@ -7,8 +7,6 @@ namespace {
 
 using shape::Answer;
 
-enum class Fit : std::uint8_t { kEqual, kLarger, kSmaller, kUnknown, kNone };
-
 Fit fit(const shape::SizeTable& sizes, const Slot& slot, const Lifetime& life) {
   if (slot.stage != life.stage || slot.busy_until >= life.first) return Fit::kNone;
   if (std::find(slot.bytes.begin(), slot.bytes.end(), life.bytes) != slot.bytes.end()) {
@@ -48,6 +46,7 @@ ArenaPlan plan_arena(const shape::SizeTable& sizes, std::span<const Lifetime> li
     }
     slot.busy_until = life.last;
     plan.slot_of[static_cast<std::size_t>(life.value)] = static_cast<std::int32_t>(chosen);
+    plan.placements.push_back({life, static_cast<std::int32_t>(chosen), best});
   }
   return plan;
 }

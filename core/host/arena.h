@@ -23,8 +23,19 @@ struct Slot {
   int busy_until;
 };
 
+// How well a slot that was free suits a buffer, best first; kNone: none was free.
+enum class Fit : std::uint8_t { kEqual, kLarger, kSmaller, kUnknown, kNone };
+
+// Where a buffer went, in the order in which that was decided.
+struct Placement {
+  Lifetime life;
+  std::int32_t slot;
+  Fit fit;
+};
+
 struct ArenaPlan {
   std::vector<Slot> slots;
+  std::vector<Placement> placements;
   std::vector<std::int32_t> slot_of;  // by value; -1: not in the arena
 };
 

@@ -1,0 +1,23 @@
+// The parts of what a program says about itself that explain_plan.cpp has.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <string>
+
+#include "host/executable.h"
+
+namespace tilevm::bind {
+
+inline std::string name(ValueId value) { return "%" + std::to_string(value); }
+inline std::string typed(const Program& program, ValueId value) {
+  return name(value) + ": " + print(program.sizes, program.type(value));
+}
+
+nanobind::list plan_operators(const host::Executable& exe);
+nanobind::dict plan_interface(const host::Executable& exe);
+nanobind::list plan_decisions(const host::Executable& exe);
+nanobind::dict plan_memory(const host::Executable& exe);
+nanobind::object call_profile(host::Executable& exe);
+
+}  // namespace tilevm::bind
