@@ -13,7 +13,7 @@ struct ExecutableObject {
   vectorcallfunc vectorcall;
   std::unique_ptr<PythonFramework> framework;  // outlives executable
   std::unique_ptr<host::Executable> executable;
-  bool single;  // return the only output itself, not a tuple
+  bool single;                           // return the only output itself, not a tuple
   double lower_us, fuse_us, compile_us;  // compile_us: both, and the host program
 };
 

@@ -85,7 +85,7 @@ std::string chain_text(host::Executable& exe, int which) {
   return text;
 }
 
-std::string step_text(host::Executable& exe, const PythonFramework& python,
+std::string step_text(host::Executable& exe, const PythonFramework* python,
                       const host::HostStep& step) {
   const Program& program = exe.plan().program;
   switch (step.kind) {
@@ -117,7 +117,7 @@ std::string step_text(host::Executable& exe, const PythonFramework& python,
       std::vector<ValueId> results, args;
       for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);
       for (const host::Source& arg : step.args) args.push_back(arg.value);
-      return join(program, results) + " = call " + python.target_name(step.target) + "(" +
+      return join(program, results) + " = call " + python->target_name(step.target) + "(" +
              join(program, args) + ")";
     }
   }
@@ -134,14 +134,13 @@ nb::list kernels_of(const host::Executable& exe, const host::HostStep& step) {
   return result;
 }
 
-nb::list steps(PyObject* self) {
-  host::Executable& exe = executable(self);
+nb::list step_rows(host::Executable& exe, const PythonFramework* python) {
   const Program& program = exe.plan().program;
   nb::list result;
   for (const host::HostStep& step : exe.steps()) {
     nb::dict row;
     row["kind"] = kind_name(step.kind);
-    row["text"] = step_text(exe, framework(self), step);
+    row["text"] = step_text(exe, python, step);
     row["name"] = "";
     row["kernels"] = kernels_of(exe, step);
     row["ways"] = nb::list();
@@ -152,7 +151,7 @@ nb::list steps(PyObject* self) {
       row["kernel"] = step.kernel;
       row["name"] = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph().name;
     } else if (step.kind == Kind::kCall) {
-      row["name"] = framework(self).target_name(step.target);
+      row["name"] = python->target_name(step.target);
     }
     nb::list shapes;
     for (int r = 0; step.out >= 0 && r < std::max(1, step.n_out); ++r) {
@@ -215,8 +214,7 @@ nb::list assembly(const schedule::Kernel::VariantInfo& variant) {
 }
 
 // with_assembly: emits every variant anew for it.
-nb::list kernels_with(PyObject* self, bool with_assembly) {
-  const host::Executable& exe = executable(self);
+nb::list kernel_rows(const host::Executable& exe, bool with_assembly) {
   const Program& program = exe.plan().program;
   nb::list result;
   for (const schedule::Kernel& kernel : exe.kernels()) {
@@ -262,21 +260,20 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
   return result;
 }
 
-nb::list kernels(PyObject* self) { return kernels_with(self, false); }
-nb::list kernels_with_assembly(PyObject* self) { return kernels_with(self, true); }
+nb::list steps(PyObject* self) { return step_rows(executable(self), &framework(self)); }
+nb::list kernels(PyObject* self) { return kernel_rows(executable(self), false); }
 
-nb::list operators(PyObject* self) { return plan_operators(executable(self)); }
-nb::dict interface(PyObject* self) { return plan_interface(executable(self)); }
-nb::list decisions(PyObject* self) { return plan_decisions(executable(self)); }
-nb::dict memory(PyObject* self) { return plan_memory(executable(self)); }
-
-nb::object profile(PyObject* self) { return call_profile(executable(self)); }
+nb::object profile(PyObject* self) {
+  const std::optional<host::Profile> last = executable(self).profile();
+  if (!last) return nb::none();
+  return profile_row(executable(self), *last);
+}
 
 nb::str plan_text(PyObject* self) {
   host::Executable& exe = executable(self);
   std::string text = print(exe.plan().program) + "\nsteps:\n";
   for (const host::HostStep& step : exe.steps()) {
-    text += "  " + step_text(exe, framework(self), step) + "\n";
+    text += "  " + step_text(exe, &framework(self), step) + "\n";
   }
   return nb::str(text.c_str());
 }
@@ -302,17 +299,11 @@ nb::list callouts(PyObject* self) {
 // Text, (name, min, max, multiple_of) of each symbol, names of the call-outs' targets.
 nb::tuple program(PyObject* self) {
   const Program& p = executable(self).plan().program;
-  nb::list symbols;
-  for (const SizeId symbol : p.sizes.symbols()) {
-    const shape::Range range = p.sizes.range(symbol);
-    const std::string name(p.sizes.symbol_name(symbol));
-    symbols.append(nb::make_tuple(name, range.min, range.max, range.multiple_of));
-  }
   nb::list targets;
   for (std::size_t i = 0; i < framework(self).n_targets(); ++i) {
     targets.append(framework(self).target_name(static_cast<std::int64_t>(i)));
   }
-  return nb::make_tuple(print(p), symbols, targets);
+  return nb::make_tuple(print(p), plan_symbols(p), targets);
 }
 
 PyObject* set_profiled(PyObject* self, PyObject* on) {
@@ -334,21 +325,41 @@ PyObject* guarded(PyObject* self, PyObject*) {
   return nullptr;
 }
 
+PyObject* explained_method(PyObject* self, PyObject* with_assembly) {
+  try {
+    const bool asked = nb::cast<bool>(nb::handle(with_assembly));
+    return explained(executable(self), &framework(self), asked).release().ptr();
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+nb::dict explained(host::Executable& exe, const PythonFramework* python, bool with_assembly) {
+  const Program& program = exe.plan().program;
+  nb::dict result;
+  result["graph"] = print(program);
+  result["steps"] = step_rows(exe, python);
+  result["kernels"] = kernel_rows(exe, with_assembly);
+  result["operators"] = plan_operators(exe);
+  result["decisions"] = plan_decisions(exe);
+  result["interface"] = plan_interface(exe);
+  result["memory"] = plan_memory(exe);
+  result["symbols"] = plan_symbols(program);
+  return result;
+}
 
 PyMethodDef explain_methods[] = {
     {"steps", guarded<steps>, METH_NOARGS, "The host program: one dict a step."},
     {"kernels", guarded<kernels>, METH_NOARGS,
      "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
-    {"kernels_with_assembly", guarded<kernels_with_assembly>, METH_NOARGS,
-     "As kernels(); each variant has \"assembly\" besides: (kind, offset, instruction, text)."},
-    {"operators", guarded<operators>, METH_NOARGS,
-     "The lowered program: one dict an operator."},
-    {"interface", guarded<interface>, METH_NOARGS,
-     "Inputs and outputs as (value, type), and the checks of each call."},
-    {"decisions", guarded<decisions>, METH_NOARGS,
-     "One dict for each value that is stored between kernels and each operator that reads it there."},
-    {"memory", guarded<memory>, METH_NOARGS, "The plan of the arena: its buffers and slots."},
+    {"explained", explained_method, METH_O,
+     "All that explain shows. If the argument is true, each variant has \"assembly\" besides:\n"
+     "(kind, offset, instruction, text)."},
     {"profile", guarded<profile>, METH_NOARGS,
      "What the last call took, step by step, and asked for; None without set_profiled(True)."},
     {"set_profiled", set_profiled, METH_O, "Whether calls note what each of their steps takes."},

@@ -73,6 +73,16 @@ nb::list numbers(std::span<const ValueId> values) {
 
 }  // namespace
 
+nb::list plan_symbols(const Program& program) {
+  nb::list result;
+  for (const SizeId symbol : program.sizes.symbols()) {
+    const shape::Range range = program.sizes.range(symbol);
+    const std::string name(program.sizes.symbol_name(symbol));
+    result.append(nb::make_tuple(name, range.min, range.max, range.multiple_of));
+  }
+  return result;
+}
+
 nb::list plan_operators(const host::Executable& exe) {
   const Program& program = exe.plan().program;
   const Places where = places(exe);
@@ -163,18 +173,16 @@ nb::dict plan_memory(const host::Executable& exe) {
   return result;
 }
 
-nb::object call_profile(host::Executable& exe) {
-  const std::optional<host::Profile> profile = exe.profile();
-  if (!profile) return nb::none();
+nb::dict profile_row(const host::Executable& exe, const host::Profile& profile) {
   const Program& program = exe.plan().program;
   nb::list steps;
-  const std::vector<host::Work> works = host::work(exe, *profile);
+  const std::vector<host::Work> works = host::work(exe, profile);
   for (std::size_t s = 0; s < works.size(); ++s) {
     const host::Work& work = works[s];
     nb::dict operations;
     for (const auto& [name, elements] : work.operations) operations[name.c_str()] = elements;
     nb::dict row;
-    row["ns"] = profile->steps_ns[s];
+    row["ns"] = profile.steps_ns[s];
     row["read_bytes"] = work.read_bytes;
     row["written_bytes"] = work.written_bytes;
     row["flops"] = work.flops;
@@ -185,11 +193,11 @@ nb::object call_profile(host::Executable& exe) {
   nb::dict sizes;
   for (const SizeId symbol : program.sizes.symbols()) {
     const std::string key(program.sizes.symbol_name(symbol));
-    sizes[key.c_str()] = profile->sizes[at(symbol)];
+    sizes[key.c_str()] = profile.sizes[at(symbol)];
   }
   const auto bytes_of = [&](std::span<const SizeId> all) {
     std::int64_t most = 0;
-    for (const SizeId size : all) most = std::max(most, profile->sizes[at(size)]);
+    for (const SizeId size : all) most = std::max(most, profile.sizes[at(size)]);
     return most;
   };
   nb::list buffers, slots;
@@ -197,8 +205,8 @@ nb::object call_profile(host::Executable& exe) {
     buffers.append(bytes_of({&placement.life.bytes, 1}));
   for (const host::Slot& slot : exe.arena().slots) slots.append(bytes_of(slot.bytes));
   nb::dict result;
-  result["begin_ns"] = profile->begin_ns;
-  result["end_ns"] = profile->end_ns;
+  result["begin_ns"] = profile.begin_ns;
+  result["end_ns"] = profile.end_ns;
   result["steps"] = steps;
   result["sizes"] = sizes;
   result["buffers"] = buffers;

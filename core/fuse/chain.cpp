@@ -289,7 +289,7 @@ class Joining {
     return true;
   }
 
-  // Steps of chains that are part of others now, and buffers of panels.
+  // Steps of chains that are part of others now, buffers of panels, and why those were stored.
   void drop() {
     std::vector<bool> is_panel(program_.values.size());
     for (const Chain& chain : plan_.chains) {
@@ -300,6 +300,7 @@ class Joining {
         return step.chain < 0 || plan_.chains[at(step.chain)].stages.empty();
       return step.kind == Kind::kAlloc && is_panel[at(step.out)];
     });
+    std::erase_if(plan_.decisions, [&](const Decision& d) { return is_panel[at(d.value)]; });
   }
 
   Plan& plan_;

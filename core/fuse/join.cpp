@@ -178,8 +178,7 @@ std::optional<Grouping::Merge> Grouping::plan_merge(int n, int unit, int from, c
     covered = static_cast<AxisMask>(covered | bit(to));
   }
   const std::size_t all_axes = n_axes + m.extra_axes.size();
-  if (all_axes > kMaxAxes)
-    return no({.bar = Bar::kAxes, .number = static_cast<int>(all_axes)});
+  if (all_axes > kMaxAxes) return no({.bar = Bar::kAxes, .number = static_cast<int>(all_axes)});
 
   AxisMask other_reduced = 0;
   for (std::size_t a = 0; a < other.axes.size(); ++a) {

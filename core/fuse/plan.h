@@ -48,7 +48,7 @@ struct KernelGraph {
   AxisMask reduced = 0;      // axes that its folds reduce
   std::vector<KernelNode> nodes;
   std::vector<OperandRef> operands;
-  std::string name;  // e.g. "softmax_3": operators of note, for explain and traces
+  std::string name;                // e.g. "softmax_3": operators of note, for explain and traces
   std::vector<std::int32_t> from;  // nodes of the program that it computes
 };
 
@@ -97,7 +97,7 @@ struct Plan {
   Program program;  // lowered; fuse may have appended values (parts of concats), never nodes
   std::vector<KernelGraph> kernels;
   std::vector<Chain> chains;
-  std::vector<Step> steps;  // in execution order
+  std::vector<Step> steps;          // in execution order
   std::vector<Decision> decisions;  // why kernels end where they do: for explain
 };
 

@@ -80,9 +80,8 @@ class Counter {
   }
 
   void operation(const std::string& name, double elements) {
-    const auto known = std::ranges::find(work_.operations, name, [](const auto& o) -> auto& {
-      return o.first;
-    });
+    const auto known =
+        std::ranges::find(work_.operations, name, [](const auto& o) -> auto& { return o.first; });
     if (known == work_.operations.end()) {
       work_.operations.emplace_back(name, elements);
     } else {

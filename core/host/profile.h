@@ -21,8 +21,8 @@ struct Profile {
 // What a step had to do at least: each operand once, and the operations of its elements.
 struct Work {
   double read_bytes = 0, written_bytes = 0;
-  double flops = 0;     // of matrix products
-  std::string factors;  // their dtype
+  double flops = 0;                                        // of matrix products
+  std::string factors;                                     // their dtype
   std::vector<std::pair<std::string, double>> operations;  // elements by instruction
 };
 

@@ -145,7 +145,8 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
 }
 
 void Executable::run(Call& call) {
-  if (!profiled_.load(std::memory_order_relaxed)) [[likely]] return run<false>(call, nullptr);
+  if (!profiled_.load(std::memory_order_relaxed)) [[likely]]
+    return run<false>(call, nullptr);
   auto profile = std::make_unique<Profile>();
   profile->steps_ns.reserve(steps_.size());
   run<true>(call, profile.get());

@@ -199,7 +199,8 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
   }
   if (variant.native != nullptr) {
     static const std::string kLeft =
-        "a launch that machine code leaves: several reduced axes beside rows and columns, or strided "
+        "a launch that machine code leaves: several reduced axes beside rows and columns, or "
+        "strided "
         "operands too large to copy";
     interpreted.add(kLeft);
   }

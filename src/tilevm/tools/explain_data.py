@@ -1,4 +1,4 @@
-"""An explanation as plain data, for `to_json`, the page and the text. docs/explain.md has the keys."""
+"""An explanation as plain data. docs/explain.md has the keys."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from tilevm.tools import assembly, roofline
 
 if TYPE_CHECKING:
-    from tilevm.tools.explain import Explanation
+    from tilevm.tools.explanation import Explanation
 
 FORMAT = "tilevm.explain/1"
+RECORDING = "tilevm.recording/1"
 _UNBOUNDED = (1 << 63) - 1
 _NOT_COMPUTED = "kernels do not compute it"
 
@@ -20,7 +21,7 @@ _NOT_COMPUTED = "kernels do not compute it"
 def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
     """Plain data. limits: with the machine's, which are measured where that was not done yet."""
     steps = _steps(explanation)
-    operators = [{"index": i, **row} for i, row in enumerate(explanation.operators)]
+    operators = _operators(explanation)
     decisions = _decisions(explanation, operators)
     machine = roofline.limits(steps) if limits and explanation.profiles else None
     kernels = [
@@ -55,9 +56,8 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
 
 def decision_rows(explanation: Explanation) -> list[str]:
     """A line for each decision: the value, from where to where, why, and the fact behind it."""
-    operators = [{"index": i, **row} for i, row in enumerate(explanation.operators)]
     rows = []
-    for row in _decisions(explanation, operators):
+    for row in _decisions(explanation, _operators(explanation)):
         fact = f" [{row['fact']}]" if row["fact"] else ""
         ends = f"{_end(row['maker'], explanation)} -> {_end(row['reader'], explanation)}"
         rows.append(f"%{row['value']}: {row['type']}: {row['reason']}{fact}, {ends}")
@@ -81,6 +81,16 @@ def _end(place: Mapping[str, Any] | None, explanation: Explanation) -> str:
     kernel = place["kernel"]
     name = f" in kernel {kernel} {explanation.kernels[kernel]['name']}" if kernel >= 0 else ""
     return f"{place['op']}{name}{line}"
+
+
+def _operators(explanation: Explanation) -> list[dict[str, Any]]:
+    """The operators, call-outs by the name of what they call."""
+    return [
+        {"index": i, **row, "op": explanation.steps[row["step"]]["name"]}
+        if row["op"] == "call" and row["step"] >= 0
+        else {"index": i, **row}
+        for i, row in enumerate(explanation.operators)
+    ]
 
 
 def _summary(

@@ -52,8 +52,7 @@ def limits(steps: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         unknown = [
             w
             for w in works
-            if w.bytes
-            and not (size_class(w) in machine.bandwidth and w.dtype in machine.flops_s)
+            if w.bytes and not (size_class(w) in machine.bandwidth and w.dtype in machine.flops_s)
         ]
         if unknown or not machine.flops_s:
             machine.measure(unknown)

@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from tilevm.tools.bench.costs import COSTS
 
+
 @dataclass(frozen=True)
 class Work:
     """What a call asks for."""

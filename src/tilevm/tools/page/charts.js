@@ -14,8 +14,8 @@ const line = (x1, y1, x2, y2, kind) => shape("line", { x1, y1, x2, y2, class: ki
 
 function roofline() {
   const machine = data.machine;
-  const points = data.steps.filter((s) => s.limit_ns && s.ns).map((step) => {
-    const work = Math.max(step.flops + step.vector_ops, 1);
+  const points = data.steps.filter((s) => s.limit_ns && s.ns && s.flops + s.vector_ops).map((step) => {
+    const work = step.flops + step.vector_ops;
     return { step, x: work / (step.read_bytes + step.written_bytes), y: work / step.ns };
   });
   if (!machine || !points.length)
@@ -47,7 +47,7 @@ function roofline() {
   }
   for (const [name, peak] of peaks) {
     const from = clip(peak / fast);
-    svg.append(line(x(from), y(peak), W - R, y(peak), "roof"), label(W - R - 4, y(peak) - 5, `${name} ${Math.round(peak)} Gop/s`, "end"));
+    svg.append(line(x(from), y(peak), W - R, y(peak), "roof"), label(W - R - 4, y(peak) + (peak < product ? 15 : -5), `${name} ${Math.round(peak)} Gop/s`, "end"));
   }
   for (const p of points) {
     const name = p.step.kernels.length ? data.kernels[p.step.kernels.at(-1)].name : p.step.name || p.step.kind;
@@ -56,7 +56,7 @@ function roofline() {
     svg.append(shape("a", { href: `#step-${p.step.index}`, "aria-label": text },
       shape("circle", { class: "point", cx: x(p.x), cy: y(p.y), r: radius }, shape("title", {}, text))));
   }
-  return el("div", {}, svg, el("p", { class: "soft" }, "A point is a step, as large as its share of the time. " +
+  return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, as large as its share of the time. " +
     "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit."));
 }
 
@@ -82,7 +82,7 @@ function memorySection() {
     ["the arena", memory.arena_bytes], ["alive at one step, at most: no plan needs less", memory.most_live_bytes]])
     sums.append(el("tr", {}, el("td", {}, name), el("td", { class: "number" }, bytes(n)), el("td", {},
       el("div", { class: "bar" }, el("i", { style: `width: ${100 * n / memory.without_reuse_bytes}%` })))));
-  return [totals, memoryChart(memory), el("p", { class: "soft" }, "Each box is a buffer: as high as its bytes, " +
+  return [totals, el("div", { class: "scroll" }, memoryChart(memory)), el("p", { class: "soft" }, "Each box is a buffer: as high as its bytes, " +
     "as long as its life. The line is what is alive."), details];
 }
 
@@ -116,23 +116,35 @@ function tiles() {
     .map(([name, value]) => el("li", {}, el("b", {}, String(value)), el("span", {}, name)));
 }
 
-document.querySelector("h1").textContent = data.title;
-document.getElementById("summary").append(...tiles());
-const graph = graphSection(); // first: others point into it
-const kernelList = el("div");
-kernelRows = chunked(kernelList, data.kernels, kernelDetails);
-const sections = [
-  ["look", "Look at this first", findings()],
-  ["steps", "Steps", stepsSection()],
-  ["limits", "Limits", roofline()],
-  ["kernels", "Kernels", [el("p", {}, "Operators over the same elements, in one loop. Open one to see why it is separate, what it costs, and its code."),
-    kernelList]],
-  ["graph", "Graph", graph],
-  ["decisions", "Decisions", decisionsSection()],
-  ["memory", "Memory", memorySection()],
-  ["callouts", "Call-outs", calloutsSection()],
-  ["compiling", "Compile time", compilingSection()],
-];
-document.querySelector("nav").append(el("ul", {}, sections.map(([id, title]) => el("li", {}, el("a", { href: `#${id}` }, title)))));
-for (const [id, title, content] of sections)
-  document.getElementById("main").append(el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), ...[content].flat()));
+function draw(part) {
+  data = part;
+  document.querySelector("h1").textContent = data.title;
+  document.getElementById("summary").replaceChildren(...tiles());
+  const graph = graphSection(); // first: others point into it
+  const list = el("div");
+  kernelRows = chunked(list, sorted(), kernelDetails);
+  const sections = [
+    ["look", "Look at this first", findings()],
+    ["steps", "Steps", stepsSection()],
+    ["limits", "Limits", roofline()],
+    ["kernels", "Kernels", [el("p", {}, "Operators over the same elements, in one loop. Open one to see " +
+      "why it is separate, what it costs, and its code."), list]],
+    ["graph", "Graph", graph],
+    ["decisions", "Decisions", decisionsSection()],
+    ["memory", "Memory", memorySection()],
+    ["callouts", "Call-outs", calloutsSection()],
+    ["compiling", "Compile time", compilingSection()],
+  ];
+  document.querySelector("nav").replaceChildren(el("ul", {}, sections.map(([id, title]) =>
+    el("li", {}, el("a", { href: `#${id}` }, title)))));
+  document.getElementById("main").replaceChildren(...sections.map(([id, title, content]) =>
+    el("section", { id, "aria-labelledby": `${id}-title` }, el("h2", { id: `${id}-title` }, title), content)));
+}
+
+const parts = given.segments || [given];
+if (given.segments)
+  document.querySelector(".tool").after(el("label", { class: "soft" }, `${given.title}: `,
+    el("select", { onchange: (event) => draw(parts[event.target.value]) }, parts.map((part, i) => el("option", { value: i },
+      `segment ${i}: ${count(part.operators.length, "operator")}, ${Object.entries(part.reasons).map(([r, n]) => `${r} (${n})`).join(", ")}`)))));
+if (parts.length) draw(parts[0]);
+else document.querySelector("h1").textContent = `${given.title}: nothing was recorded`;

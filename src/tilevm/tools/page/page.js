@@ -1,6 +1,7 @@
 "use strict";
 // Draws the page from the data embedded in it. Text of users is only ever text, never markup.
-const data = JSON.parse(document.getElementById("data").textContent);
+const given = JSON.parse(document.getElementById("data").textContent);
+let data; // what is shown: all of it, or one segment of a recording
 const CHUNK = 200; // rows made at a time
 
 function el(tag, attributes, ...children) {
@@ -37,10 +38,12 @@ function kernelChip(index) {
     "data-kernel": index, onclick: () => openKernel(index) }, `${index} ${kernel.name}`);
 }
 
+// Copies, which few calls make, come last.
+const sorted = () => [...data.kernels].sort((a, b) => !a.operators.length - !b.operators.length);
 let kernelRows;
 
 function openKernel(index) {
-  kernelRows.reach(index);
+  kernelRows.reach(sorted().findIndex((kernel) => kernel.index === index));
   const details = document.getElementById(`kernel-${index}`);
   details.open = true;
   details.querySelector("summary").focus({ preventScroll: true });
@@ -118,6 +121,8 @@ function limitWords(step) {
 function findings() {
   const found = [], { timing, summary, memory } = data;
   const add = (bad, ...words) => found.push(el("li", { class: bad ? "bad" : null }, ...words));
+  for (const [reason, times] of Object.entries(data.reasons || {}))
+    add(false, `This segment ran ${count(times, "time")} because of: `, el("b", {}, reason), ".");
   if (timing.call_ns !== null && summary.limit_ns)
     add(false, `The call takes ${time(timing.call_ns)}. Its steps, one by one, could take ` +
       `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of it. ` +
@@ -139,8 +144,8 @@ function findings() {
     add(true, `${count(summary.interpreted, "variant")} of kernels ` +
       "run in the interpreter; see what is not machine code under Kernels.");
   if (memory.arena_bytes)
-    add(false, `Buffers between steps take ${bytes(memory.arena_bytes)} instead of ` +
-      `${bytes(memory.without_reuse_bytes)}; no plan needs less than ${bytes(memory.most_live_bytes)}.`);
+    add(false, `Buffers between steps take ${bytes(memory.arena_bytes)}; each by itself, they would take ` +
+      `${bytes(memory.without_reuse_bytes)}, and no plan needs less than ${bytes(memory.most_live_bytes)}.`);
   return el("ul", { class: "findings" }, found);
 }
 
@@ -151,6 +156,7 @@ function stepName(step) {
   const products = step.ways.length ? `${count(step.ways.length, "product")}: ${step.ways.join("; ")} ` : "";
   if (step.kind === "kernel") return el("span", {}, chips);
   if (step.kind === "chain") return el("span", {}, products || "product ", chips.length ? "with " : "", chips);
+  if (step.kind === "reshape") return el("span", {}, step.read_bytes ? "reshape, a copy" : "reshape, a view");
   return el("span", {}, step.kind, " ", step.name);
 }
 
@@ -170,7 +176,7 @@ function stepsSection() {
       el("i", { style: `width: ${100 * step.ns / most}%` }),
       step.limit_ns ? el("b", { style: `left: ${Math.min(100, 100 * step.limit_ns / most)}%` }) : null) : ""),
     el("td", {}, step.limit_ns ? `${time(step.limit_ns)}, ${step.limited_by}` : "", el("br"),
-      el("span", { class: "soft" }, step.limit_ns ? `${percent(step.limit_ns, step.ns)} reached` : "")),
+      el("span", { class: "soft" }, step.limit_ns ? `${percent(Math.min(step.limit_ns, step.ns), step.ns)} reached` : "")),
     el("td", { class: "number" }, step.read_bytes + step.written_bytes
       ? bytes(step.read_bytes + step.written_bytes) : "", el("br"),
       el("span", { class: "soft" }, step.flops ? `${rate(step.flops)}flop` : "")));
@@ -217,14 +223,16 @@ function kernelDetails(kernel) {
   const cost = step && step.ns !== null ? `, step ${step.index}, ${time(step.ns)}` : "";
   const summary = el("summary", { "data-kernel": kernel.index }, el("span", { class: "chip kernel",
     style: hue(kernel.index) }, `${kernel.index} ${kernel.name}`),
-    ` ${count(kernel.operators.length, "operator")} over [${kernel.axes.join(", ")}]${cost}`);
+    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : "a copy"} over [${kernel.axes.join(", ")}]${cost}`);
   const details = el("details", { class: "kernel", id: `kernel-${kernel.index}`, style: hue(kernel.index) }, summary);
   return filled(details, () => [
     el("p", { class: "soft" }, kernel.lines.join(", ")),
     el("p", {}, kernel.operators.map((n) => [operatorChip(n), " "])),
     el("h3", {}, "Why it is separate"),
+    step && step.kind === "chain" && step.ways.length ? el("p", {}, `It runs with ${count(step.ways.length, "matrix product")} ` +
+      `in step ${step.index}, some rows at a time: what passes between them stays in the cache.`) : null,
     kernel.why_separate.length ? el("ul", { class: "why" }, kernel.why_separate.map(border))
-      : el("p", {}, kernel.operators.length ? "No value passes between this kernel and another one."
+      : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
         : "It makes a copy, for a step of the host or where a layout asks for it."),
     step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index} takes ` +
       `${time(step.ns)}; ${limitWords(step)}. It reads ${bytes(step.read_bytes)} and writes ` +
