@@ -105,10 +105,11 @@ def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recor
 
     title = getattr(function, "__name__", None) or type(function).__name__
     block = fuse()  # the recorder tries itself when it is first needed
+    held = []  # what nobody holds is not computed
     watch_segments()
     try:
         with block:
-            function(*args, **kwargs)
+            held.append(function(*args, **kwargs))
     finally:
         runs = watched_segments(assembly=asm)
     described = {id(one): one for _, one, _ in runs}  # equal segments are one object

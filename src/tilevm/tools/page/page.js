@@ -96,6 +96,12 @@ function chunked(box, rows, make) {
   return { reach: (index) => { while (made <= index && made < rows.length) grow(); } };
 }
 
+function grouped(rows, key) {
+  const groups = new Map();
+  for (const row of rows) groups.set(key(row), [...groups.get(key(row)) || [], row]);
+  return groups;
+}
+
 function filled(details, make) {
   details.addEventListener("toggle", () => {
     if (details.open && details.children.length === 1) details.append(el("div", {}, make()));
@@ -133,12 +139,16 @@ function findings() {
     add(false, `The slowest step is ${slowest.index}, `, stepName(slowest),
       `: ${time(slowest.ns)}, ${percent(slowest.ns, timing.call_ns)} of the call`,
       slowest.limit_ns ? `; ${limitWords(slowest)}.` : ".");
-  const groups = Map.groupBy ? Map.groupBy(data.call_outs, (c) => c.name)
-    : data.call_outs.reduce((all, c) => all.set(c.name, [...all.get(c.name) || [], c]), new Map());
-  for (const [name, calls] of [...groups].slice(0, 8))
+  for (const [name, calls] of [...grouped(data.call_outs, (c) => c.name)].slice(0, 8))
     add(true, `Fell back to the framework: `, el("code", {}, name),
       ` (${count(calls.length, "call")}), because ${calls[0].reason}. `,
       [...new Set(calls.map((c) => c.line).filter(Boolean))].slice(0, 3).join(", "));
+  const stored = data.decisions.filter((d) => d.reader);
+  const reasons = [...grouped(stored, (d) => d.reason)].sort((a, b) => b[1].length - a[1].length);
+  if (stored.length)
+    add(false, `${count(stored.length, "time")} a value is stored because two operators cannot share a kernel, mostly: `,
+      reasons.slice(0, 3).map(([reason, rows], i) => `${i ? "; " : ""}${reason} (${rows.length})`), ". ",
+      el("a", { href: "#decisions" }, "All of them"), ".");
   if (!data.call_outs.length) add(false, "Nothing fell back: there are no call-outs.");
   if (summary.interpreted)
     add(true, `${count(summary.interpreted, "variant")} of kernels ` +
@@ -163,7 +173,7 @@ function stepName(step) {
 function stepsSection() {
   const whole = data.timing.call_ns;
   const most = Math.max(...data.steps.map((s) => s.ns || 0), 1);
-  const quiet = new Set(["alloc", "view", "slice"]);
+  const quiet = (s) => ["alloc", "view", "slice"].includes(s.kind) || (s.kind === "reshape" && s.read_bytes === 0);
   const [box, body] = table(["step", "what", "time", "", "limit", "bytes"], { class: "steps" });
   const row = (step) => el("tr", { id: `step-${step.index}`, "data-kernel": step.kernels[0] },
     el("td", { class: "number" }, String(step.index)),
@@ -182,16 +192,16 @@ function stepsSection() {
       el("span", { class: "soft" }, step.flops ? `${rate(step.flops)}flop` : "")));
   const show = (all) => {
     body.replaceChildren();
-    chunked(body, all ? data.steps : data.steps.filter((s) => !quiet.has(s.kind)), row);
+    chunked(body, all ? data.steps : data.steps.filter((s) => !quiet(s)), row);
   };
   show(false);
-  const hidden = data.steps.filter((s) => quiet.has(s.kind)).length;
-  const box2 = el("input", { type: "checkbox", onchange: (e) => show(e.target.checked) });
+  const hidden = data.steps.filter(quiet).length;
+  const all = el("input", { type: "checkbox", onchange: (e) => show(e.target.checked) });
   return [
     el("p", {}, "What the host does in one call, in this order. ", el("span", { class: "key" }),
       " time, ", el("span", { class: "key limit" }), " what it could take at best: bytes over " +
       "bandwidth, products and arithmetic over what the processor does, the largest of them."),
-    el("label", {}, box2, ` also the ${hidden} steps that only allocate or rename`), box,
+    el("label", {}, all, ` also ${count(hidden, "step")} that only allocate or rename`), box,
     whole ? el("p", { class: "soft" }, `Before the first step (inputs, sizes): ${time(data.timing.begin_ns)}; ` +
       `after the last one (outputs): ${time(data.timing.end_ns)}.`) : null];
 }
