@@ -60,6 +60,8 @@ std::string reason(const Why& why) {
       return "others need it too, so it is not computed again in a larger space";
     case Bar::kOrder:
       return "something else has to run between the two";
+    case Bar::kAfter:
+      return "the reader needs something else of its kernel whole, and so runs after it";
     case Bar::kReadElsewhere:
       return "not for some rows at a time: others read the product too";
     case Bar::kNotByRows:

@@ -35,7 +35,8 @@ enum class Bar : std::uint8_t {
   kAgainFold,
   kAgainCost,
   kAgainUsed,
-  kOrder,  // node: what has to run between the two, if it is one
+  kOrder,  // node: what has to run between the two
+  kAfter,
   // Behind a product, for some rows at a time.
   kReadElsewhere,
   kNotByRows,

@@ -130,6 +130,7 @@ class Grouping {
                                   std::size_t n_axes, AxisMask reduced, Why& why) const;
   Why too_large(const Group& g, int more_nodes, std::size_t more_loads) const;
   Why between(int unit, int other) const;
+  int node_of(int unit) const;  // the last one of a group; -1: none
   void refuse(int unit, const Why& why) { refused_.push_back({unit, why}); }
   Why refusal(int unit) const;
   bool join_sibling(int node, int unit, ValueId shared, const AxisMap& map);

@@ -24,14 +24,18 @@ Why Grouping::too_large(const Group& g, int more_nodes, std::size_t more_loads) 
 // What has to run after one of the two units and before the other.
 Why Grouping::between(int unit, int other) const {
   for (int u = 0; u < order.count(); ++u) {
-    const Group& g = groups[at(u)];
-    const int node = g.node >= 0 ? g.node : g.nodes.empty() ? -1 : g.nodes.back();
+    const int node = node_of(u);
     if (node < 0 || u == unit || u == other) continue;
     if ((order.precedes(unit, u) && order.precedes(u, other)) ||
         (order.precedes(other, u) && order.precedes(u, unit)))
       return {.bar = Bar::kOrder, .node = node};
   }
-  return {.bar = Bar::kOrder};
+  return {.bar = Bar::kAfter};
+}
+
+int Grouping::node_of(int unit) const {
+  const Group& g = groups[at(unit)];
+  return g.node >= 0 || g.nodes.empty() ? g.node : g.nodes.back();
 }
 
 Bar Grouping::again(int unit, int node) const {
@@ -245,9 +249,10 @@ bool Grouping::join_elementwise(int n, int unit) {
         (in.unit == unit || std::ranges::find(merges, in.unit, &Merge::from) != merges.end());
     const int needs = awaited(in);
     if (needs < 0 || inside) continue;
-    if (!order.can_depend(unit, needs)) return no(between(unit, needs));
+    const Why wait{.bar = Bar::kOrder, .node = node_of(needs)};
+    if (!order.can_depend(unit, needs)) return no(wait);
     for (const auto& m : merges) {
-      if (!order.can_depend(m.from, needs)) return no(between(m.from, needs));
+      if (!order.can_depend(m.from, needs)) return no(wait);
     }
   }
 

@@ -212,6 +212,7 @@ def test_something_has_to_run_between() -> None:
 
     reasons = {reason: fact for _, reason, fact in why(told(between, torch.randn(5, 6)))}
     assert "operand of a call-out" in reasons
+    assert reasons["something else has to run between the two"] == "%2 = call comes between"
 
 
 def test_factor_of_a_product_and_a_product_read_twice() -> None:

@@ -241,7 +241,8 @@ chooser.value = "1";
 chooser.dispatchEvent(new Event("change"));
 const out = document.createElement("pre");
 out.id = "probe";
-out.textContent = JSON.stringify({ options, first, then: document.querySelector("h1").textContent });
+const then = document.querySelector("h1").textContent;
+out.textContent = JSON.stringify({ options, first, then });
 document.body.append(out);
 </script></body>"""
     seen, console = browse(recording.to_html(limits=False), probe=choose)

@@ -126,9 +126,9 @@ function draw(part) {
   const sections = [
     ["look", "Look at this first", findings()],
     ["steps", "Steps", stepsSection()],
-    ["limits", "Limits", roofline()],
     ["kernels", "Kernels", [el("p", {}, "Operators over the same elements, in one loop. Open one to see " +
       "why it is separate, what it costs, and its code."), list]],
+    ["limits", "Limits", roofline()],
     ["graph", "Graph", graph],
     ["decisions", "Decisions", decisionsSection()],
     ["memory", "Memory", memorySection()],

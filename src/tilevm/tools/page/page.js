@@ -162,7 +162,7 @@ function findings() {
 // Sections ------------------------------------------------------------------------------------
 
 function stepName(step) {
-  const chips = step.kernels.filter((k) => step.kind !== "reshape").map((k) => [kernelChip(k), " "]);
+  const chips = step.kernels.filter((k) => step.kind !== "reshape").map((k, i) => [i ? " " : null, kernelChip(k)]);
   const products = step.ways.length ? `${count(step.ways.length, "product")}: ${step.ways.join("; ")} ` : "";
   if (step.kind === "kernel") return el("span", {}, chips);
   if (step.kind === "chain") return el("span", {}, products || "product ", chips.length ? "with " : "", chips);
@@ -185,7 +185,7 @@ function stepsSection() {
     el("td", {}, step.ns ? el("div", { class: "bar", title: limitWords(step) },
       el("i", { style: `width: ${100 * step.ns / most}%` }),
       step.limit_ns ? el("b", { style: `left: ${Math.min(100, 100 * step.limit_ns / most)}%` }) : null) : ""),
-    el("td", {}, step.limit_ns ? `${time(step.limit_ns)}, ${step.limited_by}` : "", el("br"),
+    el("td", { class: "limit" }, step.limit_ns ? `${time(step.limit_ns)}, ${step.limited_by}` : "", el("br"),
       el("span", { class: "soft" }, step.limit_ns ? `${percent(Math.min(step.limit_ns, step.ns), step.ns)} reached` : "")),
     el("td", { class: "number" }, step.read_bytes + step.written_bytes
       ? bytes(step.read_bytes + step.written_bytes) : "", el("br"),
