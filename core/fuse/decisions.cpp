@@ -61,7 +61,7 @@ std::string reason(const Why& why) {
     case Bar::kOrder:
       return "something else has to run between the two";
     case Bar::kAfter:
-      return "the reader needs something else of its kernel whole, and so runs after it";
+      return "the reader's kernel begins when this one has ended: it needs a value of it whole";
     case Bar::kReadElsewhere:
       return "not for some rows at a time: others read the product too";
     case Bar::kNotByRows:

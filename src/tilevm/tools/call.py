@@ -35,7 +35,7 @@ def explain(
 
     try:
         function = load(target)
-        own = hasattr(function, "variants")  # a kernel: takes NumPy arrays
+        own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
         found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
         if html is not None:
@@ -44,7 +44,7 @@ def explain(
             data.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
         if html is None and data is None:
             print(found)
-    except (TilevmError, ValueError, AttributeError, FileNotFoundError) as error:
+    except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
     return 0

@@ -15,6 +15,7 @@ from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
 __all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
 
 MOST_S = 1.0  # that calls for times may take together
+UNTIMED = "no calls were made for it"
 
 
 @overload
@@ -70,7 +71,7 @@ def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool, runs: int
         if capture.repeatable:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 profiles = _profiles(executable, lambda: compiled(*args, **kwargs), runs)
-            untimed = "" if profiles else "no calls were made for it: runs=0"
+            untimed = "" if profiles else UNTIMED
         else:
             once = executable.profile()
             profiles = [] if once is None else [once]
@@ -96,7 +97,10 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool, runs: int) -
                 guards = tuple(str(guard) for guard in one.guards)
                 with _profiled([one.run]):
                     profiles = _profiles(one.run, lambda: kernel(*args, **kwargs), runs)
-                return _explanation(kernel.__name__, one.run, guards, (), asm, (), profiles, "")
+                untimed = "" if profiles else UNTIMED
+                return _explanation(
+                    kernel.__name__, one.run, guards, (), asm, (), profiles, untimed
+                )
     return Explanation(kernel.__name__, to_text(graph), ())
 
 
@@ -147,7 +151,10 @@ def _profiles(executable: Any, call: Callable[[], Any], runs: int) -> list[dict[
     with _profiled([executable]):
         for _ in range(runs):
             call()
-            found.append(executable.profile())
+            profile = executable.profile()
+            if profile is None:  # another program ran, or none
+                break
+            found.append(profile)
             if time.perf_counter() > end:
                 break
     return found

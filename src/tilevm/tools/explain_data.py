@@ -29,7 +29,7 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
         for number, kernel in enumerate(explanation.kernels)
     ]
     memory = _memory(explanation)
-    timing = _timing(explanation)
+    timing = _timing(explanation, steps)
     interface = explanation.interface or {"inputs": (), "outputs": (), "checks": ()}
     return {
         "format": FORMAT,
@@ -129,17 +129,18 @@ def _symbols(explanation: Explanation) -> list[dict[str, Any]]:
     ]
 
 
-def _timing(explanation: Explanation) -> dict[str, Any]:
+def _timing(explanation: Explanation, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians; of the call, the sum of those of its parts: what disturbs a run is in one of them."""
     profiles = explanation.profiles
-    totals = [
-        p["begin_ns"] + sum(step["ns"] for step in p["steps"]) + p["end_ns"] for p in profiles
-    ]
+    begin_ns = median(p["begin_ns"] for p in profiles) if profiles else None
+    end_ns = median(p["end_ns"] for p in profiles) if profiles else None
+    whole = begin_ns is not None and end_ns is not None
     return {
         "runs": len(profiles),
         "untimed": explanation.untimed,
-        "call_ns": median(totals) if totals else None,
-        "begin_ns": median(p["begin_ns"] for p in profiles) if profiles else None,
-        "end_ns": median(p["end_ns"] for p in profiles) if profiles else None,
+        "call_ns": begin_ns + sum(step["ns"] for step in steps) + end_ns if whole else None,
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
     }
 
 

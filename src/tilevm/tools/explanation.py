@@ -147,7 +147,7 @@ class Recording(Report):
 
     def __str__(self) -> str:
         runs = sum(n for segment in self.segments for n in segment.reasons.values())
-        parts = [f"{self.title}: {runs} runs of {len(self.segments)} segments"]
+        parts = [f"{self.title}: {len(self.segments)} different segments, {runs} runs"]
         for segment in self.segments:
             reasons = ", ".join(f"{reason} ({n})" for reason, n in segment.reasons.items())
             parts.append(f"\nran {reasons}:\n{segment.explanation}")

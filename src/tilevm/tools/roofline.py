@@ -65,7 +65,8 @@ def limits(steps: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
             "arithmetic": work.vector_ops / (machine.flops_s["float32"] / 2),
         }
         step["limited_by"] = max(by, key=lambda name: by[name])
-        step["limit_ns"] = 1e9 * by[step["limited_by"]]
+        # What a step did, the machine can do: others may have used it while rates were measured.
+        step["limit_ns"] = min(1e9 * by[step["limited_by"]], step["ns"])
     return {
         "threads": threads,
         "bandwidth_gb_s": {str(1 << key): rate / 1e9 for key, rate in machine.bandwidth.items()},

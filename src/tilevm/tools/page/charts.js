@@ -43,7 +43,8 @@ function roofline() {
     const from = clip(10 ** bottom / bandwidth), to = Math.min(10 ** high, product / bandwidth);
     svg.append(line(x(from), y(from * bandwidth), x(to), y(to * bandwidth), "roof"));
     const at = Math.sqrt(from * to);
-    svg.append(label(x(at) - 8, y(at * bandwidth) - 6, `${where} ${Math.round(bandwidth)} GB/s`, "end"));
+    const [dx, dy, anchor] = where === "cache" ? [-8, -6, "end"] : [8, 16, "start"];
+    svg.append(label(x(at) + dx, y(at * bandwidth) + dy, `${where} ${Math.round(bandwidth)} GB/s`, anchor));
   }
   for (const [name, peak] of peaks) {
     const from = clip(peak / fast);

@@ -132,7 +132,7 @@ function findings() {
   if (timing.call_ns !== null && summary.limit_ns)
     add(false, `The call takes ${time(timing.call_ns)}. Its steps, one by one, could take ` +
       `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of it. ` +
-      `(Median of ${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
+      `(Medians of ${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
   if (timing.untimed) add(true, `Not timed more often: ${timing.untimed}.`);
   const slowest = [...data.steps].sort((a, b) => b.ns - a.ns)[0];
   if (slowest && slowest.ns)
@@ -186,7 +186,7 @@ function stepsSection() {
       el("i", { style: `width: ${100 * step.ns / most}%` }),
       step.limit_ns ? el("b", { style: `left: ${Math.min(100, 100 * step.limit_ns / most)}%` }) : null) : ""),
     el("td", { class: "limit" }, step.limit_ns ? `${time(step.limit_ns)}, ${step.limited_by}` : "", el("br"),
-      el("span", { class: "soft" }, step.limit_ns ? `${percent(Math.min(step.limit_ns, step.ns), step.ns)} reached` : "")),
+      el("span", { class: "soft" }, step.limit_ns ? `${percent(step.limit_ns, step.ns)} reached` : "")),
     el("td", { class: "number" }, step.read_bytes + step.written_bytes
       ? bytes(step.read_bytes + step.written_bytes) : "", el("br"),
       el("span", { class: "soft" }, step.flops ? `${rate(step.flops)}flop` : "")));
