@@ -130,7 +130,7 @@ def _symbols(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def _timing(explanation: Explanation, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Medians; of the call, the sum of those of its parts: what disturbs a run is in one of them."""
+    """Medians; of the call, their sum: what disturbs a run is in one of its parts."""
     profiles = explanation.profiles
     begin_ns = median(p["begin_ns"] for p in profiles) if profiles else None
     end_ns = median(p["end_ns"] for p in profiles) if profiles else None
