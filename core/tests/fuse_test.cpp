@@ -390,18 +390,12 @@ int products_alone() {
 
 int main() {
   const std::pair<const char*, std::function<int()>> tests[] = {
-      {"composites", composites},
-      {"chains_and_diamonds", chains_and_diamonds},
-      {"no_circles", no_circles},
-      {"decisions", decisions},
-      {"siblings", siblings},
-      {"results_are_small", results_are_small},
-      {"views", views},
-      {"layouts", layouts},
-      {"broadcasts", broadcasts},
-      {"gathers", gathers},
-      {"products", products},
-      {"products_alone", products_alone}};
+      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds},
+      {"no_circles", no_circles}, {"decisions", decisions},
+      {"siblings", siblings},     {"results_are_small", results_are_small},
+      {"views", views},           {"layouts", layouts},
+      {"broadcasts", broadcasts}, {"gathers", gathers},
+      {"products", products},     {"products_alone", products_alone}};
   int failed = 0;
   for (const auto& [name, test] : tests) {
     try {

@@ -102,10 +102,11 @@ def _summary(
 ) -> dict[str, Any]:
     limits = [step["limit_ns"] for step in steps if step["limit_ns"] is not None]
     variants = [variant for kernel in kernels for variant in kernel["variants"]]
+    launches = [step for step in steps if step["kind"] in ("kernel", "chain")]
     return {
         "operators": len(explanation.operators),
-        "kernels": sum(kernel["step"] is not None for kernel in kernels),
-        "launches": sum(step["kind"] in ("kernel", "chain") for step in steps),
+        "kernels": sum(len(step["kernels"]) for step in launches),
+        "launches": len(launches),
         "call_outs": len(explanation.callouts),
         "interpreted": sum(variant["tier"] == "interp" for variant in variants),
         "compile_us": sum(us for _, us in explanation.compiling),
