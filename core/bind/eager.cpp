@@ -1,8 +1,11 @@
 // The door of the recorder to the core: a capsule with the engine.
 #include <nanobind/nanobind.h>
 
-#include "bind/framework.h"
+#include <map>
+
+#include "bind/explain.h"
 #include "eager/engine.h"
+#include "eager/watch.h"
 
 namespace nb = nanobind;
 
@@ -25,6 +28,25 @@ void bind_eager(nb::module_& m) {
         return texts;
       },
       "Programs of recorded segments, the most recently used first, as text.");
+  m.def("watch_segments", eager::watch_segments,
+        "Note the segments that this thread runs from now on.");
+  m.def(
+      "watched_segments",
+      [](bool with_assembly) {
+        nb::list runs;
+        std::map<host::Executable*, nb::dict> known;
+        for (const eager::SegmentRun& run : eager::watched_segments()) {
+          const auto [found, is_new] = known.try_emplace(run.executable.get());
+          if (is_new) found->second = explained(*run.executable, nullptr, with_assembly);
+          nb::object profile = nb::none();
+          if (run.profile) profile = profile_row(*run.executable, *run.profile);
+          runs.append(nb::make_tuple(run.reason.c_str(), found->second, profile));
+        }
+        return runs;
+      },
+      nb::arg("with_assembly") = false,
+      "What was noted since watch_segments(), no longer noting: (what made it run, all that\n"
+      "explain shows, what it took) of each run; equal segments share the second.");
   m.def("set_most_segments", eager::set_most_segments, nb::arg("count"),
         "Programs of recorded segments that are kept.");
 }

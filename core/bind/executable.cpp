@@ -93,6 +93,10 @@ void dealloc(PyObject* self) {
 
 PyMemberDef members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(ExecutableObject, vectorcall), READONLY, nullptr},
+    {"lower_us", T_DOUBLE, offsetof(ExecutableObject, lower_us), READONLY,
+     "The part of compile_us that lowered the program."},
+    {"fuse_us", T_DOUBLE, offsetof(ExecutableObject, fuse_us), READONLY,
+     "The part of compile_us that made kernels of it."},
     {"compile_us", T_DOUBLE, offsetof(ExecutableObject, compile_us), READONLY,
      "Microseconds that making this took."},
     {nullptr, 0, 0, 0, nullptr}};
@@ -216,9 +220,15 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
     }
     std::tie(options.input_groups, options.output_groups) = std::move(*memory_groups);
   }
-  fuse::Plan plan = fuse::fuse(lower(program));
+  const auto since_begin_us = [&] {
+    const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
+    return us.count();
+  };
+  Program lowered = lower(program);
+  const double lower_us = since_begin_us();
+  fuse::Plan plan = fuse::fuse(std::move(lowered));
+  const double fuse_us = since_begin_us() - lower_us;
   auto made = std::make_unique<host::Executable>(std::move(plan), options, *python);
-  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
 
   PyTypeObject* type = executable_type();
   auto* self = reinterpret_cast<ExecutableObject*>(type->tp_alloc(type, 0));
@@ -227,7 +237,9 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
   new (&self->framework) std::unique_ptr<PythonFramework>(std::move(python));
   new (&self->executable) std::unique_ptr<host::Executable>(std::move(made));
   self->single = single;
-  self->compile_us = took.count();
+  self->lower_us = lower_us;
+  self->fuse_us = fuse_us;
+  self->compile_us = since_begin_us();
   return reinterpret_cast<PyObject*>(self);
 }
 

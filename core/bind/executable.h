@@ -13,8 +13,8 @@ struct ExecutableObject {
   vectorcallfunc vectorcall;
   std::unique_ptr<PythonFramework> framework;  // outlives executable
   std::unique_ptr<host::Executable> executable;
-  bool single;  // return the only output itself, not a tuple
-  double compile_us;
+  bool single;                           // return the only output itself, not a tuple
+  double lower_us, fuse_us, compile_us;  // compile_us: both, and the host program
 };
 
 PyTypeObject* executable_type();
@@ -22,7 +22,7 @@ PyTypeObject* executable_type();
 // Runs `call`. False, with a Python error set, if it raised.
 bool execute(ExecutableObject& object, host::Call& call) noexcept;
 
-// Methods `steps`, `kernels`, `cuts`, `plan_text`, `callouts`: what explain shows.
+// What explain shows: see explain.cpp.
 extern PyMethodDef explain_methods[];
 
 }  // namespace tilevm::bind

@@ -5,6 +5,7 @@
 #include <charconv>
 
 #include "bind/executable.h"
+#include "bind/explain.h"
 #include "bytecode/bytecode.h"
 #include "isa.gen.h"
 
@@ -21,12 +22,6 @@ host::Executable& executable(PyObject* self) {
 
 const PythonFramework& framework(PyObject* self) {
   return *reinterpret_cast<ExecutableObject*>(self)->framework;
-}
-
-std::string name(ValueId value) { return "%" + std::to_string(value); }
-
-std::string typed(const Program& program, ValueId value) {
-  return name(value) + ": " + print(program.sizes, program.type(value));
 }
 
 const char* kind_name(Kind kind) {
@@ -90,7 +85,7 @@ std::string chain_text(host::Executable& exe, int which) {
   return text;
 }
 
-std::string step_text(host::Executable& exe, const PythonFramework& python,
+std::string step_text(host::Executable& exe, const PythonFramework* python,
                       const host::HostStep& step) {
   const Program& program = exe.plan().program;
   switch (step.kind) {
@@ -123,27 +118,41 @@ std::string step_text(host::Executable& exe, const PythonFramework& python,
       std::vector<ValueId> results, args;
       for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);
       for (const host::Source& arg : step.args) args.push_back(arg.value);
-      return join(program, results) + " = call " + python.target_name(step.target) + "(" +
+      return join(program, results) + " = call " + python->target_name(step.target) + "(" +
              join(program, args) + ")";
     }
   }
   return "?";
 }
 
-nb::list steps(PyObject* self) {
-  host::Executable& exe = executable(self);
+nb::list kernels_of(const host::Executable& exe, const host::HostStep& step) {
+  nb::list result;
+  if (step.kernel >= 0) result.append(step.kernel);
+  if (step.kind != Kind::kChain) return result;
+  for (const auto& stage : exe.plan().chains[static_cast<std::size_t>(step.chain)].stages) {
+    if (stage.kernel >= 0) result.append(stage.kernel);
+  }
+  return result;
+}
+
+nb::list step_rows(host::Executable& exe, const PythonFramework* python) {
   const Program& program = exe.plan().program;
   nb::list result;
   for (const host::HostStep& step : exe.steps()) {
     nb::dict row;
     row["kind"] = kind_name(step.kind);
-    row["text"] = step_text(exe, framework(self), step);
+    row["text"] = step_text(exe, python, step);
     row["name"] = "";
+    row["kernels"] = kernels_of(exe, step);
+    row["ways"] = nb::list();
+    if (step.kind == Kind::kChain) {
+      for (const std::string& way : exe.ways(step.chain)) row["ways"].attr("append")(way.c_str());
+    }
     if (step.kind == Kind::kKernel || (step.kind == Kind::kReshape && step.kernel >= 0)) {
       row["kernel"] = step.kernel;
       row["name"] = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph().name;
     } else if (step.kind == Kind::kCall) {
-      row["name"] = framework(self).target_name(step.target);
+      row["name"] = python->target_name(step.target);
     }
     nb::list shapes;
     for (int r = 0; step.out >= 0 && r < std::max(1, step.n_out); ++r) {
@@ -206,13 +215,14 @@ nb::list assembly(const schedule::Kernel::VariantInfo& variant) {
 }
 
 // with_assembly: emits every variant anew for it.
-nb::list kernels_with(PyObject* self, bool with_assembly) {
-  const host::Executable& exe = executable(self);
+nb::list kernel_rows(const host::Executable& exe, bool with_assembly) {
   const Program& program = exe.plan().program;
   nb::list result;
   for (const schedule::Kernel& kernel : exe.kernels()) {
     const fuse::KernelGraph& graph = kernel.graph();
     nb::list axes;
+    nb::list from;
+    for (const std::int32_t node : graph.from) from.append(node);
     for (std::size_t a = 0; a < graph.axes.size(); ++a) {
       const bool reduced = (graph.reduced >> a & 1) != 0;
       axes.append(program.sizes.print(graph.axes[a]) + (reduced ? " (reduced)" : ""));
@@ -235,6 +245,8 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
       row["disassembly"] =
           bytecode::disassemble(variant.bytes, source_lines(program, variant.lines));
       row["bytes"] = nb::bytes(variant.bytes.data(), variant.bytes.size());
+      row["launches"] = variant.launches;
+      row["compile_us"] = static_cast<double>(variant.compile_ns) / 1e3;
       if (with_assembly) row["assembly"] = assembly(variant);
       variants.append(row);
     }
@@ -242,30 +254,27 @@ nb::list kernels_with(PyObject* self, bool with_assembly) {
     row["name"] = graph.name;
     row["axes"] = axes;
     row["nodes"] = nodes;
+    row["operators"] = from;
     row["variants"] = variants;
     result.append(row);
   }
   return result;
 }
 
-nb::list kernels(PyObject* self) { return kernels_with(self, false); }
-nb::list kernels_with_assembly(PyObject* self) { return kernels_with(self, true); }
+nb::list steps(PyObject* self) { return step_rows(executable(self), &framework(self)); }
+nb::list kernels(PyObject* self) { return kernel_rows(executable(self), false); }
 
-nb::list cuts(PyObject* self) {
-  const fuse::Plan& plan = executable(self).plan();
-  nb::list result;
-  for (const fuse::Cut& cut : plan.cuts) {
-    const std::string value = cut.value >= 0 ? typed(plan.program, cut.value) : std::string();
-    result.append(nb::make_tuple(value, cut.reason));
-  }
-  return result;
+nb::object profile(PyObject* self) {
+  const std::optional<host::Profile> last = executable(self).profile();
+  if (!last) return nb::none();
+  return profile_row(executable(self), *last);
 }
 
 nb::str plan_text(PyObject* self) {
   host::Executable& exe = executable(self);
   std::string text = print(exe.plan().program) + "\nsteps:\n";
   for (const host::HostStep& step : exe.steps()) {
-    text += "  " + step_text(exe, framework(self), step) + "\n";
+    text += "  " + step_text(exe, &framework(self), step) + "\n";
   }
   return nb::str(text.c_str());
 }
@@ -291,17 +300,18 @@ nb::list callouts(PyObject* self) {
 // Text, (name, min, max, multiple_of) of each symbol, names of the call-outs' targets.
 nb::tuple program(PyObject* self) {
   const Program& p = executable(self).plan().program;
-  nb::list symbols;
-  for (const SizeId symbol : p.sizes.symbols()) {
-    const shape::Range range = p.sizes.range(symbol);
-    const std::string name(p.sizes.symbol_name(symbol));
-    symbols.append(nb::make_tuple(name, range.min, range.max, range.multiple_of));
-  }
   nb::list targets;
   for (std::size_t i = 0; i < framework(self).n_targets(); ++i) {
     targets.append(framework(self).target_name(static_cast<std::int64_t>(i)));
   }
-  return nb::make_tuple(print(p), symbols, targets);
+  return nb::make_tuple(print(p), plan_symbols(p), targets);
+}
+
+PyObject* set_profiled(PyObject* self, PyObject* on) {
+  const int wanted = PyObject_IsTrue(on);
+  if (wanted < 0) return nullptr;
+  executable(self).set_profiled(wanted != 0);
+  Py_RETURN_NONE;
 }
 
 template <auto method>
@@ -316,15 +326,44 @@ PyObject* guarded(PyObject* self, PyObject*) {
   return nullptr;
 }
 
+PyObject* explained_method(PyObject* self, PyObject* with_assembly) {
+  try {
+    const bool asked = nb::cast<bool>(nb::handle(with_assembly));
+    return explained(executable(self), &framework(self), asked).release().ptr();
+  } catch (nb::python_error& e) {
+    e.restore();
+  } catch (...) {
+    set_python_error();
+  }
+  return nullptr;
+}
+
 }  // namespace
+
+nb::dict explained(host::Executable& exe, const PythonFramework* python, bool with_assembly) {
+  const Program& program = exe.plan().program;
+  nb::dict result;
+  result["graph"] = print(program);
+  result["steps"] = step_rows(exe, python);
+  result["kernels"] = kernel_rows(exe, with_assembly);
+  result["operators"] = plan_operators(exe);
+  result["decisions"] = plan_decisions(exe);
+  result["interface"] = plan_interface(exe);
+  result["memory"] = plan_memory(exe);
+  result["symbols"] = plan_symbols(program);
+  return result;
+}
 
 PyMethodDef explain_methods[] = {
     {"steps", guarded<steps>, METH_NOARGS, "The host program: one dict a step."},
     {"kernels", guarded<kernels>, METH_NOARGS,
      "One dict a kernel: name, axes, nodes, and the variants encoded so far."},
-    {"kernels_with_assembly", guarded<kernels_with_assembly>, METH_NOARGS,
-     "As kernels(); each variant has \"assembly\" besides: (kind, offset, instruction, text)."},
-    {"cuts", guarded<cuts>, METH_NOARGS, "(value, reason) where one kernel could not go on."},
+    {"explained", explained_method, METH_O,
+     "All that explain shows. If the argument is true, each variant has \"assembly\" besides:\n"
+     "(kind, offset, instruction, text)."},
+    {"profile", guarded<profile>, METH_NOARGS,
+     "What the last call took, step by step, and asked for; None without set_profiled(True)."},
+    {"set_profiled", set_profiled, METH_O, "Whether calls note what each of their steps takes."},
     {"plan_text", guarded<plan_text>, METH_NOARGS, "Program and steps as text."},
     {"program", guarded<program>, METH_NOARGS,
      "The program: its text, facts of its symbols, names of what it calls out."},

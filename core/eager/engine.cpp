@@ -1,4 +1,5 @@
 #include "eager/engine.h"
+#include "eager/watch.h"
 
 #include <algorithm>
 #include <atomic>
@@ -42,6 +43,8 @@ void drop_held(Held* h) noexcept {
 }
 
 thread_local int threads_of_run = 1;
+thread_local std::unique_ptr<std::vector<SegmentRun>> watched;  // null: nobody watches
+thread_local const char* flush_reason = "";                     // of the next run
 
 // Tensors are `Held`; there are no call-outs.
 class Memory final : public host::Framework {
@@ -310,7 +313,10 @@ class Runner final : public Engine {
 
   void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
 
-  void count_flush(const char* reason) noexcept override { flushes().count(reason); }
+  void count_flush(const char* reason) noexcept override {
+    flushes().count(reason);
+    flush_reason = reason;
+  }
 
   void set_finish(bool (*finish)(Failure&) noexcept) noexcept override {
     finish_of_recorder = finish;
@@ -351,7 +357,11 @@ class Runner final : public Engine {
     }
     a.outputs.assign(outputs.size(), nullptr);
     host::Call call{a.objects, a.outputs, a.seen.data()};
-    segment->executable->run(call);
+    if (watched == nullptr) {
+      segment->executable->run(call);
+    } else {
+      run_watched(segment, call);
+    }
     for (std::size_t o = 0; o < outputs.size(); ++o) {
       const OutputPlace& place = segment->outputs[o];
       if (place.target >= 0) {  // what was handed out is the input
@@ -363,10 +373,25 @@ class Runner final : public Engine {
     }
   }
 
+  static void run_watched(const std::shared_ptr<Segment>& segment, host::Call& call) {
+    const std::shared_ptr<host::Executable> executable(segment, segment->executable.get());
+    executable->set_profiled(true);
+    executable->run(call);
+    watched->push_back({flush_reason, executable, executable->profile()});
+    executable->set_profiled(false);
+  }
+
   int (*threads_)() noexcept;
 };
 
 }  // namespace
+
+void watch_segments() { watched = std::make_unique<std::vector<SegmentRun>>(); }
+
+std::vector<SegmentRun> watched_segments() {
+  const auto noted = std::move(watched);
+  return noted ? std::move(*noted) : std::vector<SegmentRun>();
+}
 
 std::unique_ptr<Engine> make_engine(int (*threads)() noexcept) {
   return std::make_unique<Runner>(threads);

@@ -101,6 +101,16 @@ class Joining {
                                });
   }
 
+  // The operator of a kernel that reads v.
+  std::int32_t reader_in(int kernel, ValueId v) const {
+    const std::vector<std::int32_t>& nodes = plan_.kernels[at(kernel)].from;
+    const auto found = std::ranges::find_if(nodes, [&](std::int32_t n) {
+      const auto& inputs = program_.nodes[at(n)].inputs;
+      return std::ranges::find(inputs, v) != inputs.end();
+    });
+    return found == nodes.end() ? -1 : *found;
+  }
+
   // The kernel as a stage behind a product's result v; nothing if it does not run row by row.
   std::optional<Chain::Stage> stage_of(int kernel, ValueId v) const {
     const KernelGraph& graph = plan_.kernels[at(kernel)];
@@ -153,15 +163,24 @@ class Joining {
     std::optional<Chain::Stage> stage;
     for (const OperandRef& operand : plan_.kernels[at(kernel)].operands) {
       const ValueId v = operand.value;
-      if (v < 0 || tail_of_[at(v)] < 0 || !only_for(v, i)) continue;
+      if (v < 0 || tail_of_[at(v)] < 0) continue;
       if (std::ranges::find(found, v) != found.end()) continue;
       const Chain& chain = plan_.chains[at(tail_of_[at(v)])];
       if (chain.stages.back().out != v) continue;  // made by a kernel
-      if (!found.empty() && !same_rows(chain, found[0])) continue;
       const std::optional<Chain::Stage> fits = stage_of(kernel, v);
-      if (!fits || !can_move(chain, i, v, &*fits) ||
-          (stage && (fits->row_axis != stage->row_axis || fits->column_axis != stage->column_axis)))
+      const Bar bar = [&] {
+        if (!only_for(v, i)) return Bar::kReadElsewhere;
+        if (!found.empty() && !same_rows(chain, found[0])) return Bar::kOtherRows;
+        if (!fits) return Bar::kNotByRows;
+        if (!can_move(chain, i, v, &*fits)) return Bar::kTooEarly;
+        const bool same = !stage || (fits->row_axis == stage->row_axis &&
+                                     fits->column_axis == stage->column_axis);
+        return same ? Bar::kNone : Bar::kOtherRows;
+      }();
+      if (bar != Bar::kNone) {
+        plan_.decisions.push_back({v, reader_in(kernel, v), {bar}});
         continue;
+      }
       stage = fits;
       found.push_back(v);
     }
@@ -196,7 +215,14 @@ class Joining {
     Chain& chain = plan_.chains[at(into)];
     const Chain::Stage& last = chain.stages.back();
     if (last.kernel < 0 || !can_move(chain, i, product.a, nullptr)) return;
-    if (plan_.kernels[at(last.kernel)].reduced == 0 || shape(product.b).rank == 2) return;
+    const bool one_factor = shape(product.b).rank == 2;
+    if (plan_.kernels[at(last.kernel)].reduced == 0 || one_factor) {
+      for (Decision& decision : plan_.decisions) {
+        if (decision.value == product.a && decision.why.bar == Bar::kFactor)
+          decision.why = {one_factor ? Bar::kOneFactor : Bar::kNothingFolded};
+      }
+      return;
+    }
     const Shape &a = shape(product.a), &out = shape(product.out);
     if (!same_rows(chain, product.a) || a.rank != out.rank || !same_rows(chain, product.out))
       return;
@@ -263,7 +289,7 @@ class Joining {
     return true;
   }
 
-  // Steps of chains that are part of others now, and buffers of panels.
+  // Steps of chains that are part of others now, buffers of panels, and why those were stored.
   void drop() {
     std::vector<bool> is_panel(program_.values.size());
     for (const Chain& chain : plan_.chains) {
@@ -274,6 +300,7 @@ class Joining {
         return step.chain < 0 || plan_.chains[at(step.chain)].stages.empty();
       return step.kind == Kind::kAlloc && is_panel[at(step.out)];
     });
+    std::erase_if(plan_.decisions, [&](const Decision& d) { return is_panel[at(d.value)]; });
   }
 
   Plan& plan_;

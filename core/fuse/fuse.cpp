@@ -59,7 +59,7 @@ class Scheduler {
     for (const ValueId v : g_.program.outputs) {
       if (!g_.program.type(v).weak) ensure(v);
     }
-    plan_.cuts = std::move(g_.cuts);
+    plan_.decisions = std::move(g_.decisions);
   }
 
  private:

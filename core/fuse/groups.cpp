@@ -1,6 +1,7 @@
 #include "fuse/groups.h"
 
 #include <algorithm>
+#include <ranges>
 
 namespace tilevm::fuse {
 namespace {
@@ -30,7 +31,7 @@ Grouping::Grouping(Program& p) : program(p) {
   for (int n = 0; n < static_cast<int>(p.nodes.size()); ++n) place(n);
   for (const ValueId v : p.outputs) {
     if (p.type(v).weak) continue;  // the host returns numbers itself
-    need_buffer(v, -1, "result of the program");
+    need_buffer(v, -1, -1, {Bar::kResult});
   }
 }
 
@@ -191,7 +192,7 @@ void Grouping::add_loads(int unit, int n, const AxisMap& out) {
     const auto& in = info[at(v)];
     if (in.where == Where::kFree) order.depend(unit, in.brought);
     if (in.where == Where::kFree || (in.where == Where::kKernel && in.unit == unit)) continue;
-    need_buffer(v, unit, "kernels that cannot share one loop");
+    need_buffer(v, unit, n, refusal(in.unit));
     AxisMap map;
     const Shape& s = shape(v);
     for (int d = 0; d < rank; ++d) {
@@ -268,12 +269,17 @@ void Grouping::define_buffer(ValueId value, int unit) {
   v.unit = unit;
 }
 
-// Makes sure that `value` is in memory when `user_unit` (if any) runs.
-void Grouping::need_buffer(ValueId value, int user_unit, const char* reason) {
+Why Grouping::refusal(int unit) const {
+  const auto found = std::ranges::find(refused_ | std::views::reverse, unit, &Refusal::unit);
+  return found == (refused_ | std::views::reverse).end() ? Why{} : found->why;
+}
+
+void Grouping::need_buffer(ValueId value, int user_unit, int reader, const Why& why) {
   const auto& v = info[at(value)];
   if (v.where == Where::kFree) {
     const Type type = program.type(value);
     if (type.weak) return;  // call-outs get the number
+    decisions.push_back({value, reader, why});
     // Stored once by a kernel of its own; users inside kernels still make it anew.
     if (!v.stored) {
       const int unit = new_group();
@@ -295,11 +301,8 @@ void Grouping::need_buffer(ValueId value, int user_unit, const char* reason) {
     return;
   }
   if (v.where == Where::kKernel) {
-    auto& source = info[at(v.source)];
-    if (!source.stored) {
-      source.stored = true;
-      cuts.push_back({v.source, reason});
-    }
+    info[at(v.source)].stored = true;
+    decisions.push_back({v.source, reader, why});
   }
   const int unit = v.unit;
   if (user_unit >= 0 && unit >= 0 && unit != user_unit) order.depend(user_unit, unit);

@@ -29,6 +29,8 @@ AxisMask mask_of(const AxisMap& map, int rank);
 
 inline constexpr int kMaxGroupNodes = 64;
 inline constexpr int kMaxGroupLoads = 48;
+// A small producer is computed again at every point of a larger space if it costs at most this.
+inline constexpr int kCheapCost = 16;
 
 inline std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
@@ -70,6 +72,7 @@ struct Group {
   int cost = 0;                  // operations an element, transcendental ones count more
   bool has_fold = false;
   bool alive = true;
+  int node = -1;  // of a unit that is no group: the call-out or concatenation
 };
 
 // A unit is a group, a call-out, or a concat, which joins the groups that write its parts. The
@@ -99,7 +102,7 @@ class Grouping {
   std::vector<AxisMap> reduce_map;            // by node: map of a reduction's input dims
   std::unordered_map<int, int> unit_of_node;  // calls, concats
   std::vector<Step> parts;                    // kAlloc and kSlice steps that concats need first
-  std::vector<Cut> cuts;
+  std::vector<Decision> decisions;
 
  private:
   void place(int node);
@@ -120,19 +123,28 @@ class Grouping {
   };
 
   bool join_elementwise(int node, int unit);
-  std::optional<AxisMap> result_map(int node, int unit, std::vector<SizeId>& new_axes) const;
+  // Both say in `why` what is in the way, if something is.
+  std::optional<AxisMap> result_map(int node, int unit, std::vector<SizeId>& new_axes,
+                                    Why& why) const;
   std::optional<Merge> plan_merge(int node, int unit, int from, const AxisMap& map,
-                                  std::size_t n_axes, AxisMask reduced) const;
+                                  std::size_t n_axes, AxisMask reduced, Why& why) const;
+  Why too_large(const Group& g, int more_nodes, std::size_t more_loads) const;
+  Why between(int unit, int other) const;
+  int node_of(int unit) const;  // the last one of a group; -1: none
+  void refuse(int unit, const Why& why) { refused_.push_back({unit, why}); }
+  Why refusal(int unit) const;
   bool join_sibling(int node, int unit, ValueId shared, const AxisMap& map);
   int new_group();
   int new_unit();
   void add_node(int unit, int node, const AxisMap& out);
   void add_loads(int unit, int node, const AxisMap& out);
   void merge(int into, int from, const std::vector<std::int8_t>& axis_of);
-  bool self_contained(int unit, int node) const;
-  void need_buffer(ValueId value, int user_unit, const char* reason);
+  // Why a group may not be computed again in a larger space for `node`; kNone: it may.
+  Bar again(int unit, int node) const;
+  // Makes sure that `value` is in memory when `user_unit` (if any) runs, for `reader`.
+  void need_buffer(ValueId value, int user_unit, int reader, const Why& why);
   void define_buffer(ValueId value, int unit);
-  void store_into(ValueId value, ValueId target, int join_unit);
+  void store_into(ValueId value, ValueId target, int join_unit, int reader);
   void bring_sizes(const Node& call, int unit);
   int brought_by(const Node& node) const;
   // The unit that must have run before a value can be read; -1: none.
@@ -149,6 +161,11 @@ class Grouping {
   int last_bringer_ = -1;
   std::vector<bool> is_output_;
   std::vector<SmallVector<int, 2>> loaders_;  // value -> units that load it, oldest first
+  struct Refusal {
+    int unit;
+    Why why;
+  };
+  std::vector<Refusal> refused_;  // why the operator at hand is in none of these groups
 };
 
 }  // namespace tilevm::fuse

@@ -8,18 +8,42 @@
 
 namespace tilevm::fuse {
 namespace {
-// A small producer is computed again at every point of a larger space if it costs at most this.
-constexpr int kCheapCost = 16;
-
 AxisMask bit(int axis) { return static_cast<AxisMask>(1U << axis); }
 AxisMask first(std::size_t n) { return static_cast<AxisMask>((1U << n) - 1U); }
 bool has(AxisMask mask, int axis) { return ((mask >> axis) & 1) != 0; }
 }  // namespace
 
-bool Grouping::self_contained(int unit, int node) const {
+Why Grouping::too_large(const Group& g, int more_nodes, std::size_t more_loads) const {
+  const int nodes = static_cast<int>(g.nodes.size()) + more_nodes;
+  const std::size_t loads = g.loads.size() + more_loads;
+  if (nodes > kMaxGroupNodes) return {.bar = Bar::kOperators, .number = nodes};
+  if (loads > kMaxGroupLoads) return {.bar = Bar::kLoads, .number = static_cast<int>(loads)};
+  return {};
+}
+
+// What has to run after one of the two units and before the other.
+Why Grouping::between(int unit, int other) const {
+  for (int u = 0; u < order.count(); ++u) {
+    const int node = node_of(u);
+    if (node < 0 || u == unit || u == other) continue;
+    if ((order.precedes(unit, u) && order.precedes(u, other)) ||
+        (order.precedes(other, u) && order.precedes(u, unit)))
+      return {.bar = Bar::kOrder, .node = node};
+  }
+  return {.bar = Bar::kAfter};
+}
+
+int Grouping::node_of(int unit) const {
   const Group& g = groups[at(unit)];
-  if (g.has_fold || g.cost > kCheapCost || !g.fills.empty()) return false;
-  return std::ranges::all_of(g.values, [&](ValueId v) {
+  return g.node >= 0 || g.nodes.empty() ? g.node : g.nodes.back();
+}
+
+Bar Grouping::again(int unit, int node) const {
+  const Group& g = groups[at(unit)];
+  if (g.has_fold) return Bar::kAgainFold;
+  if (g.cost > kCheapCost) return Bar::kAgainCost;
+  if (!g.fills.empty()) return Bar::kAgainUsed;
+  const bool alone = std::ranges::all_of(g.values, [&](ValueId v) {
     return !is_output_[at(v)] && !info[at(info[at(v)].source)].stored &&
            std::ranges::all_of(users(v), [&](int user) {
              return user == node || (user < node && std::ranges::binary_search(g.nodes, user)) ||
@@ -27,11 +51,13 @@ bool Grouping::self_contained(int unit, int node) const {
                      std::ranges::find(g.values, program.nodes[at(user)].out) != g.values.end());
            });
   });
+  return alone ? Bar::kNone : Bar::kAgainUsed;
 }
 
 // Axes of the dims of elementwise node n inside the group: those of its operands there, axes that
 // were folded to a size of 1, and new ones (appended to `new_axes`) along which no operand varies.
-std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>& new_axes) const {
+std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>& new_axes,
+                                            Why& why) const {
   const Node& node = program.nodes[at(n)];
   const Shape& out = shape(node.out);
   const Group& g = groups[at(unit)];
@@ -44,19 +70,30 @@ std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>
       if (i < 0 || in.where != Where::kKernel || in.unit != unit) continue;
       const int axis = in.map.axis[at(i)];
       const int ghost = in.map.ghost[at(i)];
-      if (axis >= 0 && map.axis[at(d)] >= 0 && map.axis[at(d)] != axis) return std::nullopt;
+      if (axis >= 0 && map.axis[at(d)] >= 0 && map.axis[at(d)] != axis) {
+        why = {.bar = Bar::kDisagree, .a = out[d]};
+        return std::nullopt;
+      }
       if (axis >= 0) map.axis[at(d)] = static_cast<std::int8_t>(axis);
       if (ghost >= 0) map.ghost[at(d)] = static_cast<std::int8_t>(ghost);
     }
     const int axis = map.axis[at(d)];
     if (axis < 0) continue;
-    if (has(used, axis)) return std::nullopt;  // x[i] * x[j]: one axis cannot be both
+    if (has(used, axis)) {  // x[i] * x[j]: one axis cannot be both
+      why = {.bar = Bar::kDiagonal, .a = out[d]};
+      return std::nullopt;
+    }
     used = static_cast<AxisMask>(used | bit(axis));
   }
   for (int d = 0; d < out.rank; ++d) {
     const int axis = map.ghost[at(d)];
     if (map.axis[at(d)] >= 0 || one(out[d]) || axis < 0) continue;
-    if (has(used, axis) || g.axes[at(axis)] != out[d]) continue;
+    if (has(used, axis)) continue;
+    if (g.axes[at(axis)] != out[d]) {
+      why.a = out[d];  // in the way, if the group may not have another axis
+      why.b = g.axes[at(axis)];
+      continue;
+    }
     map.axis[at(d)] = static_cast<std::int8_t>(axis);
     used = static_cast<AxisMask>(used | bit(axis));
   }
@@ -67,28 +104,43 @@ std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>
     }
     if (map.axis[at(d)] >= 0) map.ghost[at(d)] = -1;
   }
-  if (g.axes.size() + new_axes.size() > kMaxAxes) return std::nullopt;
-  if (!new_axes.empty() && !self_contained(unit, n)) return std::nullopt;
+  if (const auto axes = g.axes.size() + new_axes.size(); axes > kMaxAxes) {
+    why = {.bar = Bar::kAxes, .number = static_cast<int>(axes)};
+    return std::nullopt;
+  }
+  if (const Bar bar = new_axes.empty() ? Bar::kNone : again(unit, n); bar != Bar::kNone) {
+    why.bar = bar;
+    why.number = g.cost;
+    if (why.a == shape::kNoSize) why.a = new_axes.front();
+    return std::nullopt;
+  }
   // A result that varies over part of the space only would be stored many times.
   const auto kept = static_cast<AxisMask>(first(g.axes.size() + new_axes.size()) & ~g.reduced);
   const auto mask = mask_of(map, out.rank);
   const auto swept = static_cast<AxisMask>(mask & g.reduced);
-  if ((mask & kept) != kept || (swept != 0 && swept != g.reduced)) return std::nullopt;
+  if ((mask & kept) != kept || (swept != 0 && swept != g.reduced)) {
+    why.bar = (mask & kept) != kept ? Bar::kPart : Bar::kPartOfFold;
+    return std::nullopt;
+  }
   return map;
 }
 
 // How group `from`, which makes operands of node n, becomes part of group `unit`, where the dims of
 // n run along `map`; nothing if it cannot. The joint space so far: n_axes axes, `reduced` folded.
 std::optional<Grouping::Merge> Grouping::plan_merge(int n, int unit, int from, const AxisMap& map,
-                                                    std::size_t n_axes, AxisMask reduced) const {
+                                                    std::size_t n_axes, AxisMask reduced,
+                                                    Why& why) const {
   const Node& node = program.nodes[at(n)];
+  const auto no = [&](const Why& because) {
+    why = because;
+    return std::nullopt;
+  };
   const int rank = shape(node.out).rank;
   const Group& g = groups[at(unit)];
   const Group& other = groups[at(from)];
-  if (g.nodes.size() + other.nodes.size() >= kMaxGroupNodes ||
-      g.loads.size() + other.loads.size() + node.inputs.size() > kMaxGroupLoads) {
-    return std::nullopt;
-  }
+  why = too_large(g, static_cast<int>(other.nodes.size()) + 1,
+                  other.loads.size() + node.inputs.size());
+  if (why.bar != Bar::kNone) return std::nullopt;
   Merge m{from, std::vector<std::int8_t>(other.axes.size(), -1), {}, reduced};
 
   // Axes along which n varies: every operand from there must agree, and no two may fall together.
@@ -99,41 +151,46 @@ std::optional<Grouping::Merge> Grouping::plan_merge(int n, int unit, int from, c
       const int axis = i < 0 ? -1 : info[at(v)].map.axis[at(i)];
       if (axis < 0) continue;
       auto& to = m.axis_of[at(axis)];
-      if (to >= 0 && to != map.axis[at(d)]) return std::nullopt;
+      if (to >= 0 && to != map.axis[at(d)]) return no({.bar = Bar::kDisagree});
       to = map.axis[at(d)];
     }
   }
   AxisMask covered = 0;
   for (const auto to : m.axis_of) {
     if (to < 0) continue;
-    if (has(covered, to)) return std::nullopt;
+    if (has(covered, to)) return no({.bar = Bar::kDiagonal});
     covered = static_cast<AxisMask>(covered | bit(to));
   }
   // The others must be folded there: they are our folded axes of that size, or new ones.
   for (std::size_t a = 0; a < other.axes.size(); ++a) {
     if (m.axis_of[a] >= 0) continue;
-    if (!has(other.reduced, static_cast<int>(a))) return std::nullopt;
+    if (!has(other.reduced, static_cast<int>(a)))
+      return no({.bar = Bar::kOtherAxis, .a = other.axes[a]});
     int to = -1;
+    Why fold{.bar = Bar::kNoFold, .a = other.axes[a]};
     if (reduced == 0) {
       to = static_cast<int>(n_axes + m.extra_axes.size());
       m.extra_axes.push_back(other.axes[a]);
     }
     for (int b = 0; to < 0 && b < static_cast<int>(g.axes.size()); ++b) {
-      if (has(reduced, b) && !has(covered, b) && g.axes[at(b)] == other.axes[a]) to = b;
+      if (!has(reduced, b) || has(covered, b)) continue;
+      fold.b = g.axes[at(b)];
+      if (g.axes[at(b)] == other.axes[a]) to = b;
     }
-    if (to < 0) return std::nullopt;
+    if (to < 0) return no(fold);
     m.axis_of[a] = static_cast<std::int8_t>(to);
     covered = static_cast<AxisMask>(covered | bit(to));
   }
   const std::size_t all_axes = n_axes + m.extra_axes.size();
-  if (all_axes > kMaxAxes) return std::nullopt;
+  if (all_axes > kMaxAxes) return no({.bar = Bar::kAxes, .number = static_cast<int>(all_axes)});
 
   AxisMask other_reduced = 0;
   for (std::size_t a = 0; a < other.axes.size(); ++a) {
     if (!has(other.reduced, static_cast<int>(a))) continue;
     other_reduced = static_cast<AxisMask>(other_reduced | bit(m.axis_of[a]));
   }
-  if (reduced != 0 && other_reduced != 0 && reduced != other_reduced) return std::nullopt;
+  if (reduced != 0 && other_reduced != 0 && reduced != other_reduced)
+    return no({.bar = Bar::kOtherFold});
   m.reduced = static_cast<AxisMask>(reduced | other_reduced);
   const auto kept = static_cast<AxisMask>(first(all_axes) & ~m.reduced);
   // Whoever lacks kept axes of the joint space is computed again along them; values that vary over
@@ -142,20 +199,25 @@ std::optional<Grouping::Merge> Grouping::plan_merge(int n, int unit, int from, c
     const auto swept = static_cast<AxisMask>(covers & m.reduced);
     return (covers & kept) != kept || (swept != 0 && swept != m.reduced);
   };
-  if (strains(covered) && !self_contained(from, n)) return std::nullopt;
-  if (strains(first(n_axes)) && !self_contained(unit, n)) return std::nullopt;
+  for (const auto& [who, covers] : {std::pair{from, covered}, std::pair{unit, first(n_axes)}}) {
+    const Bar bar = strains(covers) ? again(who, n) : Bar::kNone;
+    if (bar != Bar::kNone) return no({.bar = bar, .number = groups[at(who)].cost});
+  }
   return m;
 }
 
 bool Grouping::join_elementwise(int n, int unit) {
   const Node& node = program.nodes[at(n)];
   Group& g = groups[at(unit)];
-  if (g.nodes.size() >= kMaxGroupNodes || g.loads.size() + node.inputs.size() > kMaxGroupLoads) {
+  const auto no = [&](const Why& why) {
+    refuse(unit, why);
     return false;
-  }
+  };
+  Why why = too_large(g, 1, node.inputs.size());
+  if (why.bar != Bar::kNone) return no(why);
   std::vector<SizeId> new_axes;
-  const auto map = result_map(n, unit, new_axes);
-  if (!map) return false;
+  const auto map = result_map(n, unit, new_axes, why);
+  if (!map) return no(why);
 
   // Operands from other groups: merge those where that is possible, else load.
   std::vector<Merge> merges;
@@ -169,13 +231,14 @@ bool Grouping::join_elementwise(int n, int unit) {
         order.can_merge(unit, in.unit) && std::ranges::all_of(merges, [&](const Merge& m) {
           return order.can_merge(m.from, in.unit);
         });
-    auto m = apart ? plan_merge(n, unit, in.unit, *map, n_axes, reduced) : std::nullopt;
+    auto m = apart ? plan_merge(n, unit, in.unit, *map, n_axes, reduced, why) : std::nullopt;
+    if (!m) refuse(in.unit, apart ? why : between(unit, in.unit));
     if (m) {
       n_axes += m->extra_axes.size();
       reduced = m->reduced;
       merges.push_back(std::move(*m));
     } else if (!order.can_depend(unit, in.unit)) {
-      return false;  // it would have to run both before and after us
+      return no(between(unit, in.unit));  // it would have to run both before and after us
     }
   }
   // What is loaded must be ready before any part of the joint group.
@@ -186,9 +249,10 @@ bool Grouping::join_elementwise(int n, int unit) {
         (in.unit == unit || std::ranges::find(merges, in.unit, &Merge::from) != merges.end());
     const int needs = awaited(in);
     if (needs < 0 || inside) continue;
-    if (!order.can_depend(unit, needs)) return false;
+    const Why wait{.bar = Bar::kOrder, .node = node_of(needs)};
+    if (!order.can_depend(unit, needs)) return no(wait);
     for (const auto& m : merges) {
-      if (!order.can_depend(m.from, needs)) return false;
+      if (!order.can_depend(m.from, needs)) return no(wait);
     }
   }
 
@@ -246,6 +310,7 @@ void Grouping::place_elementwise(int n) {
     for (const ValueId in : node.inputs) v.brought = std::max(v.brought, info[at(in)].brought);
     return;
   }
+  refused_.clear();
   std::vector<int> candidates;
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];

@@ -115,6 +115,7 @@ class Builder {
       : g_(grouping), unit_(unit), group_(grouping.groups[at(unit)]) {
     kernel_.axes = group_.axes;
     kernel_.reduced = group_.reduced;
+    kernel_.from = group_.nodes;
     kernel_.nodes.reserve(group_.nodes.size() * 2 + group_.loads.size() + 8);
     kernel_.operands.reserve(group_.loads.size() + group_.fills.size() + 4);
   }

@@ -55,17 +55,19 @@ void Grouping::place_reduce(int n) {
     const AxisMask over = folded_axes(in.map);
     const auto all = static_cast<AxisMask>((1U << g.axes.size()) - 1U);
     const auto mask = mask_of(in.map, in_shape.rank);
-    const bool fits = spans && mask == all && over != 0 && (g.reduced == 0 || g.reduced == over) &&
-                      g.nodes.size() < kMaxGroupNodes;
-    if (fits) {
+    Why why = too_large(g, 1, 0);
+    if (!spans || mask != all || over == 0) why.bar = Bar::kPart;
+    if (g.reduced != 0 && g.reduced != over) why.bar = Bar::kOtherFold;
+    if (why.bar == Bar::kNone) {
       // Values stored so far that vary over part of the reduced axes would be stored many times.
       const bool partial = std::ranges::any_of(g.values, [&](ValueId w) {
         const auto m = static_cast<AxisMask>(mask_of(info[at(w)].map, shape(w).rank));
         return (m & over) != 0 && (m & over) != over;
       });
       if (!partial) return finish(in.unit, in.map);
+      why.bar = Bar::kPartOfFold;
     }
-    need_buffer(v, -1, "a reduction over other axes than its producer's kernel can sweep");
+    need_buffer(v, -1, n, why);
   }
   if (in.where == Where::kBuffer) {
     for (const int loader : loaders_[at(v)] | std::views::reverse) {
@@ -94,7 +96,7 @@ void Grouping::place_reduce(int n) {
   if (in.where == Where::kFree) {
     order.depend(unit, in.brought);
   } else {
-    need_buffer(v, unit, "a reduction over other axes than its producer's kernel can sweep");
+    order.depend(unit, in.unit);
     groups[at(unit)].loads.push_back({v, map});
     loaders_[at(v)].push_back(unit);
   }
@@ -115,12 +117,12 @@ void Grouping::place_gather(int n) {
     map.axis[at(d)] = static_cast<std::int8_t>(groups[at(unit)].axes.size());
     groups[at(unit)].axes.push_back(out[d]);
   }
-  need_buffer(x, unit, "a table that is indexed at run time");
+  need_buffer(x, unit, n, {Bar::kTable});
   groups[at(unit)].loads.push_back({x, AxisMap()});
   if (info[at(index)].where == Where::kFree) {
     order.depend(unit, info[at(index)].brought);
   } else {
-    need_buffer(index, unit, "indices of a gather");
+    need_buffer(index, unit, n, {Bar::kIndices});
     groups[at(unit)].loads.push_back({index, AxisMap()});
   }
   add_node(unit, n, map);
@@ -138,6 +140,7 @@ void Grouping::place_view(int n) {
   std::array<int, kMaxRank> dim_of;
   dim_of.fill(-1);
   bool renames = true;
+  std::pair other{shape::kNoSize, shape::kNoSize};  // dims that are not known to be the same
   switch (node.op) {
     case Op::permute:
       for (int d = 0; d < to.rank; ++d) dim_of[at(d)] = static_cast<int>(node.attrs[0].ints[at(d)]);
@@ -160,6 +163,7 @@ void Grouping::place_view(int n) {
         }
         while (i < from.rank && one(from[i])) ++i;
         renames = i < from.rank && from[i] == to[d];
+        if (!renames && i < from.rank) other = {from[i], to[d]};
         dim_of[at(d)] = i++;
       }
       while (i < from.rank && one(from[i])) ++i;
@@ -193,13 +197,13 @@ void Grouping::place_view(int n) {
     groups[at(in.unit)].values.push_back(node.out);
     return;
   }
-  need_buffer(v, -1, "a change of layout that needs memory");
+  need_buffer(v, -1, n, {Bar::kLayout, other.first, other.second});
   define_buffer(node.out, info[at(v)].unit);
 }
 
 // Layout and call-outs ---------------------------------------------------------------------------
 
-void Grouping::store_into(ValueId value, ValueId target, int join_unit) {
+void Grouping::store_into(ValueId value, ValueId target, int join_unit, int reader) {
   const ValueInfo v = info[at(value)];
   const Shape& s = shape(value);
   if (v.where == Where::kKernel) {
@@ -214,6 +218,7 @@ void Grouping::store_into(ValueId value, ValueId target, int join_unit) {
       groups[at(v.unit)].fills.push_back({value, v.map});
       groups[at(v.unit)].targets.push_back(target);
       order.depend(join_unit, v.unit);
+      decisions.push_back({v.source, reader, {Bar::kPlace}});
       return;
     }
   }
@@ -227,7 +232,7 @@ void Grouping::store_into(ValueId value, ValueId target, int join_unit) {
   if (v.where == Where::kFree) {
     order.depend(unit, v.brought);
   } else {
-    need_buffer(value, unit, "part of a concatenation");
+    need_buffer(value, unit, reader, {Bar::kPart});
     groups[at(unit)].loads.push_back({value, map});
   }
   groups[at(unit)].fills.push_back({value, map});
@@ -239,6 +244,7 @@ void Grouping::place_concat(int n) {
   const Node node = program.nodes[at(n)];
   const int join = new_unit();
   unit_of_node[n] = join;
+  groups[at(join)].node = n;
   const int axis = static_cast<int>(node.attrs[0].ints[0]);
   parts.push_back({Step::Kind::kAlloc, -1, node.out, n, -1, -1, shape::kNoSize, -1});
   SizeId offset = program.sizes.constant(0);
@@ -246,7 +252,7 @@ void Grouping::place_concat(int n) {
     const Type type{program.type(node.out).dtype, false, shape(v)};
     const ValueId part = append_value(type);
     parts.push_back({Step::Kind::kSlice, node.out, part, n, -1, axis, offset, -1});
-    store_into(v, part, join);
+    store_into(v, part, join, n);
     offset = program.sizes.add(offset, type.shape[axis]);
   }
   define_buffer(node.out, join);
@@ -256,10 +262,10 @@ void Grouping::place_call(int n) {
   const Node& node = program.nodes[at(n)];
   const int unit = new_unit();
   unit_of_node[n] = unit;
+  groups[at(unit)].node = n;
   if (node.op == Op::call) bring_sizes(node, unit);
-  const char* reason =
-      is_product(program, node) ? "a factor of a matrix product" : "operand of a call-out";
-  for (const ValueId v : node.inputs) need_buffer(v, unit, reason);
+  const Bar bar = is_product(program, node) ? Bar::kFactor : Bar::kCallOut;
+  for (const ValueId v : node.inputs) need_buffer(v, unit, n, {bar});
   for (int i = 0; i < node.n_out; ++i) define_buffer(node.out + i, unit);
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bytecode/bytecode.h"
+#include "fuse/decisions.h"
 #include "program/program.h"
 
 namespace tilevm::fuse {
@@ -47,7 +48,8 @@ struct KernelGraph {
   AxisMask reduced = 0;      // axes that its folds reduce
   std::vector<KernelNode> nodes;
   std::vector<OperandRef> operands;
-  std::string name;  // e.g. "softmax_3": operators of note, for explain and traces
+  std::string name;                // e.g. "softmax_3": operators of note, for explain and traces
+  std::vector<std::int32_t> from;  // nodes of the program that it computes
 };
 
 // Matrix products, and kernels between and behind them, that run for some rows at a time: what one
@@ -91,18 +93,12 @@ struct Step {
   std::int32_t chain = -1;  // kChain
 };
 
-// Why a kernel begins where it does: for explain.
-struct Cut {
-  ValueId value;  // a value that had to be stored between kernels
-  std::string reason;
-};
-
 struct Plan {
   Program program;  // lowered; fuse may have appended values (parts of concats), never nodes
   std::vector<KernelGraph> kernels;
   std::vector<Chain> chains;
-  std::vector<Step> steps;  // in execution order
-  std::vector<Cut> cuts;
+  std::vector<Step> steps;          // in execution order
+  std::vector<Decision> decisions;  // why kernels end where they do: for explain
 };
 
 Plan fuse(Program lowered);

@@ -64,6 +64,7 @@ ArenaPlan plan_arena(std::span<const Lifetime> lifetimes, std::span<const std::i
                      std::size_t n_values) {
   ArenaPlan plan;
   plan.buffer_of.assign(n_values, -1);
+  plan.lives.assign(lifetimes.begin(), lifetimes.end());
   std::vector<Guess> guesses;
   for (const Lifetime& life : lifetimes) {
     std::int32_t& own = plan.buffer_of[static_cast<std::size_t>(life.value)];

@@ -32,6 +32,7 @@ struct Placed {
 struct ArenaPlan {
   std::vector<Placed> buffers;          // what is below something comes before it
   std::vector<std::int32_t> buffer_of;  // by value; -1: not in the arena
+  std::vector<Lifetime> lives;          // what it was made for
 };
 
 // Which buffers lie below which is decided for typical sizes, by register as `typical` has them:

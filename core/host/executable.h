@@ -13,6 +13,7 @@
 #include "fuse/plan.h"
 #include "host/arena.h"
 #include "host/framework.h"
+#include "host/profile.h"
 #include "exec/memory.h"
 #include "host/sizes.h"
 #include "host/views.h"
@@ -115,6 +116,10 @@ class Executable {
   const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
   const std::vector<HostStep>& steps() const { return steps_; }
   const ArenaPlan& arena() const { return arena_; }
+  // Whether calls note what each of their steps takes; off at first, and then it costs a branch.
+  void set_profiled(bool on) noexcept;
+  // What the last such call took, since that was switched on.
+  std::optional<Profile> profile();
   // How the products of a chain were computed when it last ran, as "7 x 64 x 32 by dots"; empty
   // before.
   std::vector<std::string> ways(int chain);
@@ -174,6 +179,8 @@ class Executable {
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
 
+  template <bool profiled>
+  void run(Call& call, Profile* profile);
   void read_inputs(Frame& frame, const Call& call) const;
   void find_apart(Frame& frame) const;
   void write_targets(Frame& frame, std::span<const Object> inputs, std::span<Object> outputs) const;
@@ -208,7 +215,7 @@ class Executable {
   std::vector<schedule::Kernel> kernels_;
   std::vector<HostStep> steps_;
   SizeProgram sizes_;
-  std::vector<Lifetime> lifetimes_;  // only while compiling
+  std::vector<Lifetime> lifetimes_;  // only while compiling; then arena_ has them
   ArenaPlan arena_;
   std::vector<std::string> names_;  // of inputs
   std::vector<std::vector<std::int32_t>> orders_;
@@ -238,6 +245,8 @@ class Executable {
   };
   std::vector<Packings> packings_;  // by value; empty if nothing is frozen. Guarded by mutex_
 
+  std::atomic<bool> profiled_{false};
+  std::unique_ptr<Profile> profile_;  // null: never switched on. Guarded by mutex_
   std::atomic<Frame*> spare_{nullptr};
   std::mutex mutex_;
   std::vector<std::unique_ptr<Frame>> frames_;

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -63,6 +64,16 @@ bool repeats(const Geometry& g) {
   }
   return false;
 }
+
+// Nanoseconds since it was asked last.
+struct Watch {
+  std::chrono::steady_clock::time_point last;
+  std::int64_t lap_ns() {
+    const auto now = std::chrono::steady_clock::now();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(now - std::exchange(last, now))
+        .count();
+  }
+};
 
 void take(const Seen& seen, int rank, Record& record) {
   record.rank = rank;
@@ -136,11 +147,25 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
 }
 
 void Executable::run(Call& call) {
+  if (!profiled_.load(std::memory_order_relaxed)) [[likely]]
+    return run<false>(call, nullptr);
+  auto profile = std::make_unique<Profile>();
+  profile->steps_ns.reserve(steps_.size());
+  run<true>(call, profile.get());
+  const std::lock_guard lock(mutex_);
+  profile_ = std::move(profile);
+}
+
+template <bool profiled>
+void Executable::run(Call& call, Profile* profile) {
   Running running(*this);
   Frame& frame = running.frame();
+  [[maybe_unused]] Watch watch;
+  if constexpr (profiled) watch.lap_ns();
   read_inputs(frame, call);
   run_stage(frame, 0);
   if (places_) find_apart(frame);
+  if constexpr (profiled) profile->begin_ns = watch.lap_ns();
   call.began = true;
   frame.output_bytes = 0;
   const std::span<Object> outputs = call.outputs;
@@ -176,6 +201,7 @@ void Executable::run(Call& call) {
       Object& held = frame.tensors[index(value)];
       if (held != nullptr) framework_.drop(std::exchange(held, nullptr));
     }
+    if constexpr (profiled) profile->steps_ns.push_back(watch.lap_ns());
   }
   std::size_t done = 0;
   try {
@@ -199,6 +225,11 @@ void Executable::run(Call& call) {
       if (outputs[--done] != nullptr) framework_.drop(outputs[done]);
     }
     throw;
+  }
+  if constexpr (profiled) {
+    profile->end_ns = watch.lap_ns();
+    profile->sizes = frame.regs;
+    profile->records = frame.records;
   }
 }
 

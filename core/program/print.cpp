@@ -74,22 +74,25 @@ std::string print(const shape::SizeTable& sizes, const Type& type) {
   return std::string(dtype_name(type.dtype)) + sizes_text(sizes, type.shape.span());
 }
 
+std::string print(const Program& p, const Node& node) {
+  const OpInfo& row = info(node.op);
+  std::vector<std::string> parts;
+  for (ValueId v : node.inputs) parts.push_back(value_text(v));
+  for (std::size_t i = 0; i < node.attrs.size(); ++i) {
+    const ParamInfo& param = row.params()[i];
+    parts.push_back(param.name + ("=" + attr_text(p.sizes, param.kind, node.attrs[i])));
+  }
+  return row.name + (parts.empty() ? std::string() : " " + join(parts));
+}
+
 std::string print(const Program& p) {
   std::vector<std::string> parts;
   for (ValueId v : p.inputs) parts.push_back(typed(p, v));
   std::string text = "program(" + join(parts) + ")\n";
   for (const Node& node : p.nodes) {
-    const OpInfo& row = info(node.op);
     parts.clear();
     for (int i = 0; i < node.n_out; ++i) parts.push_back(typed(p, node.out + i));
-    text += "  " + join(parts) + " = " + row.name;
-    parts.clear();
-    for (ValueId v : node.inputs) parts.push_back(value_text(v));
-    for (std::size_t i = 0; i < node.attrs.size(); ++i) {
-      const ParamInfo& param = row.params()[i];
-      parts.push_back(param.name + ("=" + attr_text(p.sizes, param.kind, node.attrs[i])));
-    }
-    if (!parts.empty()) text += " " + join(parts);
+    text += "  " + join(parts) + " = " + print(p, node);
     if (node.line >= 0) text += "  # " + p.lines[static_cast<std::size_t>(node.line)];
     text += "\n";
   }

@@ -178,6 +178,7 @@ DType promote(std::span<const Type> in);
 Program lower(Program program);
 
 std::string print(const shape::SizeTable& sizes, const Type& type);  // "float32[B, 768]"
+std::string print(const Program& program, const Node& node);         // "sum v1, axes=[0]"
 std::string print(const Program& program);  // one line a node; for messages and debugging
 
 }  // namespace tilevm

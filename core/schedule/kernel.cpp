@@ -80,6 +80,13 @@ struct Variant {
     return *kernel;
   }
 
+  // Not counted exactly: a locked addition would cost as much as finding the variant.
+  void count_launch() const noexcept {
+    launches.store(launches.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+
+  mutable std::atomic<std::int64_t> launches{0};
+  std::int64_t compile_ns = 0;
   mutable std::once_flag prepared = {};
   mutable std::optional<exec::interp::Kernel> kernel = {};
 };
@@ -139,7 +146,7 @@ struct Kernel::Impl {
                       ? nullptr
                       : exec::native::Code::emit(encoded.bytes, target, &refusal, streams);
     if (native == nullptr && !tier.interpret) interpreted.add(refusal);
-    const auto* variant = new Variant{cls,
+    auto* const variant = new Variant{cls,
                                       target,
                                       streams,
                                       std::move(encoded),
@@ -151,15 +158,16 @@ struct Kernel::Impl {
     if (variant->native != nullptr && exec::native::wants_names()) {
       exec::native::announce(variant->native->machine_code(), function_name(*variant));
     }
+    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
+                        std::chrono::steady_clock::now() - start)
+                        .count();
+    variant->compile_ns = ns;
     if (n_variants < most_variants.load()) {
       ++n_variants;
       variants.store(variant, std::memory_order_release);
     } else {
       once.reset(variant);
     }
-    const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
-                        std::chrono::steady_clock::now() - start)
-                        .count();
     counters.compiles += 1;
     counters.total_ns += ns;
     std::int64_t max = counters.max_ns;
@@ -191,7 +199,8 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
   }
   if (variant.native != nullptr) {
     static const std::string kLeft =
-        "a launch that machine code leaves: several reduced axes beside rows and columns, or strided "
+        "a launch that machine code leaves: several reduced axes beside rows and columns, or "
+        "strided "
         "operands too large to copy";
     interpreted.add(kLeft);
   }
@@ -299,6 +308,7 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   } else {
     counters.hits.fetch_add(1, std::memory_order_relaxed);
   }
+  variant->count_launch();
   const exec::Launch launch{layout.space, std::span(bindings).first(variant->n_operands)};
   if (threads <= 1) return run_inline(*variant, launch);
   Parts parts(*variant, launch, layout.cls.fold, threads);
@@ -319,7 +329,9 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
                      exec::native::name(native ? v->target : Target::kNone),
                      native ? "" : v->refusal,
                      native ? v->target : Target::kNone,
-                     v->streams};
+                     v->streams,
+                     v->launches.load(std::memory_order_relaxed),
+                     v->compile_ns};
     for (const auto line : v->encoded.lines)
       info.lines.push_back(line < 0 ? "" : std::to_string(line));
     result.push_back(std::move(info));

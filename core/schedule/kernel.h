@@ -74,6 +74,8 @@ class Kernel {
     std::string why_interp;  // why no machine code was emitted
     exec::native::Target target = exec::native::Target::kNone;  // of the machine code
     bool streams = false;                                       // outputs go past the caches
+    std::int64_t launches = 0;  // some may be missed where threads run it at the same time
+    std::int64_t compile_ns = 0;
   };
   std::vector<VariantInfo> variants() const;
 

@@ -1,5 +1,6 @@
 // What ends up in one kernel, and that every kernel's graph encodes to bytecode that verify
 // accepts.
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>
@@ -124,6 +125,45 @@ int no_circles() {
   const auto plan = c.plan({c.add(Op::add, {c.add(Op::mul, {e, rows}), cols})});
   CHECK(kernels(plan) >= 2);
   CHECK(encodes(plan) == 0);
+  return 0;
+}
+
+// Each value that is stored says why, and what was asked.
+int decisions() {
+  using fuse::Bar;
+  const auto has = [](const fuse::Plan& plan, ValueId value, Bar bar) {
+    return std::ranges::any_of(plan.decisions, [&](const fuse::Decision& d) {
+      return d.value == value && d.why.bar == bar;
+    });
+  };
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto e = c.add(Op::exp, {x});
+  const auto rows = c.add(Op::sum, {e}, {c.axes({1}), c.keep(true)});
+  const auto cols = c.add(Op::sum, {e}, {c.axes({0}), c.keep(true)});
+  const auto scaled = c.add(Op::mul, {e, rows});
+  const auto plan = c.plan({c.add(Op::add, {scaled, cols})});
+  CHECK(has(plan, e, Bar::kOtherFold));
+  CHECK(has(plan, scaled, Bar::kAfter));
+  CHECK(has(plan, plan.program.outputs[0], Bar::kResult));
+
+  Case flat;
+  const auto y = flat.in({flat.b, flat.d});
+  const auto t = flat.add(Op::tanh, {y});
+  const SizeId n = flat.p.sizes.mul(flat.b, flat.d);
+  const auto line = flat.add(Op::reshape, {t}, {Attr::of_sizes({n})});
+  const auto reshaped = flat.plan({flat.add(Op::neg, {line})});
+  const fuse::Decision& first = reshaped.decisions.front();
+  CHECK(first.value == t);
+  CHECK(fuse::reason(first.why) == "a change of layout that needs memory");
+  CHECK(fuse::fact(reshaped.program, first.why) == "B = B*D: unknown");
+
+  Case product;
+  const auto p = product.in({product.b, product.d});
+  const auto w = product.in({product.d, product.d});
+  const auto made = product.add(Op::matmul, {p, w});
+  const auto read = product.plan({product.add(Op::exp, {made}), made});
+  CHECK(has(read, made, Bar::kReadElsewhere));
   return 0;
 }
 
@@ -350,17 +390,12 @@ int products_alone() {
 
 int main() {
   const std::pair<const char*, std::function<int()>> tests[] = {
-      {"composites", composites},
-      {"chains_and_diamonds", chains_and_diamonds},
-      {"no_circles", no_circles},
-      {"siblings", siblings},
-      {"results_are_small", results_are_small},
-      {"views", views},
-      {"layouts", layouts},
-      {"broadcasts", broadcasts},
-      {"gathers", gathers},
-      {"products", products},
-      {"products_alone", products_alone}};
+      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds},
+      {"no_circles", no_circles}, {"decisions", decisions},
+      {"siblings", siblings},     {"results_are_small", results_are_small},
+      {"views", views},           {"layouts", layouts},
+      {"broadcasts", broadcasts}, {"gathers", gathers},
+      {"products", products},     {"products_alone", products_alone}};
   int failed = 0;
   for (const auto& [name, test] : tests) {
     try {

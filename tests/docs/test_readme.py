@@ -23,12 +23,17 @@ EXAMPLES = list(zip(blocks("python"), blocks("text"), strict=True))
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("example, output", EXAMPLES, ids=["first", "fuse"])
+@pytest.mark.parametrize("example, output", EXAMPLES, ids=["first", "explain", "fuse"])
 def test_an_example_prints_what_the_readme_says(example: str, output: str, tmp_path: Path) -> None:
     script = tmp_path / "example.py"  # a kernel is read from its file
     script.write_text(example, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == output

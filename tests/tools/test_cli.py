@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -136,3 +137,27 @@ def test_explain_with_machine_code(source: Path, capsys: pytest.CaptureFixture[s
     assert "-- main loop" in told
     assert cli.main([word for word in words if word != "--asm"]) == 0
     assert "machine code for" not in capsys.readouterr().out
+
+
+def test_explain_into_files(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    html, data = source.with_suffix(".html"), source.with_suffix(".json")
+    words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
+    assert cli.main([*words, "--html", str(html), "--json", str(data)]) == 0
+    assert capsys.readouterr().out == ""
+    assert html.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads(data.read_text(encoding="utf-8"))["title"] == "shifted"
+
+
+@pytest.mark.torch
+def test_explain_recorded(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert cli.main(["explain", "--recorded", f"{source}:plain", "float32[7]"]) == 0
+    assert "1 different segments, 1 runs" in capsys.readouterr().out
+
+
+def test_explain_says_where_it_cannot_write(
+    source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
+    assert cli.main([*words, "--json", str(source / "no.json")]) == 1
+    assert "no.json" in capsys.readouterr().err

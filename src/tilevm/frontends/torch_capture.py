@@ -59,6 +59,8 @@ class Capture:
     sources: tuple[str, ...]  # Python source of each condition
     direct: Direct | None  # None: Python runs around the executable
     writes_memory: bool = False  # so arguments must not share any
+    repeatable: bool = True  # a call changes nothing but its results
+    capture_s: float = 0.0  # what making this took
     settled: bool = False  # the core has a variant for it, or cannot have one
     _bound_types: tuple[Any, ...] = ()
 
@@ -498,7 +500,18 @@ def _finish(
     sources = tuple(_spelled(c.source, binds) for c in conditions)
     holds = _predicate(conditions, binds)
     direct = None if writes else _direct(captured, names, result, signature)
-    made = Capture(holds, run, said, captured, tuple(bound), binds, sources, direct, writes_memory)
+    made = Capture(
+        holds,
+        run,
+        said,
+        captured,
+        tuple(bound),
+        binds,
+        sources,
+        direct,
+        writes_memory,
+        repeatable=not (writes_memory or writes),
+    )
     return made, conditions
 
 

@@ -11,6 +11,7 @@ import copy
 import functools
 import os
 import threading
+import time
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
@@ -210,6 +211,7 @@ class Compiled(Dispatch):
         if len(family.captures) >= MOST_CAPTURES:
             family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
             return self._eager(family.reason, args, kwargs)
+        begin = time.perf_counter()
         try:
             with _capturing:
                 made = next((c for c in family.captures if c.holds(leaves)), None)
@@ -223,6 +225,7 @@ class Compiled(Dispatch):
                     freeze=self._freeze,
                 )
                 if made is None:
+                    capture.capture_s = time.perf_counter() - begin
                     family.captures.insert(0, capture)
                     stats.add("captures")
         except Exception as error:

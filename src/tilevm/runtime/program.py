@@ -322,6 +322,17 @@ def eager_segments() -> list[str]:
     return texts
 
 
+def watch_segments() -> None:
+    """Note the segments of recorded operators that this thread runs from now on."""
+    _core.watch_segments()
+
+
+def watched_segments(*, assembly: bool) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """What was noted: what made each segment run, what it is, and what it took."""
+    runs: list[tuple[str, dict[str, Any], dict[str, Any]]] = _core.watched_segments(assembly)
+    return runs
+
+
 def counters() -> dict[str, Any]:
     """The core's counters, by the names of `tilevm.stats()`."""
     values: dict[str, Any] = _core.stats()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -17,16 +18,33 @@ from tilevm.ir.types import DTYPES, numpy_dtype
 _ARRAY = re.compile(r"(\w+)\[([\d, ]*)\]$")
 
 
-def explain(target: str, texts: Sequence[str], *, asm: bool = False) -> int:
-    """Print what the call runs; asm: with its machine code. Returns the exit code."""
+def explain(
+    target: str,
+    texts: Sequence[str],
+    *,
+    asm: bool = False,
+    recorded: bool = False,
+    html: Path | None = None,
+    data: Path | None = None,
+) -> int:
+    """Print what the call runs, or write it as a page or plain data. Returns the exit code.
+
+    asm: with machine code. recorded: of the operators as they are called, under tilevm.fuse().
+    """
     from tilevm.tools.explain import explain as explain_call
 
     try:
         function = load(target)
-        own = hasattr(function, "variants")  # a kernel: takes NumPy arrays
+        own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
-        print(explain_call(function, asm=asm)(*arguments))
-    except (TilevmError, ValueError, AttributeError, FileNotFoundError) as error:
+        found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
+        if html is not None:
+            html.write_text(found.to_html(), encoding="utf-8")
+        if data is not None:
+            data.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+        if html is None and data is None:
+            print(found)
+    except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
     return 0

@@ -52,6 +52,11 @@ def parser() -> argparse.ArgumentParser:
         help="arguments to call it with: float32[7,33], or a number",
     )
     explain.add_argument("--asm", action="store_true", help="also the machine code")
+    explain.add_argument(
+        "--recorded", action="store_true", help="run it under tilevm.fuse(), and show its segments"
+    )
+    explain.add_argument("--html", type=Path, help="write a page instead of printing")
+    explain.add_argument("--json", type=Path, help="write plain data instead of printing")
     explain.set_defaults(handler=_explain)
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")
@@ -94,7 +99,14 @@ def _bench(options: argparse.Namespace) -> int:
 def _explain(options: argparse.Namespace) -> int:
     from tilevm.tools import call
 
-    return call.explain(options.function, options.arguments, asm=options.asm)
+    return call.explain(
+        options.function,
+        options.arguments,
+        asm=options.asm,
+        recorded=options.recorded,
+        html=options.html,
+        data=options.json,
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -1,118 +1,92 @@
-"""`tilevm.explain(f)(*args)`: what a call runs, from the graph down to machine code, as text."""
+"""`tilevm.explain(f)(*args)`: what a call runs, from the graph down to machine code."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, overload
 
 from tilevm.errors import CaptureError, describe
-from tilevm.tools import assembly
+from tilevm.runtime.program import watch_segments, watched_segments
+from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
+
+__all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
+
+MOST_S = 1.0  # that calls for times may take together
+UNTIMED = "no calls were made for it"
 
 
-@dataclass(frozen=True)
-class CallOut:
-    """An operator that the host framework runs."""
-
-    name: str
-    reason: str
-    line: str
-
-
-@dataclass(frozen=True)
-class Explanation:
-    """What runs for a call. `str()` of it is the report; the parts are there for programs.
-
-    graph: the program, one line an operator. guards: what it assumes of a call. kernels: as the
-    core describes them, with the variants encoded so far; `asm` adds "assembly" to these, as
-    `tilevm.tools.assembly` reads it. cuts: (value, why a kernel ends there).
-    """
-
-    title: str
-    graph: str
-    guards: tuple[str, ...]
-    steps: tuple[dict[str, Any], ...]
-    kernels: tuple[dict[str, Any], ...]
-    cuts: tuple[tuple[str, str], ...]
-    callouts: tuple[CallOut, ...]
-
-    def __str__(self) -> str:
-        kernels = sum(step["kind"] in ("kernel", "chain") for step in self.steps)
-        parts = [
-            f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
-            _section("graph", self.graph.splitlines()),
-            _section("guards", self.guards or ("none: any sizes",)),
-            _section("steps", [step["text"] for step in self.steps]),
-            _section("cuts: values stored between kernels", [f"{v}: {r}" for v, r in self.cuts]),
-            _section("call-outs", self._callout_rows()),
-        ]
-        parts += [_kernel(number, kernel) for number, kernel in enumerate(self.kernels)]
-        return "\n".join(part for part in parts if part)
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _callout_rows(self) -> list[str]:
-        counts = Counter((c.name, c.reason) for c in self.callouts)
-        return [
-            f"{count:4} {name}: {reason} ({', '.join(self._lines(name, reason))})"
-            for (name, reason), count in counts.items()
-        ] or ["none"]
-
-    def _lines(self, name: str, reason: str) -> list[str]:
-        found = [c.line for c in self.callouts if (c.name, c.reason) == (name, reason)]
-        return list(dict.fromkeys(line or "?" for line in found))
-
-
-def _section(title: str, rows: Any) -> str:
-    return "\n".join([f"\n{title}:", *(f"  {row}" for row in rows)]) if rows else ""
-
-
-def _kernel(number: int, kernel: dict[str, Any]) -> str:
-    rows = [f"axes: {', '.join(kernel['axes'])}", *kernel["nodes"]]
-    for variant in kernel["variants"]:
-        why = f", not native: {variant['why_interp']}" if variant.get("why_interp") else ""
-        rows.append(f"bytecode for {variant['layout']} ({variant['tier']}{why}):")
-        rows += [f"  {line}" for line in variant["disassembly"].splitlines()]
-        if variant.get("assembly"):
-            rows.append(f"machine code for {variant['layout']} ({variant['tier']}):")
-            rows += [f"  {line}" for line in assembly.rows(variant)]
-    return _section(f"kernel {number} {kernel['name']}", rows)
-
-
-def explain(function: Any, *, asm: bool = False) -> Callable[..., Explanation]:
+@overload
+def explain(
+    function: Any, *, asm: bool = ..., runs: int = ..., recorded: Literal[False] = ...
+) -> Callable[..., Explanation]: ...
+@overload
+def explain(
+    function: Any, *, asm: bool = ..., runs: int = ..., recorded: Literal[True]
+) -> Callable[..., Recording]: ...
+@overload
+def explain(
+    function: Any, *, asm: bool = ..., runs: int = ..., recorded: bool
+) -> Callable[..., Explanation | Recording]: ...
+def explain(
+    function: Any, *, asm: bool = False, runs: int = 5, recorded: bool = False
+) -> Callable[..., Explanation | Recording]:
     """A function that takes a call's arguments, makes the call, and says what ran.
 
     function: what `tilevm.kernel` or `tilevm.compile` returned; anything else is compiled first.
     asm: also the machine code, each instruction below that of the bytecode which it is for.
+    runs: how often the call is made again to time its steps, for a second at most; never, if it
+    changes its arguments.
+    recorded: call it once under `tilevm.fuse()`, and say in which segments its operators ran.
     Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
     if not callable(function):
         what = f"tilevm.explain of {function!r}, which cannot be called"
         raise CaptureError(describe(what, remedy="Write tilevm.explain(function)(*arguments)."))
 
-    def run(*args: Any, **kwargs: Any) -> Explanation:
+    def run(*args: Any, **kwargs: Any) -> Explanation | Recording:
+        if recorded:
+            return _explain_recorded(function, args, kwargs, asm)
         if hasattr(function, "variants") and hasattr(function, "graph"):
-            return _explain_kernel(function, args, kwargs, asm)
+            return _explain_kernel(function, args, kwargs, asm, runs)
         from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
         compiled = made._tilevm if isinstance(made, CompiledModule) else made
-        return _explain_capture(compiled, args, kwargs, asm)
+        return _explain_capture(compiled, args, kwargs, asm, runs)
 
     return run
 
 
-def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
-    capture = compiled.find(*args, **kwargs)
-    imported = capture.captured.imported
+def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool, runs: int) -> Explanation:
+    import torch
+
+    known = [capture.captured.executable for capture in compiled.captures]
+    with _profiled(known):
+        capture = compiled.find(*args, **kwargs)
+        executable = capture.captured.executable
+        imported = capture.captured.imported
+        if capture.repeatable:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                profiles = _profiles(executable, lambda: compiled(*args, **kwargs), runs)
+            untimed = "" if profiles else UNTIMED
+        else:
+            once = executable.profile()
+            profiles = [] if once is None else [once]
+            untimed = "the call changes its arguments, and so was made only once" + (
+                ", to capture it" if once is None else ""
+            )
     callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
     title = getattr(compiled, "__name__", None) or type(compiled._fn).__name__
-    return _explanation(title, capture.captured.executable, capture.conditions, callouts, asm)
+    compiling = (("capture by torch.export, and import", capture.capture_s * 1e6),)
+    return _explanation(
+        title, executable, capture.conditions, callouts, asm, compiling, profiles, untimed
+    )
 
 
-def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
+def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool, runs: int) -> Explanation:
     from tilevm.ir.text import to_text
 
     kernel(*args, **kwargs)
@@ -121,8 +95,69 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanati
         for one in variant if isinstance(variant, list | tuple) else (variant,):
             if one.graph == graph and hasattr(one.run, "steps"):
                 guards = tuple(str(guard) for guard in one.guards)
-                return _explanation(kernel.__name__, one.run, guards, (), asm)
-    return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
+                with _profiled([one.run]):
+                    profiles = _profiles(one.run, lambda: kernel(*args, **kwargs), runs)
+                untimed = "" if profiles else UNTIMED
+                return _explanation(
+                    kernel.__name__, one.run, guards, (), asm, (), profiles, untimed
+                )
+    return Explanation(kernel.__name__, to_text(graph), ())
+
+
+def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recording:
+    from tilevm.frontends.torch_eager import fuse
+
+    title = getattr(function, "__name__", None) or type(function).__name__
+    block = fuse()  # the recorder tries itself when it is first needed
+    held = []  # what nobody holds is not computed
+    watch_segments()
+    try:
+        with block:
+            held.append(function(*args, **kwargs))
+    finally:
+        runs = watched_segments(assembly=asm)
+    described = {id(one): one for _, one, _ in runs}  # equal segments are one object
+    segments = []
+    for number, (key, one) in enumerate(described.items()):
+        own = [(reason, profile) for reason, other, profile in runs if id(other) == key]
+        profiles = [profile for _, profile in own]
+        once = "it ran once, and what was new of it was compiled meanwhile"
+        explanation = _assembled(
+            f"{title}, segment {number}",
+            one,
+            profiles=tuple(profiles[1:] or profiles),
+            untimed="" if len(profiles) > 1 else once,
+        )
+        segments.append(Segment(dict(Counter(reason for reason, _ in own)), explanation))
+    return Recording(title, tuple(segments))
+
+
+@contextmanager
+def _profiled(executables: Sequence[Any]) -> Iterator[None]:
+    """Calls of these note what each of their steps takes."""
+    for executable in executables:
+        executable.set_profiled(True)
+    try:
+        yield
+    finally:
+        for executable in executables:
+            executable.set_profiled(False)
+
+
+def _profiles(executable: Any, call: Callable[[], Any], runs: int) -> list[dict[str, Any]]:
+    """What each of some calls took. The first call of all has compiled, and is not among them."""
+    found: list[dict[str, Any]] = []
+    end = time.perf_counter() + MOST_S
+    with _profiled([executable]):
+        for _ in range(runs):
+            call()
+            profile = executable.profile()
+            if profile is None:  # another program ran, or none
+                break
+            found.append(profile)
+            if time.perf_counter() > end:
+                break
+    return found
 
 
 def _products(executable: Any, callouts: tuple[CallOut, ...]) -> list[CallOut]:
@@ -139,15 +174,54 @@ def _explanation(
     guards: tuple[str, ...],
     callouts: tuple[CallOut, ...],
     asm: bool,
+    compiling: tuple[tuple[str, float], ...],
+    profiles: Sequence[dict[str, Any]],
+    untimed: str,
 ) -> Explanation:
     if not hasattr(executable, "steps"):
         raise CaptureError(f"{title} runs on the reference, which has no kernels")
+    lower_us, fuse_us = executable.lower_us, executable.fuse_us
+    return _assembled(
+        title,
+        executable.explained(asm),
+        guards=guards,
+        callouts=(*callouts, *_products(executable, callouts)),
+        compiling=(
+            *compiling,
+            ("lower", lower_us),
+            ("fuse", fuse_us),
+            ("host program", executable.compile_us - lower_us - fuse_us),
+        ),
+        profiles=tuple(profiles),
+        untimed=untimed,
+    )
+
+
+def _assembled(
+    title: str,
+    described: Mapping[str, Any],
+    *,
+    guards: tuple[str, ...] = (),
+    callouts: tuple[CallOut, ...] = (),
+    compiling: tuple[tuple[str, float], ...] = (),
+    profiles: tuple[dict[str, Any], ...] = (),
+    untimed: str = "",
+) -> Explanation:
+    """What the core describes, with what Python knows of it."""
+    variants = [v for kernel in described["kernels"] for v in kernel["variants"]]
     return Explanation(
         title=title,
-        graph=executable.plan_text().partition("\nsteps:")[0],
+        graph=described["graph"],
         guards=guards,
-        steps=tuple(executable.steps()),
-        kernels=tuple(executable.kernels_with_assembly() if asm else executable.kernels()),
-        cuts=tuple(executable.cuts()),
-        callouts=(*callouts, *_products(executable, callouts)),
+        steps=tuple(described["steps"]),
+        kernels=tuple(described["kernels"]),
+        callouts=callouts,
+        operators=tuple(described["operators"]),
+        decisions=tuple(described["decisions"]),
+        interface=described["interface"],
+        memory=described["memory"],
+        symbols=tuple(described["symbols"]),
+        compiling=(*compiling, ("encode and emit", sum(v["compile_us"] for v in variants))),
+        profiles=profiles,
+        untimed=untimed,
     )

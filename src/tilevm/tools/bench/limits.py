@@ -20,34 +20,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-# Vector operations an element, where it is not one: what a good polynomial takes, or the
-# processor's divider. Names are ATen's, without overload and underscore.
-COSTS = {
-    "div": 6,
-    "reciprocal": 6,
-    "sqrt": 8,
-    "rsqrt": 8,
-    "exp": 10,
-    "log": 12,
-    "tanh": 16,
-    "sigmoid": 16,
-    "silu": 17,
-    "erf": 18,
-    "gelu": 20,
-    "pow": 1,  # a square
-    "softmax": 14,
-    "log_softmax": 14,
-    "native_layer_norm": 6,
-    "native_batch_norm": 2,
-    "batch_norm_no_training": 2,
-    "native_batch_norm_legit_no_training": 2,
-    "remainder": 8,
-    "var": 3,
-    "sum": 1,
-    "mean": 1,
-    "amax": 1,
-    "amin": 1,
-}
+from tilevm.tools.bench.costs import COSTS
 
 
 @dataclass(frozen=True)
@@ -152,7 +125,7 @@ class Machine:
             self.flops_s[dtype] = max(self.flops_s.get(dtype, 0.0), _product_rate(dtype))
         tiny = torch.zeros(4)
         overhead_s = _seconds(lambda: tiny.copy_(tiny), 0.01)
-        for key in {_size_class(work) for work in works}:
+        for key in {size_class(work) for work in works}:
             source = torch.ones((1 << key) // 8)
             target = torch.empty_like(source)
             ways = (
@@ -173,13 +146,14 @@ class Machine:
     def limit_s(self, work: Work) -> float:
         """Seconds that no program beats. The work's rates must have been measured."""
         return max(
-            work.bytes / self.bandwidth[_size_class(work)],
+            work.bytes / self.bandwidth[size_class(work)],
             work.flops / self.flops_s[work.dtype] if work.flops else 0.0,
             work.vector_ops / (self.flops_s["float32"] / 2),  # a multiply-add is two flops
         )
 
 
-def _size_class(work: Work) -> int:
+def size_class(work: Work) -> int:
+    """The log2 of bytes by which bandwidths are measured."""
     return max(14, work.bytes.bit_length())
 
 

@@ -1,0 +1,142 @@
+#include "host/profile.h"
+
+#include <algorithm>
+
+#include "host/executable.h"
+#include "isa.gen.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+using fuse::KernelNode;
+
+template <class Index>
+std::size_t at(Index i) {
+  return static_cast<std::size_t>(i);
+}
+
+class Counter {
+ public:
+  Counter(const Executable& exe, const Profile& profile) : exe_(exe), profile_(profile) {}
+
+  Work count(const HostStep& step) {
+    work_ = {};
+    if (step.kind == Kind::kKernel) kernel(step.kernel, {});
+    if (step.kind == Kind::kChain) chain(exe_.plan().chains[at(step.chain)]);
+    if (step.kind == Kind::kReshape && moved(step)) {
+      work_.read_bytes += bytes(step.in);
+      work_.written_bytes += bytes(step.out);
+    }
+    if (step.kind == Kind::kCall) {
+      for (const Source& arg : step.args) {
+        if (arg.kind == Source::Kind::kTensor) work_.read_bytes += bytes(arg.value);
+      }
+      for (int r = 0; r < step.n_out; ++r) work_.written_bytes += bytes(step.out + r);
+    }
+    return std::move(work_);
+  }
+
+ private:
+  double size(SizeId id) const { return static_cast<double>(profile_.sizes[at(id)]); }
+
+  double bytes(ValueId v) const {
+    const Type& type = exe_.plan().program.type(v);
+    if (type.weak || type.dtype == DType::kOpaque) return 0;
+    return static_cast<double>(profile_.records[at(v)].elements()) * dtype_bytes(type.dtype);
+  }
+
+  bool moved(const HostStep& step) const {
+    return profile_.records[at(step.in)].data != profile_.records[at(step.out)].data;
+  }
+
+  double extent(const fuse::KernelGraph& graph, fuse::AxisMask axes) const {
+    double product = 1;
+    for (std::size_t a = 0; a < graph.axes.size(); ++a) {
+      if (((axes >> a) & 1) != 0) product *= size(graph.axes[a]);
+    }
+    return product;
+  }
+
+  // panels: values that stay in the cache.
+  void kernel(int which, std::span<const ValueId> panels) {
+    const fuse::KernelGraph& graph = exe_.kernels()[at(which)].graph();
+    for (const fuse::OperandRef& operand : graph.operands) {
+      if (operand.value < 0 || std::ranges::find(panels, operand.value) != panels.end()) continue;
+      fuse::AxisMask axes = 0;
+      for (std::size_t a = 0; a < graph.axes.size(); ++a) {
+        if (operand.dim[a] >= 0) axes = static_cast<fuse::AxisMask>(axes | (1U << a));
+      }
+      const double touched = extent(graph, axes) * bytecode::storage_bytes(operand.storage);
+      const bool output = operand.role == bytecode::Role::kOutput;
+      (output ? work_.written_bytes : work_.read_bytes) += touched;
+    }
+    for (const KernelNode& node : graph.nodes) {
+      const bool fold = node.kind == KernelNode::Kind::kFold;
+      if (!fold && node.kind != KernelNode::Kind::kMap) continue;
+      const KernelNode& swept = fold ? graph.nodes[at(node.in[0])] : node;
+      operation(std::string(bytecode::kIsa[node.instr].name), extent(graph, swept.axes));
+    }
+  }
+
+  void operation(const std::string& name, double elements) {
+    const auto known =
+        std::ranges::find(work_.operations, name, [](const auto& o) -> auto& { return o.first; });
+    if (known == work_.operations.end()) {
+      work_.operations.emplace_back(name, elements);
+    } else {
+      known->second += elements;
+    }
+  }
+
+  void chain(const fuse::Chain& chain) {
+    const Program& program = exe_.plan().program;
+    const auto whole = [&](ValueId v, double& to) {
+      if (std::ranges::find(chain.panels, v) != chain.panels.end()) return;
+      double product = dtype_bytes(program.type(v).dtype);
+      for (const SizeId s : program.type(v).shape.span()) product *= size(s);
+      to += product;
+    };
+    for (const fuse::Chain::Stage& stage : chain.stages) {
+      if (stage.kernel >= 0) {
+        kernel(stage.kernel, chain.panels);
+        continue;
+      }
+      const Shape &a = program.type(stage.a).shape, &out = program.type(stage.out).shape;
+      double flops = 2 * size(a[a.rank - 1]);
+      for (const SizeId s : out.span()) flops *= size(s);
+      work_.flops += flops;
+      work_.factors = dtype_name(program.type(stage.a).dtype);
+      whole(stage.a, work_.read_bytes);
+      whole(stage.b, work_.read_bytes);
+      whole(stage.out, work_.written_bytes);
+    }
+  }
+
+  const Executable& exe_;
+  const Profile& profile_;
+  Work work_;
+};
+
+}  // namespace
+
+std::vector<Work> work(const Executable& executable, const Profile& profile) {
+  Counter counter(executable, profile);
+  std::vector<Work> result;
+  for (const HostStep& step : executable.steps()) result.push_back(counter.count(step));
+  return result;
+}
+
+void Executable::set_profiled(bool on) noexcept {
+  profiled_.store(on, std::memory_order_relaxed);
+  if (on) return;
+  const std::lock_guard lock(mutex_);
+  profile_.reset();
+}
+
+std::optional<Profile> Executable::profile() {
+  const std::lock_guard lock(mutex_);
+  return profile_ ? std::optional(*profile_) : std::nullopt;
+}
+
+}  // namespace tilevm::host

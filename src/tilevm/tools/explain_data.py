@@ -1,0 +1,353 @@
+"""An explanation as plain data. docs/explain.md has the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tilevm.tools import assembly, roofline
+
+if TYPE_CHECKING:
+    from tilevm.tools.explanation import Explanation
+
+FORMAT = "tilevm.explain/1"
+RECORDING = "tilevm.recording/1"
+_UNBOUNDED = (1 << 63) - 1
+_NOT_COMPUTED = "kernels do not compute it"
+
+
+def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
+    """Plain data. limits: with the machine's, which are measured where that was not done yet."""
+    steps = _steps(explanation)
+    operators = _operators(explanation)
+    decisions = _decisions(explanation, operators)
+    machine = roofline.limits(steps) if limits and explanation.profiles else None
+    kernels = [
+        _kernel(number, kernel, explanation, operators, decisions)
+        for number, kernel in enumerate(explanation.kernels)
+    ]
+    memory = _memory(explanation)
+    timing = _timing(explanation, steps)
+    interface = explanation.interface or {"inputs": (), "outputs": (), "checks": ()}
+    return {
+        "format": FORMAT,
+        "title": explanation.title,
+        "summary": _summary(explanation, steps, kernels, memory, timing),
+        "symbols": _symbols(explanation),
+        "guards": list(explanation.guards),
+        "checks": list(interface["checks"]),
+        "inputs": [{"value": v, "type": text} for v, text in interface["inputs"]],
+        "outputs": [{"value": v, "type": text} for v, text in interface["outputs"]],
+        "operators": operators,
+        "steps": steps,
+        "kernels": kernels,
+        "decisions": decisions,
+        "memory": memory,
+        "call_outs": [
+            {"name": c.name, "reason": c.reason, "line": c.line} for c in explanation.callouts
+        ],
+        "compiling": [{"phase": phase, "us": us} for phase, us in explanation.compiling],
+        "timing": timing,
+        "machine": machine,
+    }
+
+
+def decision_rows(explanation: Explanation) -> list[str]:
+    """A line for each decision: the value, from where to where, why, and the fact behind it."""
+    rows = []
+    for row in _decisions(explanation, _operators(explanation)):
+        fact = f" [{row['fact']}]" if row["fact"] else ""
+        ends = f"{_end(row['maker'], explanation)} -> {_end(row['reader'], explanation)}"
+        rows.append(f"%{row['value']}: {row['type']}: {row['reason']}{fact}, {ends}")
+    return rows
+
+
+def memory_rows(explanation: Explanation) -> list[str]:
+    """A line for each buffer of the arena: its size, its life, and where it lies."""
+    return [
+        f"%{b['value']}: {b['size']} bytes, steps {b['first']} to {b['last']}: " + _placed(b)
+        for b in _memory(explanation)["buffers"]
+    ]
+
+
+def _end(place: Mapping[str, Any] | None, explanation: Explanation) -> str:
+    """Where a value comes from or goes to, in a few words."""
+    if place is None:
+        return "the caller"
+    line = f" ({place['line']})" if place["line"] else ""
+    kernel = place["kernel"]
+    name = f" in kernel {kernel} {explanation.kernels[kernel]['name']}" if kernel >= 0 else ""
+    return f"{place['op']}{name}{line}"
+
+
+def _operators(explanation: Explanation) -> list[dict[str, Any]]:
+    """The operators, call-outs by the name of what they call."""
+    return [
+        {"index": i, **row, "op": explanation.steps[row["step"]]["name"]}
+        if row["op"] == "call" and row["step"] >= 0
+        else {"index": i, **row}
+        for i, row in enumerate(explanation.operators)
+    ]
+
+
+def _summary(
+    explanation: Explanation,
+    steps: Sequence[Mapping[str, Any]],
+    kernels: Sequence[Mapping[str, Any]],
+    memory: Mapping[str, Any],
+    timing: Mapping[str, Any],
+) -> dict[str, Any]:
+    limits = [step["limit_ns"] for step in steps if step["limit_ns"] is not None]
+    variants = [variant for kernel in kernels for variant in kernel["variants"]]
+    launches = [step for step in steps if step["kind"] in ("kernel", "chain")]
+    return {
+        "operators": len(explanation.operators),
+        "kernels": sum(len(step["kernels"]) for step in launches),
+        "launches": len(launches),
+        "call_outs": len(explanation.callouts),
+        "interpreted": sum(variant["tier"] == "interp" for variant in variants),
+        "compile_us": sum(us for _, us in explanation.compiling),
+        "call_ns": timing["call_ns"],
+        "limit_ns": sum(limits) if limits else None,
+        "arena_bytes": memory["arena_bytes"],
+    }
+
+
+def _symbols(explanation: Explanation) -> list[dict[str, Any]]:
+    sizes = explanation.profiles[0]["sizes"] if explanation.profiles else {}
+    return [
+        {
+            "name": name,
+            "min": low,
+            "max": None if high == _UNBOUNDED else high,
+            "multiple_of": multiple,
+            "value": sizes.get(name),
+        }
+        for name, low, high, multiple in explanation.symbols
+    ]
+
+
+def _timing(explanation: Explanation, steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians; of the call, their sum: what disturbs a run is in one of its parts."""
+    profiles = explanation.profiles
+    begin_ns = median(p["begin_ns"] for p in profiles) if profiles else None
+    end_ns = median(p["end_ns"] for p in profiles) if profiles else None
+    whole = begin_ns is not None and end_ns is not None
+    return {
+        "runs": len(profiles),
+        "untimed": explanation.untimed,
+        "call_ns": begin_ns + sum(step["ns"] for step in steps) + end_ns if whole else None,
+        "begin_ns": begin_ns,
+        "end_ns": end_ns,
+    }
+
+
+def _steps(explanation: Explanation) -> list[dict[str, Any]]:
+    profiles = explanation.profiles
+    rows = []
+    for index, step in enumerate(explanation.steps):
+        last = profiles[-1]["steps"][index] if profiles else {}
+        times = [p["steps"][index]["ns"] for p in profiles]
+        rows.append(
+            {
+                "index": index,
+                "kind": step["kind"],
+                "name": step["name"],
+                "text": step["text"],
+                "kernels": list(step["kernels"]),
+                "ways": list(step["ways"]),
+                "ns": median(times) if times else None,
+                "read_bytes": last.get("read_bytes"),
+                "written_bytes": last.get("written_bytes"),
+                "flops": last.get("flops"),
+                "factors": last.get("factors", ""),
+                "vector_ops": roofline.vector_ops(last["operations"]) if last else None,
+                "limit_ns": None,
+                "limited_by": "",
+            }
+        )
+    return rows
+
+
+def _decisions(
+    explanation: Explanation, operators: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    def place(node: int) -> dict[str, Any] | None:
+        if node < 0:
+            return None
+        operator = operators[node]
+        return {
+            "operator": node,
+            "op": operator["op"],
+            "line": operator["line"],
+            "kernel": operator["kernel"],
+            "step": operator["step"],
+        }
+
+    return [
+        {
+            "value": row["value"],
+            "type": row["type"],
+            "maker": place(row["maker"]),
+            "reader": place(row["reader"]),
+            "reason": row["reason"],
+            "fact": row["fact"],
+        }
+        for row in explanation.decisions
+    ]
+
+
+def _kernel(
+    number: int,
+    kernel: Mapping[str, Any],
+    explanation: Explanation,
+    operators: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    step = next((i for i, s in enumerate(explanation.steps) if number in s["kernels"]), None)
+    lines = dict.fromkeys(operators[n]["line"] for n in kernel["operators"])
+    return {
+        "index": number,
+        "name": kernel["name"],
+        "step": step,
+        "axes": list(kernel["axes"]),
+        "operators": list(kernel["operators"]),
+        "lines": [line for line in lines if line],
+        "nodes": list(kernel["nodes"]),
+        "why_separate": list(_borders(number, kernel, operators, decisions)),
+        "variants": [
+            {
+                "layout": v["layout"],
+                "tier": v["tier"],
+                "why_interp": v["why_interp"],
+                "launches": v["launches"],
+                "compile_us": v["compile_us"],
+                "bytecode": [_instruction(line) for line in v["disassembly"].splitlines()],
+                "assembly": list(assembly.rows(v)) if v.get("assembly") else [],
+            }
+            for v in kernel["variants"]
+        ],
+    }
+
+
+def _borders(
+    number: int,
+    kernel: Mapping[str, Any],
+    operators: Sequence[Mapping[str, Any]],
+    decisions: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """What the kernel stores and reads, for whom and from whom, and why it is not the same one."""
+    decided = set()
+    for row in decisions:
+        ends = {"stores": row["maker"], "reads": row["reader"]}
+        for does, end in ends.items():
+            other = row["reader"] if does == "stores" else row["maker"]
+            if end is None or end["kernel"] != number or (other and other["kernel"] == number):
+                continue
+            decided.add(row["value"])
+            yield {
+                "does": does,
+                "value": row["value"],
+                "type": row["type"],
+                "other": other,
+                "reason": row["reason"],
+                "fact": row["fact"],
+            }
+    made = {value: row for row in operators for value in row["values"]}
+    step = next((operators[n]["step"] for n in kernel["operators"]), None)
+    seen = set()
+    for node in kernel["operators"]:
+        for value in operators[node]["inputs"]:
+            maker = made.get(value)
+            if maker is None or maker["kernel"] >= 0 or maker["step"] in (-1, step):
+                continue
+            if value in decided or value in seen:
+                continue
+            seen.add(value)
+            yield {
+                "does": "reads",
+                "value": value,
+                "type": maker["types"][maker["values"].index(value)],
+                "other": {
+                    "operator": maker["index"],
+                    "op": maker["op"],
+                    "line": maker["line"],
+                    "kernel": -1,
+                    "step": maker["step"],
+                },
+                "reason": _NOT_COMPUTED,
+                "fact": "",
+            }
+
+
+def _instruction(line: str) -> dict[str, str]:
+    """A line of bytecode: its text, what it means, and where it comes from."""
+    text, meaning, source = (*line.split(" ; ", 2), "", "")[:3]
+    return {"text": text.rstrip(), "meaning": meaning.strip(), "line": source.strip()}
+
+
+def _memory(explanation: Explanation) -> dict[str, Any]:
+    """The arena: which buffer lies where and when, in bytes where the sizes of a call are known."""
+    memory = explanation.memory or {"buffers": (), "places": (), "alignment": 1}
+    profile = explanation.profiles[-1] if explanation.profiles else None
+    offsets = _offsets(memory, profile["places"]) if profile else None
+    lives: dict[int, list[Mapping[str, Any]]] = {}  # by place: what lies there, one after another
+    for row in memory["buffers"]:
+        lives.setdefault(row["place"], []).append(row)
+    buffers = []
+    for row in memory["buffers"]:
+        place = row["place"]
+        below = [
+            {"value": other["value"], "until": other["last"]}
+            for under in memory["places"][place]["below"]
+            for other in lives[under]
+            if other["last"] >= row["first"] and row["last"] >= other["first"]
+        ]
+        kept = {key: row[key] for key in ("value", "type", "size", "first", "last")}
+        bytes_ = profile["places"][place] if profile else None
+        over = row["over"] if row["over"] >= 0 else None
+        offset = offsets[place] if offsets else None
+        buffers.append({**kept, "bytes": bytes_, "offset": offset, "over": over, "below": below})
+    changes = [0] * (len(explanation.steps) + 1)
+    for place, rows in lives.items():  # what replaces another is no memory more
+        changes[min(row["first"] for row in rows)] += profile["places"][place] if profile else 0
+        changes[max(row["last"] for row in rows) + 1] -= profile["places"][place] if profile else 0
+    live = list(accumulate(changes))[:-1]
+    ends = [row["offset"] + row["bytes"] for row in buffers] if profile else []
+    return {
+        "buffers": buffers,
+        "live_bytes": live,
+        "most_live_bytes": max(live, default=0) if profile else None,
+        "arena_bytes": max(ends, default=0) if profile else None,
+        "without_reuse_bytes": sum(row["bytes"] for row in buffers) if profile else None,
+    }
+
+
+def _offsets(memory: Mapping[str, Any], sizes: Sequence[int]) -> list[int]:
+    """Where each place begins, as the host computes it; stages one after the other."""
+    unit = memory["alignment"]
+    offsets: list[int] = []
+    ends: list[int] = []
+    tops: dict[int, int] = {}  # by stage
+    for place, size in zip(memory["places"], sizes, strict=True):
+        offsets.append(max((ends[under] for under in place["below"]), default=0))
+        ends.append(offsets[-1] + -(-size // unit) * unit)
+        tops[place["stage"]] = max(tops.get(place["stage"], 0), ends[-1])
+    bases = {stage: sum(top for s, top in tops.items() if s < stage) for stage in tops}
+    return [
+        offset + bases[place["stage"]]
+        for offset, place in zip(offsets, memory["places"], strict=True)
+    ]
+
+
+def _placed(row: Mapping[str, Any]) -> str:
+    """Why a buffer lies where it does."""
+    if row["over"] is not None:
+        return f"where %{row['over']} was, which is read last for it"
+    if not row["below"]:
+        return "at the bottom"
+    names = [f"%{other['value']} until step {other['until']}" for other in row["below"][:3]]
+    more = len(row["below"]) - len(names)
+    return "above what lives as well: " + ", ".join(names) + (f" and {more} more" if more else "")

@@ -1,0 +1,170 @@
+"""What `tilevm.explain` found, as text, plain data and a page."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tilevm.tools import assembly, explain_data
+
+
+class Report:
+    """What can be printed, read by programs, and saved."""
+
+    @abstractmethod
+    def to_json(self, *, limits: bool = True) -> dict[str, Any]:
+        """All of it as plain data; docs/explain.md has the keys.
+
+        limits: with what the machine could do at best, measured once a process (a second or two).
+        """
+
+    def to_html(self, *, limits: bool = True) -> str:
+        """All of it as one page that needs nothing else. limits: as `to_json`."""
+        from tilevm.tools.explain_page import page
+
+        return page(self.to_json(limits=limits))
+
+    def save(self, path: str | Path) -> None:
+        """Write a page, plain data or text: .html, .json or .txt. Raises: ValueError."""
+        path = Path(path)
+        if path.suffix == ".html":
+            text = self.to_html()
+        elif path.suffix == ".json":
+            text = json.dumps(self.to_json(), indent=1)
+        elif path.suffix == ".txt":
+            text = str(self)
+        else:
+            raise ValueError(f"{path} ends in {path.suffix!r}: use .html, .json or .txt")
+        path.write_text(text, encoding="utf-8")
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+@dataclass(frozen=True)
+class CallOut:
+    """An operator that the host framework runs."""
+
+    name: str
+    reason: str
+    line: str
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation(Report):
+    """What runs for a call. `str()` of it is the report; the parts are there for programs.
+
+    graph: the program, one line an operator. guards: what it assumes of a call. steps, kernels,
+    operators, decisions, memory: as the core describes them, kernels with the variants encoded so
+    far; `asm` adds "assembly" to these, as `tilevm.tools.assembly` reads it. symbols: (name, min,
+    max, multiple_of). compiling: (phase, microseconds). profiles: what each timed call took and
+    had to do; `untimed`: why there is none, or not more than one.
+    """
+
+    title: str
+    graph: str
+    guards: tuple[str, ...]
+    steps: tuple[dict[str, Any], ...] = ()
+    kernels: tuple[dict[str, Any], ...] = ()
+    callouts: tuple[CallOut, ...] = ()
+    operators: tuple[dict[str, Any], ...] = ()
+    decisions: tuple[dict[str, Any], ...] = ()
+    interface: dict[str, Any] | None = None
+    memory: dict[str, Any] | None = None
+    symbols: tuple[tuple[str, int, int, int], ...] = ()
+    compiling: tuple[tuple[str, float], ...] = ()
+    profiles: tuple[dict[str, Any], ...] = ()
+    untimed: str = ""
+
+    @property
+    def cuts(self) -> tuple[tuple[str, str], ...]:
+        """Values stored between kernels, each with the first reason for it."""
+        first: dict[str, str] = {}
+        for decision in self.decisions:
+            first.setdefault(f"%{decision['value']}: {decision['type']}", decision["reason"])
+        return tuple(first.items())
+
+    def to_json(self, *, limits: bool = True) -> dict[str, Any]:
+        """Plain data, with what the machine could do at best."""
+        return explain_data.to_json(self, limits=limits)
+
+    def __str__(self) -> str:
+        kernels = sum(step["kind"] in ("kernel", "chain") for step in self.steps)
+        memory = explain_data.memory_rows(self)
+        parts = [
+            f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
+            _section("graph", self.graph.splitlines()),
+            _section("guards", self.guards or ("none: any sizes",)),
+            _section("steps", [step["text"] for step in self.steps]),
+            _section("cuts: values stored between kernels", explain_data.decision_rows(self)),
+            _section("memory: buffers between steps", memory),
+            _section("call-outs", self._callout_rows()),
+        ]
+        parts += [_kernel(number, kernel) for number, kernel in enumerate(self.kernels)]
+        return "\n".join(part for part in parts if part)
+
+    def _callout_rows(self) -> list[str]:
+        counts = Counter((c.name, c.reason) for c in self.callouts)
+        return [
+            f"{count:4} {name}: {reason} ({', '.join(self._lines(name, reason))})"
+            for (name, reason), count in counts.items()
+        ] or ["none"]
+
+    def _lines(self, name: str, reason: str) -> list[str]:
+        found = [c.line for c in self.callouts if (c.name, c.reason) == (name, reason)]
+        return list(dict.fromkeys(line or "?" for line in found))
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A program of recorded operators: how often it ran, by what made it run, and what it is."""
+
+    reasons: dict[str, int]
+    explanation: Explanation
+
+
+@dataclass(frozen=True, repr=False)
+class Recording(Report):
+    """What a call under `tilevm.fuse()` ran: its segments, in the order in which they first ran."""
+
+    title: str
+    segments: tuple[Segment, ...]
+
+    def to_json(self, *, limits: bool = True) -> dict[str, Any]:
+        """Plain data, with what the machine could do at best."""
+        return {
+            "format": explain_data.RECORDING,
+            "title": self.title,
+            "segments": [
+                {"reasons": s.reasons, **s.explanation.to_json(limits=limits)}
+                for s in self.segments
+            ],
+        }
+
+    def __str__(self) -> str:
+        runs = sum(n for segment in self.segments for n in segment.reasons.values())
+        parts = [f"{self.title}: {len(self.segments)} different segments, {runs} runs"]
+        for segment in self.segments:
+            reasons = ", ".join(f"{reason} ({n})" for reason, n in segment.reasons.items())
+            parts.append(f"\nran {reasons}:\n{segment.explanation}")
+        return "\n".join(parts)
+
+
+def _section(title: str, rows: Any) -> str:
+    return "\n".join([f"\n{title}:", *(f"  {row}" for row in rows)]) if rows else ""
+
+
+def _kernel(number: int, kernel: dict[str, Any]) -> str:
+    rows = [f"axes: {', '.join(kernel['axes'])}", *kernel["nodes"]]
+    for variant in kernel["variants"]:
+        why = f", not native: {variant['why_interp']}" if variant.get("why_interp") else ""
+        rows.append(f"bytecode for {variant['layout']} ({variant['tier']}{why}):")
+        rows += [f"  {line}" for line in variant["disassembly"].splitlines()]
+        if variant.get("assembly"):
+            rows.append(f"machine code for {variant['layout']} ({variant['tier']}):")
+            rows += [f"  {line}" for line in assembly.rows(variant)]
+    return _section(f"kernel {number} {kernel['name']}", rows)

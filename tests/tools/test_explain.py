@@ -1,0 +1,361 @@
+"""Plain data of `tilevm.explain`: what was decided, what it took, what could be."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilevm
+from tilevm import lang
+from tilevm.tools import roofline
+from tilevm.tools.explain_data import FORMAT
+
+torch = pytest.importorskip("torch")
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def told(function: Any, *args: Any, asm: bool = False, runs: int = 5) -> dict[str, Any]:
+    """Plain data of a call, without what only measuring gives."""
+    data: dict[str, Any] = tilevm.explain(function, asm=asm, runs=runs)(*args).to_json(limits=False)
+    return json.loads(json.dumps(data))  # type: ignore[no-any-return]
+
+
+def why(data: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """(reader, reason, fact) of each decision; the caller has no name."""
+    return {
+        (row["reader"]["op"] if row["reader"] else "", row["reason"], row["fact"])
+        for row in data["decisions"]
+    }
+
+
+def sample(x: Any, w: Any, b: Any) -> Any:
+    h = torch.nn.functional.gelu(x @ w + b)
+    return torch.cumsum(h.transpose(0, 1), 0).softmax(-1), h
+
+
+@pytest.fixture(scope="module")
+def report() -> Any:
+    return tilevm.explain(sample)(torch.randn(33, 64), torch.randn(64, 96), torch.randn(96))
+
+
+@pytest.fixture(scope="module")
+def data(report: Any) -> dict[str, Any]:
+    return report.to_json(limits=False)  # type: ignore[no-any-return]
+
+
+def test_keys_are_documented(data: dict[str, Any]) -> None:
+    page = (DOCS / "explain.md").read_text(encoding="utf-8")
+    named = {*data}
+    for rows in ("operators", "steps", "kernels", "decisions", "call_outs", "symbols", "compiling"):
+        named |= {*data[rows][0]}
+    for part in ("summary", "timing", "memory"):
+        named |= {*data[part]}
+    memory = told(row_by_row, torch.randn(3, 4))["memory"]
+    named |= {*memory["buffers"][0], *data["kernels"][0]["variants"][0]}
+    assert not {name for name in named if f"`{name}`" not in page}
+    assert data["format"] == FORMAT
+
+
+def test_operators_know_where_they_run(data: dict[str, Any]) -> None:
+    places = {row["op"]: row for row in data["operators"]}
+    assert places["aten.cumsum.default"]["kernel"] == -1
+    assert data["steps"][places["aten.cumsum.default"]["step"]]["kind"] == "call"
+    for row in data["operators"]:
+        if row["kernel"] >= 0:
+            kernel = data["kernels"][row["kernel"]]
+            assert row["index"] in kernel["operators"]
+            assert kernel["index"] in data["steps"][row["step"]]["kernels"]
+    assert places["matmul"]["step"] == places["gelu"]["step"]  # some rows at a time
+    assert places["matmul"]["line"].startswith("test_explain.py:")
+
+
+def test_facts_of_sizes() -> None:
+    dims = {"x": (tilevm.Dim(min=2, max=512, multiple_of=2), None)}
+    data = told(tilevm.kernel(dims=dims)(lambda x: lang.exp(x)), np.ones((6, 5), np.float32))
+    (symbol,) = (row for row in data["symbols"] if row["max"] is not None)
+    assert (symbol["min"], symbol["max"], symbol["multiple_of"]) == (2, 512, 2)
+    assert symbol["value"] == 6
+    assert {row["max"] for row in data["symbols"]} == {512, None}
+
+
+def test_time_of_steps(data: dict[str, Any]) -> None:
+    assert data["timing"]["runs"] >= 1
+    assert not data["timing"]["untimed"]
+    times = [step["ns"] for step in data["steps"]]
+    assert all(ns >= 0 for ns in times)
+    assert data["timing"]["call_ns"] > 0
+    chain = next(step for step in data["steps"] if step["kind"] == "chain")
+    assert chain["flops"] == 2 * 33 * 64 * 96
+    assert chain["factors"] == "float32"
+    assert chain["ways"]
+    floats = 33 * 64 + 64 * 96 + 96
+    assert chain["read_bytes"] == 4 * floats
+
+
+def test_bytes_and_operations_of_a_kernel() -> None:
+    data = told(lambda x, y: torch.exp(x + y), torch.ones(7, 33), torch.ones(33))
+    (step,) = (s for s in data["steps"] if s["kind"] == "kernel")
+    assert step["read_bytes"] == 4 * (7 * 33 + 33)
+    assert step["written_bytes"] == 4 * 7 * 33
+    assert step["vector_ops"] == 7 * 33 * (1 + 10)
+
+
+def test_double_precision_costs_twice() -> None:
+    assert roofline.vector_ops({"add_f64": 10.0, "add_f32": 1.0}) == 21
+
+
+def test_no_limits_without_measuring(data: dict[str, Any]) -> None:
+    assert data["machine"] is None
+    assert all(step["limit_ns"] is None for step in data["steps"])
+
+
+def test_limits(report: Any) -> None:
+    data = report.to_json()
+    machine = data["machine"]
+    assert machine["threads"] == torch.get_num_threads()
+    chain = next(step for step in data["steps"] if step["kind"] == "chain")
+    assert chain["limited_by"] in ("memory", "products", "arithmetic")
+    least = chain["flops"] / machine["product_gflop_s"]["float32"]
+    assert chain["limit_ns"] >= min(least, chain["ns"]) * 0.999
+    assert all(s["limit_ns"] <= s["ns"] for s in data["steps"] if s["limit_ns"] is not None)
+    assert data["summary"]["limit_ns"] > 0
+
+
+def test_a_call_that_changes_its_arguments_is_made_once() -> None:
+    def bump(x: Any) -> Any:
+        x.add_(1)
+        return x * 2
+
+    compiled = tilevm.compile(bump)
+    x = torch.zeros(3)
+    first = told(compiled, x)
+    assert x.tolist() == [1.0] * 3
+    assert first["timing"]["runs"] == 0
+    assert "changes its arguments" in first["timing"]["untimed"]
+    again = told(compiled, x)
+    assert x.tolist() == [2.0] * 3
+    assert again["timing"]["runs"] == 1
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    torch.manual_seed(0)
+    torch.rand(3)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    told(lambda x: x + torch.rand(3), torch.zeros(3))
+    assert torch.equal(torch.rand(3), wanted)
+
+
+def test_nothing_is_noted_unless_asked() -> None:
+    compiled = tilevm.compile(lambda x: x + 1)
+    x = torch.ones(4)
+    compiled(x)
+    (capture,) = compiled.captures
+    executable: Any = capture.captured.executable
+    assert executable.profile() is None
+    compiled.explain(x)
+    assert executable.profile() is None
+    executable.set_profiled(True)
+    compiled(x)
+    assert len(executable.profile()["steps"]) == len(executable.steps())
+    executable.set_profiled(False)
+    assert executable.profile() is None
+
+
+def test_runs_of_zero() -> None:
+    data = told(lambda x: x + 1, torch.ones(3), runs=0)
+    assert data["timing"]["untimed"]
+    assert data["memory"]["arena_bytes"] is None
+
+
+def test_the_reference_has_a_graph_alone() -> None:
+    with tilevm.config.patch(tier="reference"):
+        kernel = tilevm.kernel(lambda x: lang.exp(x))
+        report = tilevm.explain(kernel)(np.ones((3, 4), np.float32))
+    assert "exp" in str(report)
+    assert report.to_json()["steps"] == []
+    assert "<!doctype html>" in report.to_html()
+
+
+# Decisions ----------------------------------------------------------------------------------------
+
+
+def test_reduction_over_other_axes() -> None:
+    x = torch.randn(7, 33)
+    found = why(told(lambda x: (torch.exp(x).softmax(-1)).sum(0), x))
+    reason = "a reduction over other axes than its producer's kernel can sweep"
+    assert ("sum", reason, "") in found
+    assert ("", "result of the program", "") in found
+
+
+def test_an_unknown_size_keeps_kernels_apart() -> None:
+    def flat(x: Any) -> Any:
+        return torch.exp(x).reshape(-1) * 2
+
+    ((_, reason, fact), *_) = [w for w in why(told(flat, torch.randn(7, 33))) if w[0] == "reshape"]
+    assert reason == "a change of layout that needs memory"
+    assert fact.endswith(": unknown")
+    assert "*" in fact
+
+
+def test_the_limit_of_operators() -> None:
+    def long(x: Any) -> Any:
+        for _ in range(70):
+            x = torch.sin(x) + x
+        return x
+
+    found = [w for w in why(told(long, torch.randn(9))) if w[1] == "one kernel would be too large"]
+    assert found
+    assert {fact for _, _, fact in found} == {"65 operators, at most 64"}
+
+
+def test_something_has_to_run_between() -> None:
+    def between(x: Any) -> Any:
+        y = torch.exp(x)
+        return torch.cumsum(y, 0) + y
+
+    reasons = {reason: fact for _, reason, fact in why(told(between, torch.randn(5, 6)))}
+    assert "operand of a call-out" in reasons
+    assert reasons["something else has to run between the two"] == "%2 = call comes between"
+
+
+def test_factor_of_a_product_and_a_product_read_twice() -> None:
+    def twice(x: Any, w: Any) -> Any:
+        p = torch.exp(x) @ w
+        return p, torch.tanh(p) @ w
+
+    found = {
+        (op, reason) for op, reason, _ in why(told(twice, torch.randn(6, 8), torch.randn(8, 8)))
+    }
+    assert ("matmul", "a factor of a matrix product") in found
+    assert any("others read the product too" in reason for _, reason in found)
+
+
+def test_parts_of_a_concatenation() -> None:
+    found = why(told(lambda x, y: torch.cat([x + 1, y * 2]), torch.ones(3, 4), torch.ones(2, 4)))
+    assert {reason for _, reason, _ in found} == {
+        "stored straight into its part of a concatenation"
+    }
+
+
+def test_every_kernel_says_why_it_is_separate(data: dict[str, Any]) -> None:
+    for kernel in data["kernels"]:
+        if kernel["operators"]:
+            assert kernel["why_separate"], kernel["name"]
+    by_name = {k["name"]: k["why_separate"] for k in data["kernels"]}
+    softmax = next(rows for name, rows in by_name.items() if "exp" in name)
+    assert any(row["other"] and row["other"]["op"] == "aten.cumsum.default" for row in softmax)
+
+
+def test_decisions_in_the_text(report: Any) -> None:
+    text = str(report)
+    assert "operand of a call-out" in text
+    assert "-> aten.cumsum.default" in text
+    assert dict(report.cuts)
+
+
+# Memory -------------------------------------------------------------------------------------------
+
+
+def row_by_row(x: Any) -> Any:
+    for _ in range(6):
+        x = torch.exp(x.softmax(-1)).softmax(0)
+    return x
+
+
+def test_memory_plan_is_sound() -> None:
+    memory = told(row_by_row, torch.randn(7, 33))["memory"]
+    buffers = memory["buffers"]
+    assert all(b["bytes"] == 4 * 7 * 33 or "*" not in b["size"] for b in buffers)
+    assert all(b["offset"] + b["bytes"] <= memory["arena_bytes"] for b in buffers)
+    replaced = {b["over"]: b["value"] for b in buffers if b["over"] is not None}
+    for one, other in combinations(buffers, 2):
+        apart = one["last"] < other["first"] or other["last"] < one["first"]
+        if not apart and replaced.get(one["value"]) != other["value"]:
+            assert (
+                one["offset"] + one["bytes"] <= other["offset"]
+                or other["offset"] + other["bytes"] <= one["offset"]
+            )
+    assert memory["most_live_bytes"] == max(memory["live_bytes"])
+    assert memory["most_live_bytes"] <= memory["arena_bytes"] < memory["without_reuse_bytes"]
+
+
+def test_why_a_buffer_lies_where_it_does() -> None:
+    report = tilevm.explain(row_by_row)(torch.randn(7, 33))
+    buffers = report.to_json(limits=False)["memory"]["buffers"]
+    assert buffers[0]["below"] == []
+    for b in buffers:
+        assert all(other["until"] >= b["first"] for other in b["below"])
+    assert any(b["below"] for b in buffers)
+    assert "above what lives as well: %" in str(report)
+
+
+def test_a_buffer_where_another_dies() -> None:
+    def function(x: Any, y: Any) -> Any:
+        h = (x @ y).relu()
+        return (h * (h @ y).sum()) @ y @ x
+
+    report = tilevm.explain(function)(torch.randn(9, 9), torch.randn(9, 9))
+    buffers = report.to_json(limits=False)["memory"]["buffers"]
+    (replacing,) = (b for b in buffers if b["over"] is not None)
+    (replaced,) = (b for b in buffers if b["value"] == replacing["over"])
+    assert replaced["offset"] == replacing["offset"]
+    assert "which is read last for it" in str(report)
+
+
+# Where it is written ------------------------------------------------------------------------------
+
+
+def test_save_by_suffix(report: Any, tmp_path: Path) -> None:
+    for suffix, begins in ((".json", "{"), (".txt", "sample: "), (".html", "<!doctype html>")):
+        file = tmp_path / f"report{suffix}"
+        report.save(file)
+        assert file.read_text(encoding="utf-8").startswith(begins)
+    with pytest.raises(ValueError, match=r"\.html, \.json or \.txt"):
+        report.save(tmp_path / "report.pdf")
+
+
+def test_a_kernel_over_numpy_arrays() -> None:
+    data = told(tilevm.kernel(lambda x: lang.softmax(x, -1)), np.ones((3, 4), np.float32), asm=True)
+    (kernel,) = data["kernels"]
+    (variant,) = kernel["variants"]
+    assert variant["launches"] >= data["timing"]["runs"]
+    assert any("exp_f32" in line["text"] and line["meaning"] for line in variant["bytecode"])
+    assert bool(variant["assembly"]) == (variant["tier"] != "interp")
+
+
+# Recorded operators -------------------------------------------------------------------------------
+
+
+def test_segments_of_a_run() -> None:
+    def relax(x: Any) -> Any:
+        for _ in range(5):
+            x = torch.tanh(x) * 0.5
+            x.sum().item()
+        return x + 1
+
+    recording = tilevm.explain(relax, recorded=True)(torch.ones(4, 4))
+    data = json.loads(json.dumps(recording.to_json(limits=False)))
+    first, last = data["segments"]
+    assert sum(first["reasons"].values()) == 5
+    assert first["timing"]["runs"] == 4  # without the one that compiled
+    assert {row["op"] for row in first["operators"]} >= {"tanh", "sum"}
+    assert list(last["reasons"]) != list(first["reasons"])
+    assert "2 different segments, 6 runs" in str(recording)
+    assert "<!doctype html>" in recording.to_html(limits=False)
+
+
+def test_a_run_that_raises_is_not_noted() -> None:
+    def fails(x: Any) -> Any:
+        (x + 1).sum().item()
+        raise KeyError("no")
+
+    with pytest.raises(KeyError):
+        tilevm.explain(fails, recorded=True)(torch.ones(3))
+    assert not tilevm.explain(lambda x: x, recorded=True)(torch.ones(3)).segments
