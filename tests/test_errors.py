@@ -56,6 +56,7 @@ def test_stats_have_the_promised_names() -> None:
         "launches",
         "callouts",
         "flushes",
+        "checks",
         "packed_bytes",
         "peak_bytes",
     ]

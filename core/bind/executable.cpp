@@ -214,8 +214,7 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
     }
     std::tie(options.input_groups, options.output_groups) = std::move(*memory_groups);
   }
-  fuse::Plan plan = fuse::fuse(lower(program));
-  auto made = std::make_unique<host::Executable>(std::move(plan), options, *python);
+  auto made = host::build(program, options, *python);
   const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
 
   PyTypeObject* type = executable_type();

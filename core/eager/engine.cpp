@@ -12,6 +12,7 @@
 #include "exec/memory.h"
 #include "host/errors.h"
 #include "host/executable.h"
+#include "trace/trace.h"
 
 namespace tilevm::eager {
 namespace {
@@ -42,6 +43,7 @@ void drop_held(Held* h) noexcept {
 }
 
 thread_local int threads_of_run = 1;
+thread_local const char* flush_reason = "";  // why this thread is about to run a segment
 
 // Tensors are `Held`; there are no call-outs.
 class Memory final : public host::Framework {
@@ -142,8 +144,7 @@ std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint
   }
   options.whole_outputs.assign(program.outputs.size(), true);
   segment->text = print(program);
-  segment->executable =
-      std::make_unique<host::Executable>(fuse::fuse(lower(std::move(program))), options, memory());
+  segment->executable = host::build(std::move(program), options, memory());
   return segment;
 }
 
@@ -290,6 +291,7 @@ class Runner final : public Engine {
   bool run(const Trace& trace, std::span<Filled> outputs, int threads,
            Failure& failure) noexcept override {
     using Kind = Failure::Kind;
+    const trace::Span span("flush", flush_reason);
     try {
       execute(trace, outputs, threads);
       return true;
@@ -309,7 +311,10 @@ class Runner final : public Engine {
 
   void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
 
-  void count_flush(const char* reason) noexcept override { flushes().count(reason); }
+  void count_flush(const char* reason) noexcept override {
+    flush_reason = reason;
+    flushes().count(reason);
+  }
 
   void set_finish(bool (*finish)(Failure&) noexcept) noexcept override {
     finish_of_recorder = finish;

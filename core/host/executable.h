@@ -228,6 +228,9 @@ class Executable {
   std::vector<std::unique_ptr<Frame>> frames_;
 };
 
+// Lowers and fuses a program, and makes its executable. Throws as that does.
+std::unique_ptr<Executable> build(Program program, const Options& options, Framework& framework);
+
 // Kernels run since the process began or the counter was reset.
 std::int64_t launches() noexcept;
 void reset_launches() noexcept;

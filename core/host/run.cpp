@@ -7,6 +7,7 @@
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
+#include "trace/trace.h"
 
 namespace tilevm::host {
 namespace {
@@ -134,6 +135,7 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
 }
 
 void Executable::run(Call& call) {
+  const trace::Span span("call");
   Running running(*this);
   Frame& frame = running.frame();
   read_inputs(frame, call);
@@ -365,6 +367,7 @@ schedule::OperandView Executable::view_of(Frame& frame, const fuse::KernelGraph&
 void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const Record* second) {
   schedule::Kernel& k = kernels_[static_cast<std::size_t>(kernel)];
   const fuse::KernelGraph& graph = k.graph();
+  const trace::Span span("launch", graph.name);
   const std::size_t n_axes = graph.axes.size();
   std::array<std::int64_t, fuse::kMaxAxes> extents{};
   for (std::size_t a = 0; a < n_axes; ++a) extents[a] = frame.regs[at(graph.axes[a])];

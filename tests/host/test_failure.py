@@ -16,7 +16,7 @@ from tilevm import errors
 from tilevm.ir.text import from_core, from_text
 from tilevm.runtime import failure
 from tilevm.runtime import program as runtime
-from tilevm.tools import replay
+from tilevm.tools import archive
 
 GRAPH = """
 graph(x: float32[M, N], n: float)
@@ -53,7 +53,7 @@ def test_the_call_is_saved_and_named(tmp_path: Path) -> None:
         message = message_of(failing())
     found = re.search(r"tilevm replay (\S+)", message)
     assert found
-    call = replay.load(Path(found[1]))
+    call = archive.load(Path(found[1]))
     assert Path(found[1]).parent == tmp_path / "new"
     assert "should return 1 values" in call.note
     assert [node.op for node in call.graph.nodes][-2:] == ["call", "sum"]

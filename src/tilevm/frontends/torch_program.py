@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
@@ -13,7 +13,7 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
-from tilevm.frontends import torch_frozen, torch_import
+from tilevm.frontends import torch_check, torch_frozen, torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
@@ -35,6 +35,15 @@ class Captured:
     executable: Callable[..., Any]
     run: Callable[..., Any]
     graph: torch.fx.Graph
+    fixed: Mapping[int, torch.Tensor]  # tensors that are no arguments, by the place of their input
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The executable's inputs for these of the graph."""
+        values = [*args, *self.fixed.values()]
+        return [
+            values[i].item() if position in self.imported.float_inputs else values[i]
+            for position, i in enumerate(self.imported.passed)
+        ]
 
 
 def build(
@@ -46,6 +55,7 @@ def build(
     own_guards: bool = False,
     facts: Mapping[tuple[int, int], Dim] | None = None,
     frozen: Collection[int] | None = None,
+    inner: bool = False,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -53,6 +63,7 @@ def build(
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
     are what is checked. facts: what the caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
+    inner: it is a part of another graph, which is checked as a whole.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -62,13 +73,13 @@ def build(
     environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
     unified: dict[Any, Any] = {}
 
-    def inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
-        return build(graph, inputs, knobs, views=False).run
+    def compile_inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
+        return build(graph, inputs, knobs, views=False, inner=True).run
 
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
-            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=inner)
+            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             importer.run()
             (output,) = graph.find_nodes(op="output")
@@ -92,7 +103,11 @@ def build(
     unchanged = () if frozen is None else {*frozen, *fixed}
     executable = importer.result.compile(knobs, unchanged)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
-    return Captured(importer.result, sizes, executable, run, graph)
+    captured = Captured(importer.result, sizes, executable, run, graph, fixed)
+    if config.check and not inner:
+        run = torch_check.checked(run, graph, executable, captured.given)
+        return replace(captured, run=run)
+    return captured
 
 
 def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:

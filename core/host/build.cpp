@@ -1,0 +1,57 @@
+#include <chrono>
+
+#include "host/executable.h"
+#include "trace/trace.h"
+
+namespace tilevm::host {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::string microseconds(Clock::time_point from, Clock::time_point to) {
+  const std::chrono::duration<double, std::micro> took = to - from;
+  return std::to_string(static_cast<std::int64_t>(took.count() + 0.5)) + " us";
+}
+
+void tell_kernels(const Executable& exe) {
+  for (const schedule::Kernel& kernel : exe.kernels()) {
+    const fuse::KernelGraph& graph = kernel.graph();
+    trace::tell(3, "kernel " + graph.name + ": " + std::to_string(graph.nodes.size()) +
+                       " nodes, " + std::to_string(graph.operands.size()) + " operands");
+  }
+  for (const fuse::Cut& cut : exe.plan().cuts) {
+    const std::string value = cut.value < 0 ? "" : "%" + std::to_string(cut.value) + ": ";
+    trace::tell(3, "cut: " + value + cut.reason);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Executable> build(Program program, const Options& options, Framework& framework) {
+  const std::size_t n_operators = program.nodes.size();
+  const Clock::time_point begin = Clock::now();
+  Program lowered = [&] {
+    const trace::Span span("lower");
+    return lower(std::move(program));
+  }();
+  const Clock::time_point is_lower = Clock::now();
+  fuse::Plan plan = [&] {
+    const trace::Span span("fuse");
+    return fuse::fuse(std::move(lowered));
+  }();
+  const Clock::time_point is_fused = Clock::now();
+  const trace::Span span("host program");
+  auto made = std::make_unique<Executable>(std::move(plan), options, framework);
+  if (trace::tells(2)) {
+    trace::tell(2, "compiled " + std::to_string(n_operators) + " operators to " +
+                       std::to_string(made->steps().size()) + " steps with " +
+                       std::to_string(made->kernels().size()) +
+                       " kernels: lower " + microseconds(begin, is_lower) + ", fuse " +
+                       microseconds(is_lower, is_fused) + ", host program " +
+                       microseconds(is_fused, Clock::now()));
+  }
+  if (trace::tells(3)) tell_kernels(*made);
+  return made;
+}
+
+}  // namespace tilevm::host

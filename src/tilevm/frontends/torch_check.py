@@ -1,0 +1,118 @@
+"""`tilevm.config.check` of captured graphs: PyTorch runs the same graph, operator by operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.fx
+
+from tilevm.frontends import check, torch_arrays
+from tilevm.ir.compare import disagreements, nudged
+
+Run = Callable[..., Any]
+
+
+def checked(
+    run: Run,
+    graph: torch.fx.Graph,
+    executable: Run,
+    passed: Callable[[Sequence[Any]], Sequence[Any]],
+) -> Run:
+    """`run`, which is what `graph` became, compared with the graph as `config.check` says.
+
+    passed: the inputs of the executable, from those of the graph.
+    """
+    turns = check.Turns()
+    module = torch.fx.GraphModule(graph.owning_module or {}, graph)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("val") for node in module.graph.nodes]
+    dtypes = sorted({torch_arrays.dtype(v) for v in values if isinstance(v, torch.Tensor)})
+    tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders]
+    for node in module.graph.nodes:  # what it knows of sizes would be kept alive
+        node.meta = {}
+
+    def eagerly(args: Sequence[Any], generator: np.random.Generator | None = None) -> list[Any]:
+        given = [
+            torch.tensor(value, dtype=torch.float64) if wanted and type(value) is float else value
+            for value, wanted in zip(copies(args, generator), tensors, strict=True)
+        ]
+        with torch.no_grad(), torch.amp.autocast("cpu", enabled=False):
+            results = torch.fx.Interpreter(module).run(*given)
+        results = results if isinstance(results, list | tuple) else [results]
+        return [_array(result) for result in results]
+
+    def checked_run(*args: Any) -> Any:
+        if not turns.due():
+            return run(*args)
+        before, state = copies(args), torch.get_rng_state()
+
+        def again(generator: np.random.Generator | None = None) -> list[Any]:
+            torch.set_rng_state(state)
+            return eagerly(before, generator)
+
+        results = run(*args)
+        found = [_array(result) for result in results]
+        after = torch.get_rng_state()
+        try:
+            wrong = disagreements(found, again(), again, dtypes)
+        except Exception as error:
+            wrong = [f"there are results, but PyTorch raises {type(error).__name__}: {error}"]
+        finally:
+            torch.set_rng_state(after)
+        check.settle(
+            wrong,
+            door="torch",
+            title="a captured graph",
+            against="PyTorch, which ran its operators one by one",
+            inputs=lambda: [_told(value) for value in before],
+            called=executable,
+            given=passed(before),
+        )
+        return results
+
+    return checked_run
+
+
+def copies(values: Sequence[Any], generator: np.random.Generator | None = None) -> list[Any]:
+    """Tensors with memory of their own, which they share as the given ones do; others as they are.
+
+    generator: elements are `nudged` by it.
+    """
+    made: dict[int, torch.Tensor] = {}  # by the address of the storage
+    found: list[Any] = []
+    for value in values:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            found.append(value)
+            continue
+        value = value.detach()
+        storage = value.untyped_storage()
+        key = storage.data_ptr() or -1 - len(made)
+        if key not in made:
+            whole = torch.empty(0, dtype=value.dtype).set_(storage.clone())  # type: ignore[call-overload]
+            if generator is not None and value.is_floating_point():
+                whole.copy_(torch_arrays.from_numpy(nudged(torch_arrays.to_numpy(whole), generator)))
+            made[key] = whole
+        alike = torch.empty(0, dtype=value.dtype)
+        fresh: Any = made[key].untyped_storage()
+        found.append(alike.set_(fresh, value.storage_offset(), value.shape, value.stride()))
+    return found
+
+
+def _array(result: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(result, torch.Tensor):
+        return np.asarray(0 if result is None else result)
+    if result.is_complex():
+        result = torch.view_as_real(result.resolve_conj())
+    elif result.is_floating_point() and result.element_size() == 1:
+        result = result.float()
+    return torch_arrays.to_numpy(result.resolve_neg())
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{torch_arrays.dtype(value)}{list(value.shape)}"
+    return repr(value)
+
