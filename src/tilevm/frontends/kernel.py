@@ -180,6 +180,10 @@ class Kernel(runtime.Dispatch):
         """The graph that a call with these arguments runs."""
         return self._find(args, kwargs)[0].graph
 
+    def inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """What that graph is called with."""
+        return self._find(args, kwargs)[2]
+
     def forget(self) -> None:
         """Drop what was traced: the next call traces again."""
         self._ready.clear()

@@ -26,13 +26,11 @@ def checked(
     passed: the inputs of the executable, from those of the graph.
     """
     turns = check.Turns()
-    module = torch.fx.GraphModule(graph.owning_module or {}, graph)
-    placeholders = module.graph.find_nodes(op="placeholder")
-    values = [node.meta.get("val") for node in module.graph.nodes]
+    values = [node.meta.get("val") for node in graph.nodes]
     dtypes = sorted({torch_arrays.dtype(v) for v in values if isinstance(v, torch.Tensor)})
+    placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders]
-    for node in module.graph.nodes:  # what it knows of sizes would be kept alive
-        node.meta = {}
+    module = graph.owning_module or torch.nn.Module()
 
     def eagerly(args: Sequence[Any], generator: np.random.Generator | None = None) -> list[Any]:
         given = [
@@ -40,7 +38,7 @@ def checked(
             for value, wanted in zip(copies(args, generator), tensors, strict=True)
         ]
         with torch.no_grad(), torch.amp.autocast("cpu", enabled=False):
-            results = torch.fx.Interpreter(module).run(*given)
+            results = torch.fx.Interpreter(module, graph=graph).run(*given)
         results = results if isinstance(results, list | tuple) else [results]
         return [_array(result) for result in results]
 
@@ -57,9 +55,11 @@ def checked(
         found = [_array(result) for result in results]
         after = torch.get_rng_state()
         try:
-            wrong = disagreements(found, again(), again, dtypes)
+            exact = again()
         except Exception as error:
             wrong = [f"there are results, but PyTorch raises {type(error).__name__}: {error}"]
+        else:
+            wrong = disagreements(found, exact, again, dtypes)
         finally:
             torch.set_rng_state(after)
         check.settle(

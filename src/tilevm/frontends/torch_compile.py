@@ -26,7 +26,14 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult, describe
-from tilevm.frontends import torch_capture, torch_dims, torch_guards, torch_memory, torch_tree
+from tilevm.frontends import (
+    torch_capture,
+    torch_check,
+    torch_dims,
+    torch_guards,
+    torch_memory,
+    torch_tree,
+)
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_data import UsedInPython
@@ -330,6 +337,12 @@ class Compiled(Dispatch):
         """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
         # By name: tools stand above the front ends.
         return import_module("tilevm.tools.explain").explain(self)(*args, **kwargs)
+
+    def leaves(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Copies of the tensors among the arguments, with the numbers, in order."""
+        found: list[Any] = []
+        torch_tree.signature((list(args), kwargs), found, [])
+        return torch_check.copies(found)
 
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""

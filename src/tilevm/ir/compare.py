@@ -95,8 +95,8 @@ def _wide(x: Array) -> Array:
 def _distance(x: Array, y: Array) -> Array:
     """How far elements are apart; of what is no float, 0 or 1."""
     if x.dtype != np.float64:
-        return (x != y).astype(np.float64)
+        return np.array(x != y, np.float64)
     with np.errstate(all="ignore"):
         off = np.abs(x - y)
     same = (x == y) | (np.isnan(x) & np.isnan(y))
-    return np.where(same, 0.0, np.where(np.isnan(off), np.inf, off))
+    return np.array(np.where(same, 0.0, np.where(np.isnan(off), np.inf, off)))

@@ -59,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
 
     replay = commands.add_parser("replay", help="run a saved call on every tier and compare")
     replay.add_argument("file", type=Path)
+    replay.add_argument(
+        "--minimise", type=Path, metavar="OUT.zip", help="a smaller call that fails as this one"
+    )
     replay.set_defaults(handler=_replay)
     return top
 
@@ -104,8 +107,10 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from tilevm.tools import replay
+    from tilevm.tools import minimise, replay
 
+    if options.minimise:
+        return minimise.run(options.file, options.minimise)
     return replay.run(options.file)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tilevm.errors import CaptureError, describe
-from tilevm.tools import assembly
+from tilevm.tools import archive, assembly
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,15 @@ def _kernel(number: int, kernel: dict[str, Any]) -> str:
     return _section(f"kernel {number} {kernel['name']}", rows)
 
 
-def explain(function: Any, *, asm: bool = False) -> Callable[..., Explanation]:
+def explain(
+    function: Any, *, asm: bool = False, save: str | Path | None = None
+) -> Callable[..., Explanation]:
     """A function that takes a call's arguments, makes the call, and says what ran.
 
     function: what `tilevm.kernel` or `tilevm.compile` returned; anything else is compiled first.
     asm: also the machine code, each instruction below that of the bytecode which it is for.
+    save: a file for `tilevm replay`, with the graph, the sizes, the inputs as they were before the
+        call (but buffers of a module as it left them), and this report, bytecode included.
     Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
     if not callable(function):
@@ -94,35 +99,51 @@ def explain(function: Any, *, asm: bool = False) -> Callable[..., Explanation]:
 
     def run(*args: Any, **kwargs: Any) -> Explanation:
         if hasattr(function, "variants") and hasattr(function, "graph"):
-            return _explain_kernel(function, args, kwargs, asm)
+            return _explain_kernel(function, args, kwargs, asm, save)
         from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
         compiled = made._tilevm if isinstance(made, CompiledModule) else made
-        return _explain_capture(compiled, args, kwargs, asm)
+        return _explain_capture(compiled, args, kwargs, asm, save)
 
     return run
 
 
-def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
+def _explain_capture(
+    compiled: Any, args: Any, kwargs: Any, asm: bool, save: str | Path | None
+) -> Explanation:
+    before = compiled.leaves(*args, **kwargs) if save else []
     capture = compiled.find(*args, **kwargs)
     imported = capture.captured.imported
     callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
-    title = getattr(compiled, "__name__", None) or type(compiled._fn).__name__
-    return _explanation(title, capture.captured.executable, capture.conditions, callouts, asm)
+    executable = capture.captured.executable
+    found = _explanation(compiled.title, executable, capture.conditions, callouts, asm)
+    if save:
+        _save(save, executable, capture.inputs(before), found)
+    return found
 
 
-def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool) -> Explanation:
+def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
+    archive.save(Path(path), called, inputs, note="tilevm.explain", more={"explain.txt": str(found)})
+
+
+def _explain_kernel(
+    kernel: Any, args: Any, kwargs: Any, asm: bool, save: str | Path | None
+) -> Explanation:
     from tilevm.ir.text import to_text
 
     kernel(*args, **kwargs)
     graph = kernel.graph(*args, **kwargs)
+    found = Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
     for variant in kernel._variants.values() if hasattr(kernel, "_variants") else ():
         for one in variant if isinstance(variant, list | tuple) else (variant,):
             if one.graph == graph and hasattr(one.run, "steps"):
                 guards = tuple(str(guard) for guard in one.guards)
-                return _explanation(kernel.__name__, one.run, guards, (), asm)
-    return Explanation(kernel.__name__, to_text(graph), (), (), (), (), ())
+                found = _explanation(kernel.__name__, one.run, guards, (), asm)
+                break
+    if save:
+        _save(save, graph, kernel.inputs(*args, **kwargs), found)
+    return found
 
 
 def _products(executable: Any, callouts: tuple[CallOut, ...]) -> list[CallOut]:

@@ -35,7 +35,7 @@ def run_tier(call: Call, tier: str) -> tuple[Any, ...]:
     from tilevm.config import config
     from tilevm.runtime import program as runtime
 
-    functions = [_target(name) for name in call.targets]
+    functions = [target(name) for name in call.targets]
     if tier == "reference":
         return reference.evaluate(call.graph, *call.inputs, targets=functions)
     names = [name for name, _ in call.graph.params]
@@ -86,7 +86,7 @@ def run(path: Path) -> int:
         return 2
     print(to_text(call.graph))
     for (name, type_), value in zip(call.graph.params, call.inputs, strict=True):
-        print(f"  {name}: {type_} is {_described(value)}")
+        print(f"  {name}: {type_} is {described(value)}")
     if call.note:
         print(f"  saved because: {call.note}")
     outcomes = replay(path)
@@ -97,7 +97,7 @@ def run(path: Path) -> int:
         if outcome.error:
             code = 1
         elif outcome is exact:
-            told = ", ".join(_described(x) for x in outcome.results)
+            told = ", ".join(described(x) for x in outcome.results)
         elif exact.error:
             told = "runs; there is nothing to compare with"
         elif wrong := differences(outcome.results, exact.results):
@@ -106,7 +106,7 @@ def run(path: Path) -> int:
     return code
 
 
-def _target(name: str) -> Callable[..., Any]:
+def target(name: str) -> Callable[..., Any]:
     """The operator of ATen of that name, on arrays. Raises: ParseError."""
     import torch
 
@@ -125,7 +125,8 @@ def _target(name: str) -> Callable[..., Any]:
     return call
 
 
-def _described(value: Any) -> str:
+def described(value: Any) -> str:
+    """What an input or result is, in a line."""
     if not isinstance(value, np.ndarray):
         return str(value)
     told = f"{value.dtype}{list(value.shape)}"
