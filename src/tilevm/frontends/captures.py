@@ -13,14 +13,17 @@ from tilevm.runtime import program as runtime
 from tilevm.stats import stats
 
 
+_NOTHING = nullcontext()
+
+
 @contextmanager
 def capturing(name: str) -> Iterator[None]:
     """Count what is captured in the block, if it succeeds. Spans of failures are traced as well."""
     torch: Any = sys.modules.get("torch")
-    range_: Any = torch.profiler.record_function if torch else nullcontext
+    profiled = torch is not None and torch.autograd._profiler_enabled()
     begin = time.monotonic_ns()
     try:
-        with range_(f"tilevm capture: {name}"):
+        with torch.profiler.record_function(f"tilevm capture: {name}") if profiled else _NOTHING:
             yield
     finally:
         end = time.monotonic_ns()
