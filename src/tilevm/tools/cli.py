@@ -55,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     explain.set_defaults(handler=_explain)
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")
+    doctor.add_argument("--json", action="store_true", help="the same for scripts")
     doctor.set_defaults(handler=_doctor)
 
     replay = commands.add_parser("replay", help="run a saved call on every tier and compare")
@@ -103,7 +104,7 @@ def _explain(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from tilevm.tools import doctor
 
-    return doctor.run()
+    return doctor.run(as_json=options.json)
 
 
 def _replay(options: argparse.Namespace) -> int:
