@@ -31,6 +31,7 @@ struct Kept {
   std::mutex mutex;
   std::vector<Event> events;  // has its memory from the start
   std::size_t most = 0;
+  std::int64_t began_ns = 0;
   std::int64_t dropped = 0;
 };
 
@@ -50,6 +51,7 @@ bool start(std::size_t most) {
   k.events.reserve(most);
   k.most = most;
   k.dropped = 0;
+  k.began_ns = now_ns();
   state::taking.store(true);
   return true;
 }
@@ -80,7 +82,7 @@ void add(const char* kind, std::string_view name, std::int64_t begin_ns,
   std::ranges::copy(name, event.name.begin());
   Kept& k = kept();
   const std::lock_guard lock(k.mutex);
-  if (!taking()) return;  // it ended meanwhile
+  if (!taking() || begin_ns < k.began_ns) return;  // the trace that it began in has ended
   if (k.events.size() < k.most) {
     k.events.push_back(event);
   } else {
