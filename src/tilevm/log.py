@@ -1,4 +1,4 @@
-"""What `tilevm.config.debug` asks for: lines through Python's `logging`, under the name "tilevm"."""
+"""What `tilevm.config.debug` asks for: lines through `logging`, under the name "tilevm"."""
 
 from __future__ import annotations
 

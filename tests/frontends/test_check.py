@@ -13,7 +13,7 @@ import pytest
 import tilevm
 from tilevm import lang
 from tilevm.errors import InternalError, WrongResult
-from tilevm.ir.compare import differences, disagreements, nudged
+from tilevm.ir.compare import Towards, differences, disagreements, nudged
 from tilevm.ir.types import numpy_dtype
 from tilevm.runtime import failure
 from tilevm.runtime import program as runtime
@@ -141,9 +141,9 @@ def test_what_rounding_magnifies_is_no_difference() -> None:
     """A sum that cancels: its largest value says nothing of the rounding on the way."""
     x = np.linspace(1, 2, 1001, dtype=np.float32)
 
-    def cancelled(generator: np.random.Generator | None) -> list[Any]:
-        moved = x if generator is None else nudged(x, generator)
-        return [np.float32([np.sum(moved.astype(np.float64) * 1e3) - 1501500.0])]
+    def cancelled(towards: Towards | None) -> list[Any]:
+        moved = x if towards is None else nudged(x, towards)
+        return [np.array([np.sum(moved.astype(np.float64) * 1e3) - 1501500.0], np.float32)]
 
     exact = cancelled(None)
     found = [exact[0] + np.float32(0.05)]
@@ -155,8 +155,8 @@ def test_what_rounding_magnifies_is_no_difference() -> None:
 def test_elements_that_depend_on_rounding_are_not_compared() -> None:
     x = np.array([0.5, 1.0], np.float32)
 
-    def above(generator: np.random.Generator | None) -> list[Any]:
-        return [(x if generator is None else nudged(x, generator)) > 1.0]
+    def above(towards: Towards | None) -> list[Any]:
+        return [(x if towards is None else nudged(x, towards)) > 1.0]
 
     exact = above(None)
     assert not disagreements([np.array([False, True])], exact, above, ["float32"])

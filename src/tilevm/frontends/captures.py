@@ -12,7 +12,6 @@ from tilevm import log
 from tilevm.runtime import program as runtime
 from tilevm.stats import stats
 
-
 _NOTHING = nullcontext()
 
 

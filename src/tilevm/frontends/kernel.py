@@ -28,9 +28,9 @@ from tilevm.frontends.arrays import NUMPY, Arrays, framework_of
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
 from tilevm.ir import reference
-from tilevm.ir.compare import disagreements, nudged
+from tilevm.ir.compare import Towards, disagreements, nudged
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
-from tilevm.ir.text import to_text
+from tilevm.ir.text import lowered, to_text
 from tilevm.ir.types import DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
@@ -150,11 +150,16 @@ class Kernel(runtime.Dispatch):
         results = result.values() if isinstance(result, dict) else result
         found = [result] if variant.result == "single" else results
 
-        def again(generator: np.random.Generator | None) -> Sequence[Any]:
-            if generator is None:
-                return reference.evaluate(graph, *plain, stepwise=True)
-            moved = [nudged(x, generator) if isinstance(x, np.ndarray) else x for x in plain]
-            return reference.evaluate(graph, *moved)
+        @functools.cache
+        def steps() -> Graph:  # what it consists of, where a norm or softmax is one operator
+            return lowered(runtime.compile_program(graph.to_program(), [], framework="numpy"))[0]
+
+        def again(towards: Towards | None) -> Sequence[Any]:
+            def rounding(x: Any) -> Any:
+                return x if towards is None else nudged(x, towards)
+
+            moved = [rounding(x) if isinstance(x, np.ndarray) else x for x in plain]
+            return reference.evaluate(steps(), *moved, rounding=rounding)
 
         wrong = disagreements(
             [np.asarray(arrays.to_numpy(x)) for x in found],

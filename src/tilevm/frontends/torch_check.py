@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,9 +11,22 @@ import torch
 import torch.fx
 
 from tilevm.frontends import check, torch_arrays
-from tilevm.ir.compare import disagreements, nudged
+from tilevm.ir.compare import Towards, disagreements, nudged
+from tilevm.ir.types import FLOATS
+from tilevm.stats import stats
 
 Run = Callable[..., Any]
+
+_forked = False
+
+
+def _after_fork() -> None:
+    """PyTorch's own threads do not survive a fork: to run eagerly could hang there."""
+    global _forked  # noqa: PLW0603
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def checked(
@@ -32,24 +46,27 @@ def checked(
     tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders]
     module = graph.owning_module or torch.nn.Module()
 
-    def eagerly(args: Sequence[Any], generator: np.random.Generator | None = None) -> list[Any]:
+    def eagerly(args: Sequence[Any], towards: Towards | None = None) -> list[Any]:
         given = [
             torch.tensor(value, dtype=torch.float64) if wanted and type(value) is float else value
-            for value, wanted in zip(copies(args, generator), tensors, strict=True)
+            for value, wanted in zip(copies(args, towards), tensors, strict=True)
         ]
         with torch.no_grad(), torch.amp.autocast("cpu", enabled=False):
-            results = torch.fx.Interpreter(module, graph=graph).run(*given)
+            results = _Eager(module, graph, towards).run(*given)
         results = results if isinstance(results, list | tuple) else [results]
         return [_array(result) for result in results]
 
     def checked_run(*args: Any) -> Any:
         if not turns.due():
             return run(*args)
+        if _forked:
+            stats.add("checks", "torch: left out in the child of a fork")
+            return run(*args)
         before, state = copies(args), torch.get_rng_state()
 
-        def again(generator: np.random.Generator | None = None) -> list[Any]:
+        def again(towards: Towards | None = None) -> list[Any]:
             torch.set_rng_state(state)
-            return eagerly(before, generator)
+            return eagerly(before, towards)
 
         results = run(*args)
         found = [_array(result) for result in results]
@@ -76,24 +93,48 @@ def checked(
     return checked_run
 
 
-def copies(values: Sequence[Any], generator: np.random.Generator | None = None) -> list[Any]:
-    """Tensors with memory of their own, which they share as the given ones do; others as they are.
+class _Eager(torch.fx.Interpreter):
+    """Runs a graph; with `towards`, what operators make is `nudged` in its place."""
 
-    generator: elements are `nudged` by it.
+    def __init__(self, module: Any, graph: torch.fx.Graph, towards: Towards | None) -> None:
+        super().__init__(module, graph=graph)
+        self._towards = towards
+        self._kept: set[int] = set()  # storages of the module's constants
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        """The result of one operator."""
+        result = super().run_node(n)
+        if isinstance(result, torch.Tensor) and torch_arrays.dtype(result) in FLOATS:
+            storage = result.untyped_storage().data_ptr()
+            if n.op == "get_attr":
+                self._kept.add(storage)
+            elif self._towards is not None and n.op == "call_function":
+                repeats = 0 in result.stride()  # an element that stands for several
+                if storage not in self._kept and not repeats:
+                    moved = nudged(torch_arrays.to_numpy(result), self._towards)
+                    result.copy_(torch_arrays.from_numpy(moved))
+        return result
+
+
+def copies(values: Sequence[Any], towards: Towards | None = None) -> list[Any]:
+    """Tensors with memory of their own, shared as that of the given ones; others as they are.
+
+    towards: where elements are `nudged`.
     """
     made: dict[int, torch.Tensor] = {}  # by the address of the storage
     found: list[Any] = []
-    for value in values:
-        if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
-            found.append(value)
+    for given in values:
+        if not isinstance(given, torch.Tensor) or given.layout != torch.strided:
+            found.append(given)
             continue
-        value = value.detach()
-        storage = value.untyped_storage()
+        value = given.detach()
+        storage: Any = value.untyped_storage()
         key = storage.data_ptr() or -1 - len(made)
         if key not in made:
-            whole = torch.empty(0, dtype=value.dtype).set_(storage.clone())  # type: ignore[call-overload]
-            if generator is not None and value.is_floating_point():
-                whole.copy_(torch_arrays.from_numpy(nudged(torch_arrays.to_numpy(whole), generator)))
+            whole = torch.empty(0, dtype=value.dtype).set_(storage.clone())
+            if towards is not None and torch_arrays.dtype(value) in FLOATS:
+                moved = nudged(torch_arrays.to_numpy(whole), towards)
+                whole.copy_(torch_arrays.from_numpy(moved))
             made[key] = whole
         alike = torch.empty(0, dtype=value.dtype)
         fresh: Any = made[key].untyped_storage()
@@ -115,4 +156,3 @@ def _told(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"{torch_arrays.dtype(value)}{list(value.shape)}"
     return repr(value)
-

@@ -10,11 +10,12 @@ import numpy as np
 from tilevm.ir.types import FLOATS
 
 Array = np.ndarray[Any, Any]
+Towards = np.random.Generator | float  # up or down at random, or all to a number
 
 UNITS = 64  # a result that differs by more units of the largest value is wrong
 COARSE_UNITS = 4  # of the coarsest type that a value on the way was rounded to
-TIMES = 16  # what small changes of the inputs do to a result may count as rounding, this many times
-SAMPLES = 8  # of such changes
+TIMES = 8  # what small changes on the way do to a result may count as rounding, so often
+SAMPLES = 8  # of such changes at random
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -62,28 +63,31 @@ def differences(
 def disagreements(
     found: Sequence[Array],
     exact: Sequence[Array],
-    again: Callable[[np.random.Generator | None], Sequence[Array]],
+    again: Callable[[Towards | None], Sequence[Array]],
     dtypes: Sequence[str],
 ) -> list[str]:
     """`differences` that are left when rounding may have been magnified on the way.
 
-    again: the exact results once more, with all inputs `nudged` by the generator; with None,
+    again: the exact results once more, with inputs and values on the way `nudged`; with None,
     computed in another way that is as right. It is only asked where something differs.
     """
     if not differences(found, exact, dtypes=dtypes):
         return []
-    generators = [None, *map(np.random.default_rng, range(SAMPLES))]
-    samples = [again(generator) for generator in generators]
+    ways = [None, -np.inf, np.inf, 0.0, *map(np.random.default_rng, range(SAMPLES))]
+    samples = [again(towards) for towards in ways]
     return differences(found, exact, dtypes=dtypes, samples=samples)
 
 
-def nudged(array: Array, generator: np.random.Generator) -> Array:
-    """Floats moved to a neighbour, up or down at random; other arrays as they are."""
+def nudged(array: Array, towards: Towards) -> Array:
+    """Floats moved to a neighbour; other arrays as they are."""
     if array.dtype.name not in FLOATS:
         return array
-    towards = generator.choice([-np.inf, np.inf], size=array.shape).astype(array.dtype)
+    if isinstance(towards, np.random.Generator):
+        there = towards.choice([-np.inf, np.inf], size=array.shape).astype(array.dtype)
+    else:
+        there = np.full(array.shape, towards, array.dtype)
     with np.errstate(all="ignore"):
-        return np.asarray(np.nextafter(array, towards))
+        return np.asarray(np.nextafter(array, there))
 
 
 def _wide(x: Array) -> Array:

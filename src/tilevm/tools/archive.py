@@ -2,8 +2,9 @@
 
 The file is a zip archive that holds no code: graph.txt (the graph as text), inputs.npz (arrays and
 numbers, in the order of its parameters; bfloat16 as its bits), call.json (versions, what went
-wrong, and the names of the operators that the graph calls out), and what else was told of the call,
-for people. It may come from anywhere: `load` believes nothing that it has not compared with a bound.
+wrong, and the names of the operators that the graph calls out), and what else was told of the
+call, for people. It may come from anywhere: `load` believes nothing without comparing it with a
+bound.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ import numpy as np
 from tilevm.errors import ParseError, TilevmError
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph
-from tilevm.ir.text import from_core, from_text, to_text
-from tilevm.ir.types import WEAK, Symbol, Type, numpy_dtype
-from tilevm.runtime.program import program_text
+from tilevm.ir.text import from_text, lowered, to_text
+from tilevm.ir.types import WEAK, Type, numpy_dtype
 
 FORMAT = 1
 MOST_TEXT = 4 << 20  # bytes of the graph, and of what is told of it
 MOST_BYTES = 1 << 30  # of all inputs, and of each value of the graph
 _DEEPEST = 32  # brackets in brackets: parsers of sizes are recursive
-_UNBOUNDED = 2**63 - 1
 _NPY_HEAD = 4096  # bytes that NumPy's header of an array may take
 
 
@@ -61,7 +60,7 @@ def save(
     Raises: ParseError, if text cannot hold the program; ValueError, if the inputs are too large.
     """
     if hasattr(called, "plan_text"):
-        called, targets = _graph_of_program(called)
+        called, targets = lowered(called)
     graph, values = _graph_of(called, inputs)
     arrays = {
         f"input{i}": stored(value, type_)
@@ -189,7 +188,7 @@ def _check_depth(text: str) -> None:
 
 
 def _check_sizes(graph: Graph, inputs: Sequence[Any]) -> None:
-    """Raises: ParseError, if a value of the graph is too large; ShapeError, if inputs do not fit."""
+    """Raises: ParseError, if a value of the graph is too large; ShapeError, if inputs do not."""
     env = reference.bind(graph, inputs)
     for name, type_ in graph.types().items():
         size = 8
@@ -206,16 +205,6 @@ def _check_sizes(graph: Graph, inputs: Sequence[Any]) -> None:
 
 
 # Writing ----------------------------------------------------------------------------------------
-
-
-def _graph_of_program(executable: Any) -> tuple[Graph, list[str]]:
-    """The lowered graph of a compiled program, and the names of what it calls out."""
-    text, facts, targets = program_text(executable)
-    symbols = [
-        Symbol(name, max(least, 0), None if most == _UNBOUNDED else most, multiple)
-        for name, least, most, multiple in facts
-    ]
-    return from_core(text, symbols), targets
 
 
 def _graph_of(called: Any, inputs: Sequence[Any]) -> tuple[Graph, list[Any]]:
@@ -241,5 +230,3 @@ def _numpy(value: Any, type_: Type) -> Any:
             return bits.numpy().view(numpy_dtype("bfloat16"))
         return value.detach().numpy()
     return np.asarray(value)
-
-

@@ -124,7 +124,9 @@ def _explain_capture(
 
 
 def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
-    archive.save(Path(path), called, inputs, note="tilevm.explain", more={"explain.txt": str(found)})
+    archive.save(
+        Path(path), called, inputs, note="tilevm.explain", more={"explain.txt": str(found)}
+    )
 
 
 def _explain_kernel(

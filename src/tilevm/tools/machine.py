@@ -1,4 +1,4 @@
-"""What `tilevm doctor` says of the machine: caches, bandwidth, and settings that fight each other."""
+"""What `tilevm doctor` says of the machine: caches, bandwidth, settings that fight each other."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def conflicts(
     counts = {name: environment[name] for name in _COUNTS if name in environment}
     if len(set(counts.values())) > 1:
         told = ", ".join(f"{name}={value}" for name, value in counts.items())
-        yield f"{told}: kernels and libraries use other numbers of threads. Set OMP_NUM_THREADS alone"
+        yield f"{told}: not all use as many threads. Set OMP_NUM_THREADS alone"
     for name in _BINDING:
         if environment.get(name, "false").lower() not in ("false", ""):
             yield (

@@ -32,7 +32,9 @@ MOST_TRIES = 5000
 TRIAL = "tilevm.tools.minimise:Trial"
 RIGHT = ""
 
-Judge = Callable[[Call, str], str]  # how the call fails on a tier, in a few words; RIGHT: it does not
+Judge = Callable[
+    [Call, str], str
+]  # how the call fails on a tier, in a few words; RIGHT: it does not
 
 
 class Trial:
@@ -157,7 +159,7 @@ def _size(call: Call) -> tuple[int, ...]:
 
 
 def _parts(call: Call) -> Iterator[Call]:
-    """One value alone, the smallest part that computes it first; then without one of the results."""
+    """One value alone, the smallest part that computes it first; then without a result."""
     graph = call.graph
     if len(graph.nodes) > 1 or len(graph.results) > 1:
         sizes = sorted((len(_needed(graph, [n])), i, n) for i, n in enumerate(_values(graph)))
@@ -176,7 +178,9 @@ def _static(call: Call) -> Iterator[Call]:
     env = reference.bind(call.graph, call.inputs)
     try:
         params = tuple((name, _fixed(type_, env)) for name, type_ in call.graph.params)
-        nodes = tuple(_with_sizes(node, lambda size: size_value(size, env)) for node in call.graph.nodes)
+        nodes = tuple(
+            _with_sizes(node, lambda size: size_value(size, env)) for node in call.graph.nodes
+        )
     except (TilevmError, ValueError, KeyError):
         return  # a size that only the data know
     yield from _built(call, nodes, call.graph.results, params=params)
