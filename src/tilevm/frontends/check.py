@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilevm.config import config
 from tilevm.errors import WrongResult
+from tilevm.frontends.arrays import Arrays, framework_of
+from tilevm.ir import reference
+from tilevm.ir.compare import Towards, disagreements, nudged
+from tilevm.ir.graph import Graph
+from tilevm.ir.text import lowered
 from tilevm.runtime import failure
+from tilevm.runtime import program as runtime
 from tilevm.stats import stats
 
 
@@ -49,3 +58,44 @@ def settle(
     )
     failure.save(called, tuple(given), error)
     raise error
+
+
+def kernel(
+    title: str, graph: Graph, arrays: Arrays, operands: Sequence[Any], results: Sequence[Any]
+) -> None:
+    """Compare what a kernel made of its operands with the meaning of its graph."""
+    plain = [arrays.to_numpy(x) if framework_of(x) else x for x in operands]
+
+    @functools.cache
+    def steps() -> Graph:  # what it consists of, where a norm or softmax is one operator
+        return lowered(runtime.compile_program(graph.to_program(), [], framework="numpy"))[0]
+
+    def again(towards: Towards | None) -> Sequence[Any]:
+        def rounding(x: Any) -> Any:
+            return x if towards is None else nudged(x, towards)
+
+        moved = [rounding(x) if isinstance(x, np.ndarray) else x for x in plain]
+        try:
+            return reference.evaluate(steps(), *moved, rounding=rounding)
+        except ValueError:  # NumPy has no extremum of nothing, softmax has
+            return reference.evaluate(graph, *moved, rounding=rounding)
+
+    wrong = disagreements(
+        [np.asarray(arrays.to_numpy(x)) for x in results],
+        reference.evaluate(graph, *plain),
+        again,
+        [type_.dtype for type_ in graph.types().values() if not type_.weak],
+    )
+    typed = zip(graph.params, plain, strict=True)
+    settle(
+        wrong,
+        door="kernel",
+        title=title,
+        against="the meaning of its graph in NumPy",
+        inputs=lambda: [
+            f"{name}: {type_.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else f"{x!r}"
+            for (name, type_), x in typed
+        ],
+        called=graph,
+        given=plain,
+    )

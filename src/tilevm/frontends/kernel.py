@@ -28,9 +28,8 @@ from tilevm.frontends.arrays import NUMPY, Arrays, framework_of
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
 from tilevm.ir import reference
-from tilevm.ir.compare import Towards, disagreements, nudged
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
-from tilevm.ir.text import lowered, to_text
+from tilevm.ir.text import to_text
 from tilevm.ir.types import DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
@@ -125,7 +124,10 @@ class Kernel(runtime.Dispatch):
         self._ready.clear()  # one is enough: what it refuses costs an exception
         if config.check:
             if config.tier != "reference" and self._turns.due():
-                self._compare(variant, signature.arrays, operands, result)
+                title = f"{self._line}: {self.__name__}"
+                results = result.values() if isinstance(result, dict) else result
+                found = [result] if variant.result == "single" else list(results)
+                check.kernel(title, variant.graph, signature.arrays, operands, found)
             return result
         if variant.executable is not None and not kwargs and _is_settled(signature, args):
             arguments = enumerate(signature.arguments)
@@ -140,46 +142,6 @@ class Kernel(runtime.Dispatch):
                 rebuild=variant.rebuild,
             )
         return result
-
-    def _compare(
-        self, variant: Variant, arrays: Arrays, operands: Sequence[Any], result: Any
-    ) -> None:
-        """Raise WrongResult, if the result is not what the graph means."""
-        graph = variant.graph
-        plain = [arrays.to_numpy(x) if framework_of(x) else x for x in operands]
-        results = result.values() if isinstance(result, dict) else result
-        found = [result] if variant.result == "single" else results
-
-        @functools.cache
-        def steps() -> Graph:  # what it consists of, where a norm or softmax is one operator
-            return lowered(runtime.compile_program(graph.to_program(), [], framework="numpy"))[0]
-
-        def again(towards: Towards | None) -> Sequence[Any]:
-            def rounding(x: Any) -> Any:
-                return x if towards is None else nudged(x, towards)
-
-            moved = [rounding(x) if isinstance(x, np.ndarray) else x for x in plain]
-            return reference.evaluate(steps(), *moved, rounding=rounding)
-
-        wrong = disagreements(
-            [np.asarray(arrays.to_numpy(x)) for x in found],
-            reference.evaluate(graph, *plain),
-            again,
-            [type_.dtype for type_ in graph.types().values() if not type_.weak],
-        )
-        typed = zip(graph.params, plain, strict=True)
-        check.settle(
-            wrong,
-            door="kernel",
-            title=f"{self._line}: {self.__name__}",
-            against="the meaning of its graph in NumPy",
-            inputs=lambda: [
-                f"{name}: {type_.dtype}{list(x.shape)}" if isinstance(x, np.ndarray) else f"{x!r}"
-                for (name, type_), x in typed
-            ],
-            called=graph,
-            given=plain,
-        )
 
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph that a call with these arguments runs."""
