@@ -64,8 +64,8 @@ void bind_trace(nb::module_& m) {
         const trace::Taken taken = trace::stop();
         nb::list events;
         for (const trace::Event& e : taken.events) {
-          events.append(nb::make_tuple(e.kind, nb::bytes(e.name.data()).attr("decode")(
-                                                   "utf-8", "replace"),
+          events.append(nb::make_tuple(e.kind,
+                                       nb::bytes(e.name.data()).attr("decode")("utf-8", "replace"),
                                        e.begin_ns, e.end_ns, e.thread));
         }
         return nb::make_tuple(events, taken.dropped);
@@ -90,7 +90,10 @@ void bind_trace(nb::module_& m) {
       "set_log_level", [](int level) { trace::listen(level, keep); }, nb::arg("level"),
       "2: programs compiled; 3: also kernels and cuts; 4: also bytecode.");
   m.def(
-      "hand_over_lines", [] { if (hand_over(nullptr) != 0) throw nb::python_error(); },
+      "hand_over_lines",
+      [] {
+        if (hand_over(nullptr) != 0) throw nb::python_error();
+      },
       "Lines that wait, now.");
 }
 

@@ -16,8 +16,8 @@ std::string microseconds(Clock::time_point from, Clock::time_point to) {
 void tell_kernels(const Executable& exe) {
   for (const schedule::Kernel& kernel : exe.kernels()) {
     const fuse::KernelGraph& graph = kernel.graph();
-    trace::tell(3, "kernel " + graph.name + ": " + std::to_string(graph.nodes.size()) +
-                       " nodes, " + std::to_string(graph.operands.size()) + " operands");
+    trace::tell(3, "kernel " + graph.name + ": " + std::to_string(graph.nodes.size()) + " nodes, " +
+                       std::to_string(graph.operands.size()) + " operands");
   }
   for (const fuse::Cut& cut : exe.plan().cuts) {
     const std::string value = cut.value < 0 ? "" : "%" + std::to_string(cut.value) + ": ";
@@ -45,8 +45,8 @@ std::unique_ptr<Executable> build(Program program, const Options& options, Frame
   if (trace::tells(2)) {
     trace::tell(2, "compiled " + std::to_string(n_operators) + " operators to " +
                        std::to_string(made->steps().size()) + " steps with " +
-                       std::to_string(made->kernels().size()) +
-                       " kernels: lower " + microseconds(begin, is_lower) + ", fuse " +
+                       std::to_string(made->kernels().size()) + " kernels: lower " +
+                       microseconds(begin, is_lower) + ", fuse " +
                        microseconds(is_lower, is_fused) + ", host program " +
                        microseconds(is_fused, Clock::now()));
   }

@@ -14,7 +14,9 @@ using namespace tilevm;
 std::vector<std::string> told;
 
 int run() {
-  { const trace::Span span("before"); }
+  {
+    const trace::Span span("before");
+  }
   CHECK(trace::start(100));
   CHECK(!trace::start(100));
   {
@@ -51,9 +53,8 @@ int run() {
   CHECK(taken.events.size() == 1000 && taken.dropped == 1000);
 
   trace::tell(2, "to nobody");
-  trace::listen(3, [](int level, std::string line) {
-    told.push_back(std::to_string(level) + " " + line);
-  });
+  trace::listen(
+      3, [](int level, std::string line) { told.push_back(std::to_string(level) + " " + line); });
   CHECK(trace::tells(2) && trace::tells(3) && !trace::tells(4));
   trace::tell(3, "a line");
   CHECK(told == std::vector<std::string>{"3 a line"});

@@ -12,11 +12,11 @@
 namespace tilevm::trace {
 
 struct Event {
-  const char* kind = "";         // a literal: "launch"
-  std::array<char, 56> name{};   // what was launched, cut to fit, with a 0 behind it
-  std::int64_t begin_ns = 0;     // of the steady clock
+  const char* kind = "";        // a literal: "launch"
+  std::array<char, 56> name{};  // what was launched, cut to fit, with a 0 behind it
+  std::int64_t begin_ns = 0;    // of the steady clock
   std::int64_t end_ns = 0;
-  std::int64_t thread = 0;       // as the system numbers it
+  std::int64_t thread = 0;  // as the system numbers it
 };
 
 namespace state {
@@ -44,10 +44,12 @@ void after_fork() noexcept;
 class Span {
  public:
   explicit Span(const char* kind, std::string_view name = {}) noexcept {
-    if (taking()) [[unlikely]] begin(kind, name);
+    if (taking()) [[unlikely]]
+      begin(kind, name);
   }
   ~Span() {
-    if (kind_ != nullptr) [[unlikely]] end();
+    if (kind_ != nullptr) [[unlikely]]
+      end();
   }
   Span(const Span&) = delete;
   Span& operator=(const Span&) = delete;

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+import tilevm
 from tilevm.errors import RecorderError
+from tilevm.runtime import program as runtime
 from tilevm.tools import cli, doctor, machine
 
 
@@ -101,6 +104,17 @@ def test_doctor_for_scripts(
     monkeypatch.setattr(doctor, "_runs", broken)
     assert cli.main(["doctor", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+@pytest.mark.usefixtures("quick")
+def test_doctor_says_why_a_tier_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with tilevm.config.patch(tier="interp"):
+        cli.main(["doctor"])
+    assert "interp, as tilevm.config.tier says" in capsys.readouterr().out
+    with tilevm.config.patch(tier="auto"):
+        cli.main(["doctor"])
+    target = runtime.code_memory()["target"]
+    assert re.search(rf"^ +tier +{target}[:,] ", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.torch

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,26 @@ def test_a_failure_of_two_operators_keeps_both(call: Call) -> None:
     small = minimise.Minimiser(call, "auto", "raises InternalError", judge).run()
     assert {"tanh", "sigmoid"} <= {node.op for node in small.graph.nodes}
     assert len(small.graph.nodes) <= 3
+
+
+@pytest.mark.parametrize(
+    ("tiers", "kind"),
+    [
+        ({"interp"}, "raises IndexError"),
+        ({"reference"}, minimise.RIGHT),  # nothing to compare with
+        ({"reference", "interp"}, minimise.RIGHT),  # as it should
+    ],
+)
+def test_what_raises(
+    tiers: set[str], kind: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_tier(call: Call, tier: str) -> tuple[Any, ...]:
+        if tier in tiers:
+            raise IndexError
+        return wrong_tier.right(call, tier)
+
+    monkeypatch.setattr(replay, "run_tier", run_tier)
+    assert minimise.Trial().failure(call, "interp") == kind
 
 
 def test_what_runs_is_not_minimised(

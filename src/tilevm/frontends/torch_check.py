@@ -45,11 +45,13 @@ def checked(
     placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders]
     module = graph.owning_module or torch.nn.Module()
+    writes = _writes(graph)
 
     def eagerly(args: Sequence[Any], towards: Towards | None = None) -> list[Any]:
+        own = args if towards is None and not writes else copies(args, towards)
         given = [
             torch.tensor(value, dtype=torch.float64) if wanted and type(value) is float else value
-            for value, wanted in zip(copies(args, towards), tensors, strict=True)
+            for value, wanted in zip(own, tensors, strict=True)
         ]
         with torch.no_grad(), torch.amp.autocast("cpu", enabled=False):
             results = _Eager(module, graph, towards).run(*given)
@@ -62,7 +64,8 @@ def checked(
         if _forked:
             stats.add("checks", "torch: left out in the child of a fork")
             return run(*args)
-        before, state = copies(args), torch.get_rng_state()
+        # What is not written is not copied: all weights are among these.
+        before, state = copies(args) if writes else args, torch.get_rng_state()
 
         def again(towards: Towards | None = None) -> list[Any]:
             torch.set_rng_state(state)
@@ -91,6 +94,20 @@ def checked(
         return results
 
     return checked_run
+
+
+def _writes(graph: torch.fx.Graph) -> bool:
+    """Whether running the graph may write to its inputs. Norms do, which their schemas hide."""
+    for node in graph.nodes:
+        target = node.target
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return True
+        if isinstance(target, torch._ops.OpOverload):
+            schema = target._schema
+            hidden = any(argument.name.startswith("running_") for argument in schema.arguments)
+            if schema.is_mutable or hidden:
+                return True
+    return False
 
 
 class _Eager(torch.fx.Interpreter):

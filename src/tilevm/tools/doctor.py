@@ -279,7 +279,20 @@ def _settings() -> Iterator[Finding]:
     values = config.values()
     changed = [f"{k.name}={values[k.name]!r}" for k in KNOBS if values[k.name] != k.default]
     yield Finding("config", ", ".join(changed) or "all defaults")
+    yield Finding("tier", _tier(str(values["tier"])))
     yield Finding("threads", _threads())
+
+
+def _tier(wanted: str) -> str:
+    """What kernels run on, and why."""
+    from tilevm.runtime import program
+
+    if wanted != "auto":
+        return f"{wanted}, as tilevm.config.tier says"
+    state = program.code_memory()
+    if state["why_none"]:
+        return f"interp: {state['why_none']}"
+    return f"{state['target']}, the widest vectors that this processor and system have"
 
 
 def _threads() -> str:

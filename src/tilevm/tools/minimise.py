@@ -41,17 +41,23 @@ class Trial:
     """Runs calls in this process."""
 
     def failure(self, call: Call, tier: str) -> str:
-        """How the call fails on the tier."""
-        try:
-            exact = replay.run_tier(call, "reference")
-        except Exception as error:
-            return f"the reference raises {type(error).__name__}"
-        try:
-            found = replay.run_tier(call, tier)
-        except Exception as error:
-            return f"raises {type(error).__name__}"
+        """How the call fails on the tier; where the reference fails alike, it does not."""
+        exact, raised = _outcome(call, "reference")
+        found, error = _outcome(call, tier)
+        if error:
+            return RIGHT if error == raised else error
+        if raised:
+            return RIGHT  # there is nothing to compare with
         dtypes = [t.dtype for t in call.graph.types().values() if not t.weak]
         return "differs" if differences(found, exact, dtypes=dtypes) else RIGHT
+
+
+def _outcome(call: Call, tier: str) -> tuple[tuple[Any, ...], str]:
+    """The results; or none, and what was raised."""
+    try:
+        return replay.run_tier(call, tier), ""
+    except Exception as error:  # whatever it is, it is how the call fails
+        return (), f"raises {type(error).__name__}"
 
 
 class Judging:

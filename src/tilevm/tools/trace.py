@@ -43,11 +43,10 @@ class Trace:
 
     def __enter__(self) -> Trace:
         self._path.touch()  # fails now if it cannot be written
+        self._unix_ns, self._began_ns = time.time_ns(), time.monotonic_ns()
         if not runtime.trace_start(self._most):
             what = "a trace is being taken already"
             raise TilevmError(describe(what, operator="tilevm.trace", remedy="End that one first."))
-        self._unix_ns = time.time_ns()
-        self._began_ns = time.monotonic_ns()
         return self
 
     def __exit__(
