@@ -104,6 +104,20 @@ def test_what_runs_is_not_minimised(
     assert not out.exists()
 
 
+def test_files_that_cannot_be(
+    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "call.zip"
+    archive.save(path, call.graph, call.inputs)
+    for words, told in (
+        ([str(path), "--minimise", str(tmp_path / "none" / "small.zip")], "there is no directory"),
+        ([str(tmp_path), "--minimise", str(tmp_path / "small.zip")], "directory"),
+        ([str(tmp_path)], "directory"),
+    ):
+        assert cli.main(["replay", *words]) == 2
+        assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("trial", "told"), [("Differing", "differs"), ("Dying", "dies")])
 def test_the_command_tries_in_another_process(
     trial: str,

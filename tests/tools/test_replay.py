@@ -83,9 +83,10 @@ def test_operators_called_out_are_found_by_name(tmp_path: Path) -> None:
     archive.save(path, graph, arrays, targets=["aten.mm.default"])
     exact = replay.run_tier(archive.load(path), "reference")
     assert (exact[0] == 4).all()
-    archive.save(path, graph, arrays, targets=["linear"])
-    with pytest.raises(ParseError, match="linear"):
-        replay.run_tier(archive.load(path), "reference")
+    for name in ("linear", "aten.nothing.default", "aten.mm.nothing", "aten.add_.Tensor"):
+        archive.save(path, graph, arrays, targets=[name])
+        with pytest.raises(ParseError, match=name):
+            replay.run_tier(archive.load(path), "reference")
 
 
 def test_a_tier_that_dies_is_told_of(

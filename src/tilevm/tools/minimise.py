@@ -132,6 +132,8 @@ def run(path: Path, out: Path, judge: Judging | None = None) -> int:
     judge = judge or Judging()
     try:
         call = archive.load(path)
+        if not out.parent.is_dir():  # said now, rather than when all is done
+            raise NotADirectoryError(f"there is no directory {out.parent} for {out.name}")
         tier, failure = first_failure(call, judge)
         if not failure:
             print("The call fails on no tier: there is nothing to minimise.")
@@ -142,7 +144,7 @@ def run(path: Path, out: Path, judge: Judging | None = None) -> int:
         small = minimiser.run()
         note = f"made small from {path.name}: on {tier} it {failure}"
         archive.save(out, small.graph, small.inputs, note=note, targets=small.targets)
-    except TilevmError as error:
+    except (TilevmError, OSError) as error:
         sys.stderr.write(f"tilevm replay: {error}\n")
         return 2
     finally:

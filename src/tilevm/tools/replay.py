@@ -81,7 +81,7 @@ def run(path: Path) -> int:
     """Print the call and its outcomes. Returns the exit code: 1 if tiers differ."""
     try:
         call = load(path)
-    except TilevmError as error:
+    except (TilevmError, OSError) as error:
         sys.stderr.write(f"tilevm replay: {error}\n")
         return 2
     print(to_text(call.graph))
@@ -116,6 +116,8 @@ def target(name: str) -> Callable[..., Any]:
     if packet is None or parts[2] not in packet.overloads():
         raise ParseError(f"the graph calls out {name}, which cannot be found by its name")
     operator = getattr(packet, parts[2])
+    if operator._schema.is_mutable:
+        raise ParseError(f"the graph calls out {name}, which writes to its operands")
 
     def call(*arrays: Any) -> Any:
         found = operator(*(torch.from_numpy(np.array(x)) for x in arrays))
