@@ -307,7 +307,7 @@ def _threads() -> str:
     else:
         wanted = f"{state['processors']}, all processors"
     team = "OpenMP" if state["team"] else "no OpenMP is loaded (torch brings it), so that one works"
-    return f"{wanted}; {team}"
+    return f"{wanted}; {team}; one in children of a fork"
 
 
 def _failures() -> Finding:

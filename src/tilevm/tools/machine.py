@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import time
@@ -94,8 +93,6 @@ def conflicts(
             f"this container may use {limit:g} of {processors} processors: more threads are "
             f"stopped and waited for. Set OMP_NUM_THREADS={max(1, int(limit))}"
         )
-    if multiprocessing.get_start_method(allow_none=True) == "fork":
-        yield "multiprocessing forks: kernels run on one thread in the children. Use spawn"
 
 
 def _cgroup_limit(file: Path = Path("/sys/fs/cgroup/cpu.max")) -> float | None:
