@@ -35,7 +35,7 @@ def test_patch_puts_back_what_was() -> None:
         assert config.tier == "interp"
         raise KeyError
     assert config.tier == os.environ.get("TILEVM_TIER", "auto")
-    with pytest.raises(ValueError, match="debug"), config.patch(tier="interp", debug=5):
+    with pytest.raises(ValueError, match="debug"), config.patch(tier="interp", debug=9):
         pass
     assert config.tier == os.environ.get("TILEVM_TIER", "auto")
 

@@ -19,6 +19,7 @@ from tilevm import errors
         (errors.BytecodeError, ValueError),
         (errors.ParseError, ValueError),
         (errors.InternalError, RuntimeError),
+        (errors.WrongResult, errors.InternalError),
     ],
 )
 def test_errors_mirror_builtin_ones(error: type[Exception], builtin: type[Exception]) -> None:
@@ -56,6 +57,7 @@ def test_stats_have_the_promised_names() -> None:
         "launches",
         "callouts",
         "flushes",
+        "checks",
         "packed_bytes",
         "peak_bytes",
     ]

@@ -14,10 +14,11 @@ PACKAGE = ROOT / "src" / "tilevm"
 CORE = ROOT / "core"
 
 # Layer (the longest prefix of a module's name counts) -> layers it may import, beside itself.
-ALWAYS = {"errors", "config"}
+ALWAYS = {"errors", "config", "log"}
 PYTHON: dict[str, set[str]] = {
     "errors": set(),
     "config": set(),
+    "log": set(),
     "runtime": set(),
     "bytecode": {"runtime"},
     "isa": set(),
@@ -46,17 +47,18 @@ TOOLS_ONLY = (
 # Folder of core/ -> folders whose headers it may include, beside itself. Headers that the tables
 # generate lie outside of all of them.
 CPP: dict[str, set[str]] = {
+    "trace": set(),
     "shape": set(),
     "program": {"shape"},
     "bytecode": set(),
     "exec": {"bytecode"},
     "fuse": {"program", "shape", "bytecode"},
-    "schedule": {"fuse", "program", "shape", "exec", "bytecode"},
-    "host": {"schedule", "fuse", "program", "shape", "exec", "bytecode"},
-    "eager": {"host", "program", "shape", "exec"},
-    "bind": {"eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
+    "schedule": {"trace", "fuse", "program", "shape", "exec", "bytecode"},
+    "host": {"trace", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
+    "eager": {"trace", "host", "program", "shape", "exec"},
+    "bind": {"trace", "eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
     "bench": {"tests", "host", "fuse", "program", "shape", "schedule", "exec", "bytecode"},
-    "tests": {"eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
+    "tests": {"trace", "eager", "host", "schedule", "fuse", "program", "shape", "exec", "bytecode"},
 }
 
 

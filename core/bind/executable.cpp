@@ -220,15 +220,9 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
     }
     std::tie(options.input_groups, options.output_groups) = std::move(*memory_groups);
   }
-  const auto since_begin_us = [&] {
-    const std::chrono::duration<double, std::micro> us = std::chrono::steady_clock::now() - begin;
-    return us.count();
-  };
-  Program lowered = lower(program);
-  const double lower_us = since_begin_us();
-  fuse::Plan plan = fuse::fuse(std::move(lowered));
-  const double fuse_us = since_begin_us() - lower_us;
-  auto made = std::make_unique<host::Executable>(std::move(plan), options, *python);
+  host::Phases phases;
+  auto made = host::build(program, options, *python, &phases);
+  const std::chrono::duration<double, std::micro> took = std::chrono::steady_clock::now() - begin;
 
   PyTypeObject* type = executable_type();
   auto* self = reinterpret_cast<ExecutableObject*>(type->tp_alloc(type, 0));
@@ -237,9 +231,9 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
   new (&self->framework) std::unique_ptr<PythonFramework>(std::move(python));
   new (&self->executable) std::unique_ptr<host::Executable>(std::move(made));
   self->single = single;
-  self->lower_us = lower_us;
-  self->fuse_us = fuse_us;
-  self->compile_us = since_begin_us();
+  self->lower_us = phases.lower_us;
+  self->fuse_us = phases.fuse_us;
+  self->compile_us = took.count();
   return reinterpret_cast<PyObject*>(self);
 }
 

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <map>
 
+#include "trace/trace.h"
+
 namespace tilevm::bind {
 namespace {
 
@@ -147,6 +149,7 @@ void PythonFramework::call(std::int64_t target, std::span<const Object> args,
                            std::span<Object> results) {
   static std::int64_t* const matmul_count = &counts()["matmul"];
   PyObject* callable;
+  std::string_view name = "matmul";
   if (target == host::kMatmulTarget) {
     callable = matmul();
     ++*matmul_count;
@@ -156,8 +159,10 @@ void PythonFramework::call(std::int64_t target, std::span<const Object> args,
     }
     const Target& t = targets_[static_cast<std::size_t>(target)];
     callable = t.callable.get();
+    name = t.name;
     ++*t.count;
   }
+  const trace::Span span("call-out", name);
   auto* const* arguments = reinterpret_cast<PyObject* const*>(args.data());
   Ref result = checked(PyObject_Vectorcall(callable, arguments, args.size(), nullptr));
   const bool several = PyTuple_Check(result.get()) || PyList_Check(result.get());

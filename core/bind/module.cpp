@@ -13,6 +13,7 @@ void bind_executable(nb::module_& m);
 void bind_bytecode(nb::module_& m);
 void bind_dispatch(nb::module_& m);
 void bind_eager(nb::module_& m);
+void bind_trace(nb::module_& m);
 }  // namespace tilevm::bind
 
 NB_MODULE(_core, m) {
@@ -29,5 +30,6 @@ NB_MODULE(_core, m) {
   tilevm::bind::bind_bytecode(m);
   tilevm::bind::bind_dispatch(m);
   tilevm::bind::bind_eager(m);
+  tilevm::bind::bind_trace(m);
   tilevm::schedule::warm_up();
 }

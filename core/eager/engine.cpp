@@ -13,6 +13,7 @@
 #include "exec/memory.h"
 #include "host/errors.h"
 #include "host/executable.h"
+#include "trace/trace.h"
 
 namespace tilevm::eager {
 namespace {
@@ -146,8 +147,7 @@ std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint
   }
   options.whole_outputs.assign(program.outputs.size(), true);
   segment->text = print(program);
-  segment->executable =
-      std::make_unique<host::Executable>(fuse::fuse(lower(std::move(program))), options, memory());
+  segment->executable = host::build(std::move(program), options, memory());
   return segment;
 }
 
@@ -294,6 +294,7 @@ class Runner final : public Engine {
   bool run(const Trace& trace, std::span<Filled> outputs, int threads,
            Failure& failure) noexcept override {
     using Kind = Failure::Kind;
+    const trace::Span span("flush", flush_reason);
     try {
       execute(trace, outputs, threads);
       return true;

@@ -4,6 +4,7 @@
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
+#include "trace/trace.h"
 
 namespace tilevm::host {
 namespace {
@@ -181,6 +182,7 @@ void Executable::pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::Ch
 }
 
 void Executable::run_chain(Frame& frame, int which) {
+  const trace::Span span("launch", "products");
   const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(which)];
   schedule::ChainLaunch& launch = frame.chains[static_cast<std::size_t>(which)];
   launch.n_rows = static_cast<int>(chain.rows.size());

@@ -252,6 +252,15 @@ class Executable {
   std::vector<std::unique_ptr<Frame>> frames_;
 };
 
+// What compiling took.
+struct Phases {
+  double lower_us = 0, fuse_us = 0, host_us = 0;
+};
+
+// Lowers and fuses a program, and makes its executable. Throws as that does.
+std::unique_ptr<Executable> build(Program program, const Options& options, Framework& framework,
+                                  Phases* phases = nullptr);
+
 // Kernels run since the process began or the counter was reset.
 std::int64_t launches() noexcept;
 void reset_launches() noexcept;

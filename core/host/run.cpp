@@ -8,6 +8,7 @@
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
+#include "trace/trace.h"
 
 namespace tilevm::host {
 namespace {
@@ -406,6 +407,7 @@ schedule::OperandView Executable::view_of(Frame& frame, const fuse::KernelGraph&
 void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const Record* second) {
   schedule::Kernel& k = kernels_[static_cast<std::size_t>(kernel)];
   const fuse::KernelGraph& graph = k.graph();
+  const trace::Span span("launch", graph.name);
   const std::size_t n_axes = graph.axes.size();
   std::array<std::int64_t, fuse::kMaxAxes> extents{};
   for (std::size_t a = 0; a < n_axes; ++a) extents[a] = frame.regs[at(graph.axes[a])];

@@ -14,6 +14,7 @@
 #include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
+#include "trace/trace.h"
 
 namespace tilevm::schedule {
 namespace {
@@ -136,15 +137,25 @@ struct Kernel::Impl {
     const Target target = tier.target;
     if (const Variant* v = find(cls, target, streams)) return v;
     const auto start = std::chrono::steady_clock::now();
-    Encoded encoded = encode(graph, cls);
+    Encoded encoded = [&] {
+      const trace::Span span("encode", graph.name);
+      return encode(graph, cls);
+    }();
     if (encoded.bytes.empty()) return nullptr;
     const bool verify = settings.verify.value_or(verify_own.load());
     if (verify && !bytecode::verify(encoded.bytes).empty()) return nullptr;
     const auto n_operands = bytecode::view(encoded.bytes).operands.size();
     std::string refusal = tier.interpret ? "tier interp was asked for" : exec::native::why_none();
-    auto native = target == Target::kNone
-                      ? nullptr
-                      : exec::native::Code::emit(encoded.bytes, target, &refusal, streams);
+    std::unique_ptr<exec::native::Code> native;
+    if (target != Target::kNone) {
+      const trace::Span span("emit", graph.name);
+      native = exec::native::Code::emit(encoded.bytes, target, &refusal, streams);
+    }
+    if (trace::tells(4)) {
+      trace::tell(4, "bytecode of " + graph.name + " for " +
+                         exec::native::name(native != nullptr ? target : Target::kNone) + ":\n" +
+                         bytecode::disassemble(encoded.bytes));
+    }
     if (native == nullptr && !tier.interpret) interpreted.add(refusal);
     auto* const variant = new Variant{cls,
                                       target,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tilevm.ir.types import Dim as Dim
     from tilevm.stats import stats as stats
     from tilevm.tools.explain import explain as explain
+    from tilevm.tools.trace import trace as trace
 
 __version__ = "0.1.0"
 
@@ -35,6 +36,7 @@ _HOMES = {
     "kernel": "frontends.kernel",
     "lang": "",
     "stats": "",
+    "trace": "tools.trace",
 }
 
 __all__ = [
@@ -49,6 +51,7 @@ __all__ = [
     "kernel",
     "lang",
     "stats",
+    "trace",
 ]
 
 

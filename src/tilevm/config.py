@@ -28,6 +28,7 @@ class Knob:
     low: int | None = None
     high: int | None = None
     local: bool = False  # `tilevm.compile(f, knob=value)` sets it for one function
+    switch: bool = False  # an int that also takes False and True, for 0 and 1
 
     @property
     def variable(self) -> str:
@@ -45,6 +46,7 @@ class Knob:
 
     def check(self, value: Any, source: str) -> Any:
         """`value`, if the knob takes it. Raises: ValueError."""
+        value = int(value) if self.switch and type(value) is bool else value
         ok = type(value) is self.type
         ok = ok and (not self.choices or value in self.choices)
         ok = ok and (self.low is None or value >= self.low)
@@ -57,7 +59,7 @@ class Knob:
         """The value that `text` in the environment stands for. Raises: ValueError."""
         words = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
         value: Any = text
-        if self.type is bool:
+        if self.type is bool or (self.switch and text.lower() in words):
             value = words.get(text.lower(), text)
         elif self.type is int and text.lstrip("-").isdigit():
             value = int(text)
@@ -91,13 +93,28 @@ KNOBS: tuple[Knob, ...] = (
         local=True,
     ),
     Knob(
+        "check",
+        int,
+        0,
+        "Compare calls with what they mean, and raise `WrongResult` where they differ: 1 or True: "
+        "every call; n: every n-th call of a function; 0: none. A kernel is compared with the "
+        "meaning of its graph in NumPy, a captured graph with PyTorch running it operator by "
+        "operator: those of torch.compile if this is set when they are compiled. What "
+        "tilevm.fuse() records is not compared.",
+        low=0,
+        switch=True,
+    ),
+    Knob(
         "debug",
         int,
         0,
-        "1: errors inside tilevm are raised where the call would run in eager mode instead; "
-        "2: the graph of each kernel that is traced is printed to standard error as well.",
+        "What is logged, by Python's `logging` under the name `tilevm`, to standard error if "
+        "nobody set up a handler. 1: captures, and what runs otherwise with the reason, and errors "
+        "inside tilevm are raised where the call would run in eager mode instead; 2: also programs "
+        "compiled, with their phases, and graphs of kernels; 3: also kernels and cuts; "
+        "4: also bytecode.",
         low=0,
-        high=2,
+        high=4,
     ),
     Knob(
         "failures",
@@ -199,7 +216,7 @@ class Config(ModuleType):
             watcher(self.values())
 
     def __dir__(self) -> list[str]:
-        return [*_ROWS, "check", "check_local", "patch", "values"]
+        return [*_ROWS, "checked", "checked_local", "patch", "values"]
 
     def values(self) -> dict[str, Any]:
         """All knobs, as they are now."""
@@ -219,7 +236,7 @@ class Config(ModuleType):
             for name, value in before.items():
                 setattr(self, name, value)
 
-    def check(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
+    def checked(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
         """`knobs`, if there are such and they take these values; `source`: who was given them.
 
         Raises: TypeError, ValueError.
@@ -230,9 +247,9 @@ class Config(ModuleType):
             )
         return {name: _ROWS[name].check(v, f"{source}: {name}") for name, v in knobs.items()}
 
-    def check_local(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
+    def checked_local(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
         """The same, of knobs that one function can have. Raises: TypeError, ValueError."""
-        checked = self.check(knobs, source)
+        checked = self.checked(knobs, source)
         if shared := [name for name in knobs if not _ROWS[name].local]:
             remedy = ", ".join(f"tilevm.config.{name}" for name in shared)
             own = ", ".join(name for name, row in _ROWS.items() if row.local)

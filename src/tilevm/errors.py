@@ -39,6 +39,10 @@ class InternalError(TilevmError, RuntimeError):
     """tilevm contradicts itself: a defect, please report it with this message."""
 
 
+class WrongResult(InternalError):
+    """A call gave another result than what it means: see `tilevm.config.check`."""
+
+
 def describe(what: str, *, line: str | None = None, operator: str = "", remedy: str = "") -> str:
     """`model.py:41: matmul: what.` and, indented below, the remedy.
 

@@ -7,6 +7,7 @@ from collections import Counter
 from types import ModuleType
 from typing import Any, cast
 
+from tilevm import log
 from tilevm.runtime import program as runtime
 
 # name -> meaning; the core counts all but `captures`, which front ends count with `add`.
@@ -21,10 +22,11 @@ COUNTERS: dict[str, str] = {
     "launches": "kernels run",
     "callouts": "calls of the host framework, by operator",
     "flushes": "segments of recorded operators run, by reason",
+    "checks": "calls compared with what they mean (`tilevm.config.check`), by door and outcome",
     "packed_bytes": "bytes of weights packed ahead now, for functions compiled with `freeze`",
     "peak_bytes": "most bytes of buffers held at once",
 }
-_BY_NAME = ("interpreted", "callouts", "flushes")
+_BY_NAME = ("interpreted", "callouts", "flushes", "checks")
 
 MOST_NAMES = 1000  # of one counter; all later ones are counted together
 OTHERS = "others"
@@ -37,7 +39,7 @@ class Stats(ModuleType):
     """`tilevm.stats`: the module itself, so that it can be called."""
 
     def __call__(self) -> dict[str, Any]:
-        """All counters of `COUNTERS`; `callouts` and `flushes` map a name to a count."""
+        """All counters of `COUNTERS`; those by something map a name to a count."""
         core = runtime.counters()
         merged: dict[str, Any] = {}
         for name in COUNTERS:
@@ -49,6 +51,8 @@ class Stats(ModuleType):
 
     def add(self, name: str, key: str | None = None) -> None:
         """Count one more of `name`; under `key` for the counters that have names."""
+        if name == "flushes":
+            log.tell(1, "not captured: %s", key)
         if key is None:
             _counts[name] += 1
         else:

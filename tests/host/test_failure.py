@@ -13,10 +13,13 @@ import pytest
 
 import tilevm
 from tilevm import errors
-from tilevm.ir.text import from_core, from_text
+from tilevm.ir import reference
+from tilevm.ir.compare import differences
+from tilevm.ir.text import from_core, from_text, lowered
+from tilevm.ir.types import numpy_dtype
 from tilevm.runtime import failure
 from tilevm.runtime import program as runtime
-from tilevm.tools import replay
+from tilevm.tools import archive
 
 GRAPH = """
 graph(x: float32[M, N], n: float)
@@ -53,7 +56,7 @@ def test_the_call_is_saved_and_named(tmp_path: Path) -> None:
         message = message_of(failing())
     found = re.search(r"tilevm replay (\S+)", message)
     assert found
-    call = replay.load(Path(found[1]))
+    call = archive.load(Path(found[1]))
     assert Path(found[1]).parent == tmp_path / "new"
     assert "should return 1 values" in call.note
     assert [node.op for node in call.graph.nodes][-2:] == ["call", "sum"]
@@ -104,6 +107,34 @@ def test_errors_of_the_user_are_not_saved(tmp_path: Path) -> None:
         with pytest.raises(errors.DTypeError):
             failing()(np.ones((3, 4), np.int32), 2.0)
     assert not list(tmp_path.iterdir())
+
+
+def test_numbers_of_a_program_are_text() -> None:
+    graph = from_text("graph(x: float32[N], k: int)\n  a = add k, k\n  b = mul x, a\n  return b\n")
+    executable = runtime.compile_program(graph.to_program(), [], framework="numpy")
+    again = lowered(executable)[0].to_program()
+    twin = runtime.compile_program(again, [], framework="numpy")
+    x = np.ones(3, np.float32)
+    np.testing.assert_array_equal(twin(x, 3)[0], executable(x, 3)[0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_products_of_two_types_are_text(dtype: str) -> None:
+    """As in attention: what a softmax leaves is not rounded before it is multiplied."""
+    graph = from_text(
+        f"graph(x: {dtype}[M, N], y: {dtype}[N, K])\n"
+        "  s = softmax x, axis=1\n"
+        "  z = matmul s, y\n"
+        "  return z\n"
+    )
+    executable = runtime.compile_program(graph.to_program(), [], framework="numpy")
+    again = lowered(executable)[0]
+    arrays = [
+        np.linspace(-1, 1, 15).astype(numpy_dtype(dtype)).reshape(s) for s in ((3, 5), (5, 3))
+    ]
+    found = reference.evaluate(again, *arrays)
+    assert not differences(executable(*arrays), found)
+    assert not differences(reference.evaluate(graph, *arrays), found)
 
 
 def test_text_of_the_core_is_a_graph() -> None:

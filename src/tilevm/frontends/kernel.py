@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import threading
 import weakref
 from collections import OrderedDict
@@ -21,9 +20,12 @@ from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
 
 import numpy as np
 
+from tilevm import log
 from tilevm.config import config
 from tilevm.errors import CaptureError, DTypeError, ShapeError, TilevmError, describe
+from tilevm.frontends import check
 from tilevm.frontends.arrays import NUMPY, Arrays, framework_of
+from tilevm.frontends.captures import capturing
 from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
@@ -31,7 +33,6 @@ from tilevm.ir.text import to_text
 from tilevm.ir.types import DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
-from tilevm.stats import stats
 
 _WEAK = {bool: "bool", int: "int64", float: "float64"}
 _kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
@@ -106,6 +107,7 @@ class Kernel(runtime.Dispatch):
         # Both used most recently: signatures last, variants of one first.
         self._variants: OrderedDict[Signature, list[Variant]] = OrderedDict()
         self._lock = threading.RLock()
+        self._turns = check.Turns()
         names = self._signature.parameters
         for name, parameter in names.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -120,6 +122,13 @@ class Kernel(runtime.Dispatch):
         variant, signature, operands = self._find(args, kwargs)
         result = variant.run(*operands)
         self._ready.clear()  # one is enough: what it refuses costs an exception
+        if config.check:
+            if config.tier != "reference" and self._turns.due():
+                title = f"{self._line}: {self.__name__}"
+                results = result.values() if isinstance(result, dict) else result
+                found = [result] if variant.result == "single" else list(results)
+                check.kernel(title, variant.graph, signature.arrays, operands, found)
+            return result
         if variant.executable is not None and not kwargs and _is_settled(signature, args):
             arguments = enumerate(signature.arguments)
             runtime.add_variant(
@@ -137,6 +146,10 @@ class Kernel(runtime.Dispatch):
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph that a call with these arguments runs."""
         return self._find(args, kwargs)[0].graph
+
+    def inputs(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """What that graph is called with."""
+        return self._find(args, kwargs)[2]
 
     def forget(self) -> None:
         """Drop what was traced: the next call traces again."""
@@ -167,9 +180,10 @@ class Kernel(runtime.Dispatch):
                         known.insert(0, known.pop(i))
                     self._variants.move_to_end(signature)
                     return variant, signature, operands
-            variant = self._capture(signature, env)
+            with capturing(self._function.__name__):
+                variant = self._capture(signature, env)
             if config.debug >= 2:
-                sys.stderr.write(to_text(variant.graph))
+                log.tell(2, "%s", to_text(variant.graph))
             self._variants.setdefault(signature, known).insert(0, variant)
             self._variants.move_to_end(signature)
             self._drop_old()
@@ -326,7 +340,6 @@ class Kernel(runtime.Dispatch):
                 call = f"in this call of {self._function.__name__} ({self._line})"
                 raise ShapeError(f"{broken[0].because}\n  {sizes} {call}.")
             ones |= more
-        stats.add("captures")
         guards = (*checks, *trace.guards.values())
         return self._compile(signature, trace.builder, returned, ones, guards)
 

@@ -58,6 +58,7 @@ class Capture:
     binds: tuple[str, ...]  # Python statements that bind the symbols of the guards
     sources: tuple[str, ...]  # Python source of each condition
     direct: Direct | None  # None: Python runs around the executable
+    given: Callable[[Sequence[Any]], tuple[Any, ...]]  # the graph's inputs, from the leaves
     writes_memory: bool = False  # so arguments must not share any
     repeatable: bool = True  # a call changes nothing but its results
     capture_s: float = 0.0  # what making this took
@@ -85,6 +86,10 @@ class Capture:
     def may_run(self, leaves: Sequence[Any]) -> bool:
         """Whether nothing that the call changes is seen under another name."""
         return not (self.writes_memory and torch_memory.share_memory([*leaves, *self.bound]))
+
+    def inputs(self, leaves: Sequence[Any]) -> list[Any]:
+        """What the executable is called with."""
+        return self.captured.given(self.given(leaves))
 
     def holds_safely(self, leaves: Sequence[Any]) -> bool:
         """`holds`, for leaves that may be of another key."""
@@ -500,6 +505,7 @@ def _finish(
     sources = tuple(_spelled(c.source, binds) for c in conditions)
     holds = _predicate(conditions, binds)
     direct = None if writes else _direct(captured, names, result, signature)
+    given = _function("given(l)", [f"return ({''.join(f'{n}, ' for n in names)})"], constants)
     made = Capture(
         holds,
         run,
@@ -509,6 +515,7 @@ def _finish(
         binds,
         sources,
         direct,
+        given,
         writes_memory,
         repeatable=not (writes_memory or writes),
     )

@@ -13,6 +13,7 @@ import os
 import threading
 import time
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,8 +26,16 @@ from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, InternalError, RecorderError, describe
-from tilevm.frontends import torch_capture, torch_dims, torch_guards, torch_memory, torch_tree
+from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult, describe
+from tilevm.frontends import (
+    torch_capture,
+    torch_check,
+    torch_dims,
+    torch_guards,
+    torch_memory,
+    torch_tree,
+)
+from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_dims import Dims
@@ -57,6 +66,22 @@ UNSEEN = (
 _capturing = threading.RLock()
 # A forked child has no thread that would give the lock back.
 os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+_all: weakref.WeakSet[Compiled] = weakref.WeakSet()
+_checks = False  # whether captures compare
+
+
+def _follow_check(knobs: Mapping[str, Any]) -> None:
+    """Captures compare, or do not, from their making on."""
+    global _checks  # noqa: PLW0603
+    if _checks != bool(knobs["check"]):
+        _checks = bool(knobs["check"])
+        for compiled in list(_all):
+            compiled.forget()
+
+
+config.watch(_follow_check)
 
 
 @dataclass
@@ -95,6 +120,18 @@ class Compiled(Dispatch):
         self._reason = ""  # why all calls run eagerly
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Drop what was captured: the next call captures again."""
+        self._families.clear()
+        self._ready.clear()
+        self._differentiable = None
+
+    @property
+    def title(self) -> str:
+        """The function's name, for people."""
+        return getattr(self._fn, "__name__", None) or type(self._fn).__name__
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`."""
@@ -147,6 +184,8 @@ class Compiled(Dispatch):
         drawn = torch.get_rng_state() if capture.may_draw_twice else None
         try:
             return capture.run(leaves, args, kwargs)
+        except WrongResult:
+            raise
         except Exception as error:
             if drawn is not None:
                 torch.set_rng_state(drawn)
@@ -169,6 +208,8 @@ class Compiled(Dispatch):
 
     def _settle(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> None:
         """Let the core run calls like this one."""
+        if config.check:
+            return  # calls are counted, and some compared, in Python
         capture.settled = True
         places = [i for i, value in enumerate(args) if torch_tree.is_leaf(value)]
         if kwargs or self._state is None or not all(map(_is_flat, args)):
@@ -214,20 +255,20 @@ class Compiled(Dispatch):
         begin = time.perf_counter()
         try:
             with _capturing:
-                made = next((c for c in family.captures if c.holds(leaves)), None)
-                capture = made or torch_capture.capture(
-                    self._fn,
-                    self._modules,
-                    args,
-                    kwargs,
-                    dims=self._dims,
-                    knobs=self._knobs,
-                    freeze=self._freeze,
-                )
-                if made is None:
+                capture = next((c for c in family.captures if c.holds(leaves)), None)
+                if capture is None:
+                    with capturing(self.title):
+                        capture = torch_capture.capture(
+                            self._fn,
+                            self._modules,
+                            args,
+                            kwargs,
+                            dims=self._dims,
+                            knobs=self._knobs,
+                            freeze=self._freeze,
+                        )
                     capture.capture_s = time.perf_counter() - begin
                     family.captures.insert(0, capture)
-                    stats.add("captures")
         except Exception as error:
             reason = reason_of(error)
             self._effects += isinstance(error, Effects)
@@ -299,6 +340,12 @@ class Compiled(Dispatch):
         """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
         # By name: tools stand above the front ends.
         return import_module("tilevm.tools.explain").explain(self)(*args, **kwargs)
+
+    def leaves(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Copies of the tensors among the arguments, with the numbers, in order."""
+        found: list[Any] = []
+        torch_tree.signature((list(args), kwargs), found, [])
+        return torch_check.copies(found)
 
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""
@@ -467,7 +514,7 @@ def compile(
         return functools.partial(compile, dims=dims, freeze=freeze, **knobs)
     source = "tilevm.compile"
     check_freeze(freeze, source)
-    check_knobs(config.check_local(knobs, source), source)
+    check_knobs(config.checked_local(knobs, source), source)
     if dims is not None:
         dims = torch_dims.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):

@@ -14,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from tilevm.config import config
 from tilevm.errors import TilevmError
 from tilevm.frontends import torch_gradients, torch_memory, torch_program
+from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_compile import check_freeze, compile
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
@@ -63,11 +64,11 @@ def capture(
 
     freeze: what is a module's does not change.
     """
-    traced = to_aten(gm, fakes)
-    torch_memory.check_in_place(traced.graph)
-    stats.add("captures")
-    frozen = _owned_by_modules(gm) if freeze else None
-    return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
+    with capturing("a graph of torch.compile"):
+        traced = to_aten(gm, fakes)
+        torch_memory.check_in_place(traced.graph)
+        frozen = _owned_by_modules(gm) if freeze else None
+        return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
 
 
 def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
@@ -115,14 +116,14 @@ def _through_autograd(
         # Boxed: a list of arguments, which it empties, so that memory is free as soon as it can be.
         return make_boxed_func(torch_program.compile_aten(graph, knobs))
 
-    compiled: Compiled = aot_autograd(
-        fw_compiler=lower,
-        bw_compiler=lower,
-        inference_compiler=lower,
-        decompositions=torch_gradients.decompositions(),
-    )(gm, list(example_inputs))
-    stats.add("captures")
-    return compiled
+    with capturing("a graph of torch.compile, through AOTAutograd"):
+        compiled: Compiled = aot_autograd(
+            fw_compiler=lower,
+            bw_compiler=lower,
+            inference_compiler=lower,
+            decompositions=torch_gradients.decompositions(),
+        )(gm, list(example_inputs))
+        return compiled
 
 
 _MODES = (None, "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -135,7 +136,7 @@ def _knobs(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, 
         raise ValueError(f"{source}: mode is {mode!r}, which is not one of: {_MODES[1:]}")
     knobs = dict(options or {})
     freeze = check_freeze(knobs.pop("freeze", False), source)
-    return check_knobs(config.check_local(knobs, source), source), freeze
+    return check_knobs(config.checked_local(knobs, source), source), freeze
 
 
 def _reason(error: Exception) -> str:

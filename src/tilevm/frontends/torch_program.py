@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
@@ -13,7 +13,7 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
-from tilevm.frontends import torch_frozen, torch_import
+from tilevm.frontends import torch_check, torch_frozen, torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
@@ -35,6 +35,15 @@ class Captured:
     executable: Callable[..., Any]
     run: Callable[..., Any]
     graph: torch.fx.Graph
+    fixed: Mapping[int, torch.Tensor]  # tensors that are no arguments, by the place of their input
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The executable's inputs for these of the graph."""
+        values = [*args, *self.fixed.values()]
+        return [
+            values[i].item() if position in self.imported.float_inputs else values[i]
+            for position, i in enumerate(self.imported.passed)
+        ]
 
 
 def build(
@@ -47,6 +56,7 @@ def build(
     facts: Mapping[tuple[int, int], Dim] | None = None,
     frozen: Collection[int] | None = None,
     writes: Mapping[int, int] | None = None,
+    inner: bool = False,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -55,6 +65,7 @@ def build(
     are what is checked. facts: what the caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
     writes: results that the executable writes to an input, which they then are: their indices.
+    inner: it is a part of another graph, which is checked as a whole.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -64,13 +75,13 @@ def build(
     environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
     unified: dict[Any, Any] = {}
 
-    def inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
-        return build(graph, inputs, knobs, views=False).run
+    def compile_inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
+        return build(graph, inputs, knobs, views=False, inner=True).run
 
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
-            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=inner)
+            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             importer.run()
             (output,) = graph.find_nodes(op="output")
@@ -94,7 +105,11 @@ def build(
     unchanged = () if frozen is None else {*frozen, *fixed}
     executable = importer.result.compile(knobs, unchanged)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
-    return Captured(importer.result, sizes, executable, run, graph)
+    captured = Captured(importer.result, sizes, executable, run, graph, fixed)
+    if config.check and not inner:
+        run = torch_check.checked(run, graph, executable, captured.given, written=bool(writes))
+        return replace(captured, run=run)
+    return captured
 
 
 def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:

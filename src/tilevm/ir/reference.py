@@ -33,10 +33,14 @@ _ROUNDED_OPERATORS = frozenset(("floor_div", "remainder", "fmod", "sign"))
 
 
 def evaluate(
-    graph: Graph, *arrays: Any, targets: Sequence[Callable[..., Any]] = ()
+    graph: Graph,
+    *arrays: Any,
+    targets: Sequence[Callable[..., Any]] = (),
+    rounding: Callable[[Array], Array] | None = None,
 ) -> tuple[Array, ...]:
     """The results of `graph` for these arrays or numbers; `targets` are what its calls call.
 
+    rounding: applied to each value on the way, which is rounded to its dtype first.
     Raises: ShapeError, if an array's sizes contradict the type of its parameter.
     """
     env = bind(graph, arrays)
@@ -49,6 +53,9 @@ def evaluate(
             inputs = [values[name] for name in node.inputs]
             in_types = [types[name] for name in node.inputs]
             outputs = _run(node, inputs, in_types, env, targets)
+            if rounding is not None:
+                typed = zip(outputs, node.types, strict=True)
+                outputs = [_working(rounding(round_to(x, t.dtype)), t.dtype) for x, t in typed]
             values.update(zip(node.out, outputs, strict=True))
         return tuple(round_to(values[name], types[name].dtype) for name in graph.results)
 

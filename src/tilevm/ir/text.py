@@ -20,6 +20,7 @@ from tilevm.errors import ParseError, TilevmError
 from tilevm.ir.graph import Graph, GraphBuilder, Node, symbols_of
 from tilevm.ir.ops import BY_NAME, Kind
 from tilevm.ir.types import DTYPES, WEAK, AnySize, Size, Symbol, Type
+from tilevm.runtime import program as runtime
 
 _GRAPH = re.compile(r"graph\((.*)\)$")
 _NODE = re.compile(r"(.*?)\s*=\s*([a-z_]\w*)(?:\s+(.*))?$")
@@ -28,6 +29,8 @@ _ARGUMENT = re.compile(r"([a-z_]\w*)=(.*)$")
 _RANGE = re.compile(r"(\w+) in (\d+)\.\.(\d*)$")
 _MULTIPLE = re.compile(r"(\w+) % (\d+) == 0$")
 _LIKELY = re.compile(r"(\w+) likely \[([\d, ]*)\]$")
+_CORE_DTYPE = re.compile(r"(\w+): (?:weak )?(\w+)")
+_UNBOUNDED = 2**63 - 1
 _INT = re.compile(r"-?\d+$")
 
 # Printing ---------------------------------------------------------------------------------------
@@ -102,6 +105,7 @@ def from_core(text: str, symbols: Sequence[Symbol]) -> Graph:
     rows = text.splitlines()
     head = re.sub(r"weak (\w+)", lambda match: WEAK[match[1]], rows[0])
     lines = [head.replace("program(", "graph(", 1)]
+    dtypes = dict(_CORE_DTYPE.findall(text))
     if symbols:
         lines.append(f"  where {', '.join(map(str, symbols))}")
     for row in rows[1:]:
@@ -110,12 +114,33 @@ def from_core(text: str, symbols: Sequence[Symbol]) -> Graph:
             continue
         match = _NODE.match(code.strip())
         if match and match[2] != "call":  # types are inferred anew
-            names = ", ".join(_declaration(part)[0] for part in _split(match[1]))
-            code = f"  {names} = {match[2]} {match[3] or ''}"
+            names = [part.partition(":")[0].strip() for part in _split(match[1])]
+            inputs = match[3] or ""
+            if match[2] == "matmul":  # a lowered one also takes what its result is not
+                dtype = dtypes[names[0]]
+                for operand in dict.fromkeys(_split(inputs)):
+                    if dtypes[operand] != dtype:
+                        wide = f"{operand}_for_{names[0]}"
+                        lines.append(f"  {wide} = cast {operand}, dtype={dtype}")
+                        inputs = re.sub(rf"\b{operand}\b", wide, inputs)
+            code = f"  {', '.join(names)} = {match[2]} {inputs}"
         else:
             code = re.sub(r"weak (\w+)", lambda match: WEAK[match[1]], code)
         lines.append(code + mark + comment)
     return from_text("\n".join(lines))
+
+
+def lowered(executable: Any) -> tuple[Graph, list[str]]:
+    """The graph that a compiled program runs, and the names of what it calls out.
+
+    Raises: ParseError, if text cannot hold it.
+    """
+    text, facts, targets = runtime.program_text(executable)
+    symbols = [
+        Symbol(name, max(least, 0), None if most == _UNBOUNDED else most, multiple)
+        for name, least, most, multiple in facts
+    ]
+    return from_core(text, symbols), targets
 
 
 def _comment(row: str) -> tuple[str, str | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,16 @@ MOST_BYTES = 256 << 20  # of a call's inputs
 _saved: list[Path] = []
 
 
-def save(executable: Callable[..., Any], inputs: tuple[Any, ...], error: Exception) -> None:
-    """Save the call as `config.failures` says, and add to the error's message where it is."""
+def save(called: Any, inputs: tuple[Any, ...], error: Exception) -> None:
+    """Save the call as `config.failures` says, and add to the error's message where it is.
+
+    called: a compiled program, or a graph.
+    """
     if directory() is None or len(_saved) >= MOST_SAVED:
         return
     text = str(error)
     try:
-        path = _write(executable, inputs, text)
+        path = _write(called, inputs, text)
     except Exception as reason:  # whatever it is, the first error is the one to raise
         error.args = (f"{text}\n  The call could not be saved: {reason}",)
         return
@@ -45,7 +47,7 @@ def directory() -> Path | None:
     )
 
 
-def _write(executable: Callable[..., Any], inputs: tuple[Any, ...], note: str) -> Path:
+def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
     size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
     if size > MOST_BYTES:
         raise ValueError(
@@ -59,7 +61,7 @@ def _write(executable: Callable[..., Any], inputs: tuple[Any, ...], note: str) -
     path = Path(name)
     try:
         # By name: tools stand above the runtime.
-        import_module("tilevm.tools.replay").save_executable(path, executable, inputs, note=note)
+        import_module("tilevm.tools.archive").save(path, called, inputs, note=note)
     except BaseException:
         path.unlink()
         raise

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
+from tilevm import log
 from tilevm.config import config
 from tilevm.runtime import failure
 
@@ -226,8 +229,10 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
     _core.set_most_segments(knobs["segments"])
+    _core.set_log_level(knobs["debug"])
 
 
+_core.on_line(log.tell)
 config.watch(_configure)
 _core.on_internal_error(failure.save)
 
@@ -309,6 +314,32 @@ def torch_direct() -> TorchDirect:
 def record_launches(path: str) -> None:
     """Write what the interpreter runs from now on into a file, until the path is empty."""
     _core.record_launches(path)
+
+
+Span = tuple[str, str, int, int, int]  # kind, name, begin and end in ns, thread
+
+
+def trace_start(most: int) -> bool:
+    """Keep the spans of what happens from now on, at most so many. False: they are kept already."""
+    started: bool = _core.trace_start(most)
+    return started
+
+
+def trace_stop() -> tuple[list[Span], int]:
+    """The spans, in the order of their ends; how many there was no room for."""
+    taken: tuple[list[Span], int] = _core.trace_stop()
+    return taken
+
+
+def trace_capture(name: str, begin_ns: int, end_ns: int) -> None:
+    """Keep the span of a capture, in `time.monotonic_ns`, if spans are kept."""
+    if _core.tracing():
+        _core.trace_capture(name, begin_ns, end_ns)
+
+
+os.register_at_fork(after_in_child=_core.trace_after_fork)
+# Lines of the core come between two instructions of the main thread: there may be no more.
+atexit.register(_core.hand_over_lines)
 
 
 def eager_engine() -> object:

@@ -60,10 +60,14 @@ def parser() -> argparse.ArgumentParser:
     explain.set_defaults(handler=_explain)
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")
+    doctor.add_argument("--json", action="store_true", help="the same for scripts")
     doctor.set_defaults(handler=_doctor)
 
     replay = commands.add_parser("replay", help="run a saved call on every tier and compare")
     replay.add_argument("file", type=Path)
+    replay.add_argument(
+        "--minimise", type=Path, metavar="OUT.zip", help="a smaller call that fails as this one"
+    )
     replay.set_defaults(handler=_replay)
     return top
 
@@ -112,12 +116,14 @@ def _explain(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     from tilevm.tools import doctor
 
-    return doctor.run()
+    return doctor.run(as_json=options.json)
 
 
 def _replay(options: argparse.Namespace) -> int:
-    from tilevm.tools import replay
+    from tilevm.tools import minimise, replay
 
+    if options.minimise:
+        return minimise.run(options.file, options.minimise)
     return replay.run(options.file)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import platform
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tilevm.tools import machine
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "asimd", "sve")
 NEEDED_BY = {
@@ -36,14 +39,17 @@ class Finding:
 
     def __str__(self) -> str:
         mark = {True: "ok", False: "NO", None: ""}[self.ok]
-        return f"{mark:>3}  {self.what:<12} {self.told}"
+        return f"{mark:>3}  {self.what:<14} {self.told}"
 
 
-def run() -> int:
+def run(*, as_json: bool = False) -> int:
     """Print all findings. Returns the exit code: 1 if something that must work does not."""
     findings = list(examine())
-    print(*findings, sep="\n")
     bad = [finding.what for finding in findings if finding.ok is False]
+    if as_json:
+        print(json.dumps({"ok": not bad, "findings": [asdict(f) for f in findings]}, indent=1))
+        return 1 if bad else 0
+    print(*findings, sep="\n")
     interpreted = any(finding.what == "native" and finding.ok is None for finding in findings)
     well = "All works, without machine code." if interpreted else "All well."
     print(f"\nNot working: {', '.join(bad)}." if bad else f"\n{well}")
@@ -57,6 +63,7 @@ def examine() -> Iterator[Finding]:
         "processor",
         f"{platform.machine()}, {os.cpu_count()} cores, {', '.join(features()) or 'no SIMD named'}",
     )
+    yield from _memory()
     yield Finding("numpy", np.__version__)
     core = _tried("core", _core)
     yield core
@@ -69,10 +76,26 @@ def examine() -> Iterator[Finding]:
         yield _code_memory()
         yield from _settings()
         yield _failures()
+        if find_spec("torch") is not None:
+            yield _tried("tilevm.compile", _compiles)
+            yield _recorder()
     yield _backend()
+    found = list(machine.conflicts())
+    for conflict in found:
+        yield Finding("conflict", conflict)
+    if not found:
+        yield Finding("conflicts", "none are known")
     for package, extra in NEEDED_BY.items():
         if find_spec(package) is None:
             yield Finding(package, f'not installed; "tilevm {extra}" wants it')
+
+
+def _memory() -> Iterator[Finding]:
+    sizes = machine.caches()
+    told = ", ".join(f"{name} {size >> 10} KiB" for name, size in sizes.items())
+    yield Finding("caches", told or "the system does not say")
+    rates = ", ".join(f"{name} {rate:.0f}" for name, rate in machine.bandwidths().items())
+    yield Finding("bandwidth", f"{rates} GB/s read and written, one thread")
 
 
 def features() -> list[str]:
@@ -160,6 +183,46 @@ def _runs(tier: str) -> str:
     return "a kernel of 7x33 runs, and is right"
 
 
+def _compiles() -> str:
+    """A function of PyTorch with a product, captured, for two sizes."""
+    import torch
+
+    import tilevm
+
+    def scores(x: Any, y: Any) -> Any:
+        return (x @ y.mT / 3).softmax(-1)
+
+    captured = tilevm.compile(scores)
+    for rows in (7, 33):
+        x, y = torch.linspace(-1, 1, rows * 8).reshape(rows, 8), torch.ones(5, 8)
+        with torch.no_grad():
+            if not torch.allclose(captured(x, y), scores(x, y), rtol=1e-5, atol=1e-6):
+                raise RuntimeError("wrong results")
+    return f"a function runs, and is right, with {len(captured.captures)} capture for two sizes"
+
+
+def _recorder() -> Finding:
+    """Whether `tilevm.fuse` can start, which other doors do not need."""
+    import torch
+
+    from tilevm.errors import RecorderError
+    from tilevm.frontends.torch_eager import fuse
+
+    def segment() -> str:
+        x = torch.linspace(-1, 1, 33)
+        with fuse():
+            y = (x * 2 + 1).sum()
+        if abs(y.item() - 33) > 1e-3:
+            raise RuntimeError(f"wrong results: {y.item()}, not 33")
+        return f"tilevm.fuse() records, for torch {torch.__version__}"
+
+    try:
+        fuse()
+    except RecorderError as error:
+        return Finding("recorder", str(error).partition("\n")[0])
+    return _tried("recorder", segment)
+
+
 def _native() -> Finding:
     """Whether machine code runs, or why there is none."""
     from tilevm.runtime import program
@@ -216,7 +279,20 @@ def _settings() -> Iterator[Finding]:
     values = config.values()
     changed = [f"{k.name}={values[k.name]!r}" for k in KNOBS if values[k.name] != k.default]
     yield Finding("config", ", ".join(changed) or "all defaults")
+    yield Finding("tier", _tier(str(values["tier"])))
     yield Finding("threads", _threads())
+
+
+def _tier(wanted: str) -> str:
+    """What kernels run on, and why."""
+    from tilevm.runtime import program
+
+    if wanted != "auto":
+        return f"{wanted}, as tilevm.config.tier says"
+    state = program.code_memory()
+    if state["why_none"]:
+        return f"interp: {state['why_none']}"
+    return f"{state['target']}, the widest vectors that this processor and system have"
 
 
 def _threads() -> str:
@@ -231,7 +307,7 @@ def _threads() -> str:
     else:
         wanted = f"{state['processors']}, all processors"
     team = "OpenMP" if state["team"] else "no OpenMP is loaded (torch brings it), so that one works"
-    return f"{wanted}; {team}"
+    return f"{wanted}; {team}; one in children of a fork"
 
 
 def _failures() -> Finding:

@@ -6,10 +6,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal, overload
 
 from tilevm.errors import CaptureError, describe
 from tilevm.runtime.program import watch_segments, watched_segments
+from tilevm.tools import archive
 from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
 
 __all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
@@ -20,7 +22,12 @@ UNTIMED = "no calls were made for it"
 
 @overload
 def explain(
-    function: Any, *, asm: bool = ..., runs: int = ..., recorded: Literal[False] = ...
+    function: Any,
+    *,
+    asm: bool = ...,
+    runs: int = ...,
+    recorded: Literal[False] = ...,
+    save: str | Path | None = ...,
 ) -> Callable[..., Explanation]: ...
 @overload
 def explain(
@@ -31,7 +38,12 @@ def explain(
     function: Any, *, asm: bool = ..., runs: int = ..., recorded: bool
 ) -> Callable[..., Explanation | Recording]: ...
 def explain(
-    function: Any, *, asm: bool = False, runs: int = 5, recorded: bool = False
+    function: Any,
+    *,
+    asm: bool = False,
+    runs: int = 5,
+    recorded: bool = False,
+    save: str | Path | None = None,
 ) -> Callable[..., Explanation | Recording]:
     """A function that takes a call's arguments, makes the call, and says what ran.
 
@@ -40,29 +52,37 @@ def explain(
     runs: how often the call is made again to time its steps, for a second at most; never, if it
     changes its arguments.
     recorded: call it once under `tilevm.fuse()`, and say in which segments its operators ran.
+    save: a file for `tilevm replay`, with the graph, the sizes, the inputs as they were before the
+        call (but buffers of a module as it left them), and this report, bytecode included. Not of
+        what is recorded.
     Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
     if not callable(function):
         what = f"tilevm.explain of {function!r}, which cannot be called"
         raise CaptureError(describe(what, remedy="Write tilevm.explain(function)(*arguments)."))
+    if recorded and save:
+        raise CaptureError(describe("what is recorded cannot be saved", remedy="Leave out `save`."))
 
     def run(*args: Any, **kwargs: Any) -> Explanation | Recording:
         if recorded:
             return _explain_recorded(function, args, kwargs, asm)
         if hasattr(function, "variants") and hasattr(function, "graph"):
-            return _explain_kernel(function, args, kwargs, asm, runs)
+            return _explain_kernel(function, args, kwargs, asm, runs, save)
         from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
         compiled = made._tilevm if isinstance(made, CompiledModule) else made
-        return _explain_capture(compiled, args, kwargs, asm, runs)
+        return _explain_capture(compiled, args, kwargs, asm, runs, save)
 
     return run
 
 
-def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool, runs: int) -> Explanation:
+def _explain_capture(
+    compiled: Any, args: Any, kwargs: Any, asm: bool, runs: int, save: str | Path | None
+) -> Explanation:
     import torch
 
+    before = compiled.leaves(*args, **kwargs) if save else []
     known = [capture.captured.executable for capture in compiled.captures]
     with _profiled(known):
         capture = compiled.find(*args, **kwargs)
@@ -79,18 +99,29 @@ def _explain_capture(compiled: Any, args: Any, kwargs: Any, asm: bool, runs: int
                 ", to capture it" if once is None else ""
             )
     callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
-    title = getattr(compiled, "__name__", None) or type(compiled._fn).__name__
     compiling = (("capture by torch.export, and import", capture.capture_s * 1e6),)
-    return _explanation(
-        title, executable, capture.conditions, callouts, asm, compiling, profiles, untimed
+    found = _explanation(
+        compiled.title, executable, capture.conditions, callouts, asm, compiling, profiles, untimed
+    )
+    if save:
+        _save(save, executable, capture.inputs(before), found)
+    return found
+
+
+def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
+    archive.save(
+        Path(path), called, inputs, note="tilevm.explain", more={"explain.txt": str(found)}
     )
 
 
-def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool, runs: int) -> Explanation:
+def _explain_kernel(
+    kernel: Any, args: Any, kwargs: Any, asm: bool, runs: int, save: str | Path | None
+) -> Explanation:
     from tilevm.ir.text import to_text
 
     kernel(*args, **kwargs)
     graph = kernel.graph(*args, **kwargs)
+    found = Explanation(kernel.__name__, to_text(graph), ())
     for variant in kernel._variants.values() if hasattr(kernel, "_variants") else ():
         for one in variant if isinstance(variant, list | tuple) else (variant,):
             if one.graph == graph and hasattr(one.run, "steps"):
@@ -98,10 +129,13 @@ def _explain_kernel(kernel: Any, args: Any, kwargs: Any, asm: bool, runs: int) -
                 with _profiled([one.run]):
                     profiles = _profiles(one.run, lambda: kernel(*args, **kwargs), runs)
                 untimed = "" if profiles else UNTIMED
-                return _explanation(
+                found = _explanation(
                     kernel.__name__, one.run, guards, (), asm, (), profiles, untimed
                 )
-    return Explanation(kernel.__name__, to_text(graph), ())
+                break
+    if save:
+        _save(save, graph, kernel.inputs(*args, **kwargs), found)
+    return found
 
 
 def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recording:
