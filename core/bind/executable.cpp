@@ -390,6 +390,8 @@ void bind_executable(nb::module_& m) {
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));
   m.def("set_memory_budget", exec::set_memory_budget, nb::arg("bytes"),
         "Bytes of buffers kept for later calls; 0: no limit.");
+  m.def("set_poison", exec::set_poison, nb::arg("on"),
+        "For tests: fill memory with bytes of 0xff before it is used.");
   m.def("free_memory", exec::free_idle_memory, "Free the buffers kept for later calls.");
   m.def("memory", [] {
     const exec::MemoryStats stats = exec::memory_stats();

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 
@@ -78,7 +80,27 @@ void trim(Pool& p, std::int64_t limit) {
 
 }  // namespace
 
+namespace {
+std::atomic<bool> poisons{false};
+Block take(std::size_t bytes) noexcept;
+}  // namespace
+
+void set_poison(bool on) noexcept { poisons = on; }
+
+void poison(Block block) noexcept {
+  if (poisons.load(std::memory_order_relaxed) && block.data != nullptr)
+    std::memset(block.data, 0xff, block.bytes);
+}
+
 Block acquire(std::size_t bytes) noexcept {
+  const Block block = take(bytes);
+  poison(block);
+  return block;
+}
+
+namespace {
+
+Block take(std::size_t bytes) noexcept {
   if (bytes > kMost) return {};
   const int cls = class_of(bytes);
   // Sizes that change from call to call shall not fill every class with large blocks.
@@ -109,6 +131,8 @@ Block acquire(std::size_t bytes) noexcept {
   p.stats.used_bytes -= static_cast<std::int64_t>(block.bytes);
   return {};
 }
+
+}  // namespace
 
 void release(Block block) noexcept {
   if (block.data == nullptr) return;

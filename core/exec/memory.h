@@ -19,6 +19,11 @@ struct Block {
 Block acquire(std::size_t bytes) noexcept;
 void release(Block block) noexcept;
 
+// For tests: that from now on memory begins as bytes of 0xff, which are NaN and -1. poison() does
+// that to memory which is used again without release().
+void set_poison(bool on) noexcept;
+void poison(Block block) noexcept;
+
 struct MemoryStats {
   std::int64_t used_bytes = 0;  // acquired now
   std::int64_t idle_bytes = 0;  // kept for later

@@ -38,16 +38,21 @@ class Scheduler {
       }
     }
     std::ranges::stable_sort(waiting, {}, &Unit::key);
-    while (!waiting.empty()) {
-      const auto next = std::ranges::find_if(waiting, [&](const Unit& u) {
-        return std::ranges::none_of(waiting, [&](const Unit& w) {
-          return w.unit != u.unit && g_.order.precedes(w.unit, u.unit);
-        });
-      });
-      if (next == waiting.end())
+    std::vector<std::uint64_t> left(at(g_.order.count()) / 64 + 1);  // bit set of units
+    for (const Unit& u : waiting) left[at(u.unit) / 64] |= std::uint64_t{1} << (u.unit % 64);
+    std::vector<bool> done(waiting.size(), false);
+    for (std::size_t first = 0; first < waiting.size();) {
+      std::size_t next = first;
+      while (next < waiting.size() &&
+             (done[next] || !g_.order.none_before(waiting[next].unit, left))) {
+        ++next;
+      }
+      if (next == waiting.size())
         throw std::logic_error("fuse: units depend on each other in a circle");
-      const Unit unit = *next;
-      waiting.erase(next);
+      const Unit unit = waiting[next];
+      done[next] = true;
+      left[at(unit.unit) / 64] &= ~(std::uint64_t{1} << (unit.unit % 64));
+      while (first < waiting.size() && done[first]) ++first;
       if (unit.node < 0) {
         emit_group(unit.unit);
       } else if (info(g_.program.nodes[at(unit.node)].op).cls == OpClass::kCall) {

@@ -86,6 +86,7 @@ int Grouping::op_cost(Op op) const {
 
 int Grouping::new_unit() {
   groups.emplace_back().alive = false;
+  of_unit_.emplace_back();
   return order.add();
 }
 
@@ -130,6 +131,12 @@ void Grouping::place(int n) {
       throw std::logic_error("fuse: composite operator was not lowered");
   }
 }
+
+void Grouping::set_unit(ValueId value, int unit) {
+  info[at(value)].unit = unit;
+  if (unit >= 0) of_unit_[at(unit)].push_back(value);
+}
+
 void Grouping::merge(int into, int from, const std::vector<std::int8_t>& axis_of) {
   Group& a = groups[at(into)];
   Group& b = groups[at(from)];
@@ -146,8 +153,8 @@ void Grouping::merge(int into, int from, const std::vector<std::int8_t>& axis_of
   for (const ValueId v : b.values) {
     remap(info[at(v)].map);
   }
-  for (ValueInfo& v : info) {  // also views of what `from` stores
-    if (v.unit == from) v.unit = into;
+  for (const ValueId v : std::exchange(of_unit_[at(from)], {})) {
+    if (info[at(v)].unit == from) set_unit(v, into);  // also views of what `from` stores
   }
   for (auto& l : b.loads) {
     remap(l.map);
@@ -177,9 +184,9 @@ void Grouping::add_node(int unit, int n, const AxisMap& out) {
   g.nodes.push_back(n);
   g.values.push_back(node.out);
   g.cost += op_cost(node.op);
+  set_unit(node.out, unit);
   auto& v = info[at(node.out)];
   v.where = Where::kKernel;
-  v.unit = unit;
   v.source = node.out;
   v.map = out;
 }
@@ -264,9 +271,8 @@ int Grouping::brought_by(const Node& node) const {
 }
 
 void Grouping::define_buffer(ValueId value, int unit) {
-  auto& v = info[at(value)];
-  v.where = Where::kBuffer;
-  v.unit = unit;
+  info[at(value)].where = Where::kBuffer;
+  set_unit(value, unit);
 }
 
 Why Grouping::refusal(int unit) const {
@@ -293,7 +299,7 @@ void Grouping::need_buffer(ValueId value, int user_unit, int reader, const Why& 
       }
       g.fills.push_back({value, map});
       g.targets.push_back(value);
-      info[at(value)].unit = unit;
+      set_unit(value, unit);
       info[at(value)].stored = true;
       parts.push_back({Step::Kind::kAlloc, -1, value, -1, -1, -1, shape::kNoSize, -1});
     }

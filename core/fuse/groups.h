@@ -86,6 +86,8 @@ class Order {
   bool can_merge(int a, int b) const { return !precedes(a, b) && !precedes(b, a); }
   void merge(int into, int from);
   int count() const { return static_cast<int>(before_.size()); }
+  // Whether none of a set of units must run before this one.
+  bool none_before(int unit, const std::vector<std::uint64_t>& set) const;
 
  private:
   std::vector<std::vector<std::uint64_t>> before_;  // bit set of units
@@ -144,6 +146,7 @@ class Grouping {
   // Makes sure that `value` is in memory when `user_unit` (if any) runs, for `reader`.
   void need_buffer(ValueId value, int user_unit, int reader, const Why& why);
   void define_buffer(ValueId value, int unit);
+  void set_unit(ValueId value, int unit);
   void store_into(ValueId value, ValueId target, int join_unit, int reader);
   void bring_sizes(const Node& call, int unit);
   int brought_by(const Node& node) const;
@@ -160,7 +163,8 @@ class Grouping {
   std::vector<int> bringer_;            // by symbol: the call-out that brings it, or kGiven
   int last_bringer_ = -1;
   std::vector<bool> is_output_;
-  std::vector<SmallVector<int, 2>> loaders_;  // value -> units that load it, oldest first
+  std::vector<std::vector<ValueId>> of_unit_;  // the values that have it in `info`, among others
+  std::vector<SmallVector<int, 2>> loaders_;   // value -> units that load it, oldest first
   struct Refusal {
     int unit;
     Why why;

@@ -1,5 +1,7 @@
 #include "fuse/groups.h"
 
+#include <algorithm>
+
 namespace tilevm::fuse {
 namespace {
 bool test(const std::vector<std::uint64_t>& bits, int i) {
@@ -24,6 +26,14 @@ int Order::add() {
 
 bool Order::precedes(int before, int after) const {
   return test(before_[static_cast<std::size_t>(after)], before);
+}
+
+bool Order::none_before(int unit, const std::vector<std::uint64_t>& set) const {
+  const auto& before = before_[static_cast<std::size_t>(unit)];
+  for (std::size_t i = 0; i < std::min(before.size(), set.size()); ++i) {
+    if ((before[i] & set[i]) != 0) return false;
+  }
+  return true;
 }
 
 void Order::depend(int unit, int on) {

@@ -189,6 +189,7 @@ void Grouping::place_view(int n) {
     auto& out = info[at(node.out)];
     out = in;
     out.stored = false;
+    set_unit(node.out, in.unit);
     for (int d = 0; d < kMaxRank; ++d) {
       const int i = d < to.rank ? dim_of[at(d)] : -1;
       out.map.axis[at(d)] = static_cast<std::int8_t>(i < 0 ? -1 : in.map.axis[at(i)]);

@@ -148,6 +148,7 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
 }
 
 void Executable::run(Call& call) {
+  const trace::Span span("call");
   if (!profiled_.load(std::memory_order_relaxed)) [[likely]]
     return run<false>(call, nullptr);
   auto profile = std::make_unique<Profile>();
@@ -295,6 +296,8 @@ void Executable::run_stage(Frame& frame, int stage) const {
       throw MemoryError("no memory for " + std::to_string(total) +
                         " bytes of intermediate buffers");
     }
+  } else {
+    exec::poison(block);
   }
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,10 +11,19 @@ torch = pytest.importorskip("torch")
 from tests.eager.random_eager import check_seed, failure  # noqa: E402
 
 import tilevm  # noqa: E402
+from tilevm.runtime.program import set_poison  # noqa: E402
+
+
+@pytest.fixture(params=[False, True], ids=["", "poisoned"])
+def poison(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What is read before it is written is NaN, or -1, and seen."""
+    set_poison(request.param)
+    yield
+    set_poison(False)
 
 
 @pytest.mark.parametrize("start", range(0, 300, 25))
-def test_random_programs(start: int) -> None:
+def test_random_programs(start: int, poison: None) -> None:
     before = tilevm.stats()["launches"]
     for seed in range(start, start + 25):
         report = check_seed(seed)

@@ -480,7 +480,8 @@ def _finish(
         name = changed.get(position)
         if name is None:
             raise Refused(f"the graph has an output of kind {spec.kind.name}")
-        if type(captured.imported.outputs[position]) is int:
+        result_of = captured.imported.outputs[position]
+        if type(result_of) is int and captured.imported.written[result_of] >= 0:
             # That its memory is asked for ends what it shares until somebody writes.
             lines.insert(0, f"{name}.data_ptr()")
             lines.append(f"changed({name})")

@@ -34,13 +34,10 @@ def checked(
     graph: torch.fx.Graph,
     executable: Run,
     passed: Callable[[Sequence[Any]], Sequence[Any]],
-    *,
-    written: bool = False,
 ) -> Run:
     """`run`, which is what `graph` became, compared with the graph as `config.check` says.
 
-    passed: the inputs of the executable, from those of the graph. written: the executable writes
-    to some of them, though the graph does not.
+    passed: the inputs of the executable, from those of the graph.
     """
     turns = check.Turns()
     values = [node.meta.get("val") for node in graph.nodes]
@@ -48,7 +45,7 @@ def checked(
     placeholders = graph.find_nodes(op="placeholder")
     tensors = [isinstance(node.meta.get("val"), torch.Tensor) for node in placeholders]
     module = graph.owning_module or torch.nn.Module()
-    writes = written or _writes(graph)
+    writes = _writes(graph)
 
     def eagerly(args: Sequence[Any], towards: Towards | None = None) -> list[Any]:
         own = args if towards is None and not writes else copies(args, towards)

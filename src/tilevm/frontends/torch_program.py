@@ -64,12 +64,15 @@ def build(
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
     are what is checked. facts: what the caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
-    writes: results that the executable writes to an input, which they then are: their indices.
+    writes: results, by index, that the executable may write to an input, which they then are: see
+    `imported.written`.
     inner: it is a part of another graph, which is checked as a whole.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
     """
+    if config.check:
+        writes = None  # a result that is wrong shall change nothing
     placeholders = graph.find_nodes(op="placeholder")
     constants = _constants(graph)
     environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
@@ -107,7 +110,7 @@ def build(
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     captured = Captured(importer.result, sizes, executable, run, graph, fixed)
     if config.check and not inner:
-        run = torch_check.checked(run, graph, executable, captured.given, written=bool(writes))
+        run = torch_check.checked(run, graph, executable, captured.given)
         return replace(captured, run=run)
     return captured
 

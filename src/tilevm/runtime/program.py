@@ -209,6 +209,11 @@ def compile_program(
     return run
 
 
+def set_poison(on: bool) -> None:
+    """For tests: that memory is filled with 0xff, NaN and -1, before kernels and results use it."""
+    _core.set_poison(on)
+
+
 def check_knobs(knobs: dict[str, Any], source: str) -> dict[str, Any]:
     """`knobs` of one program, if this machine has what they ask for. Raises: ValueError."""
     try:

@@ -240,6 +240,24 @@ def _suppression() -> tuple[Function, Calls]:
     return run, calls
 
 
+def _segments() -> tuple[Function, Calls]:
+    """Means of runs of rows, whose lengths and number are data."""
+
+    def run(x: Tensor, of: Tensor) -> Tensor:
+        count = int(of.max()) + 1
+        sums = x.new_zeros(count, x.shape[1]).index_add(0, of, torch.relu(x))
+        rows = torch.bincount(of, minlength=count)
+        return torch.tanh(sums / rows.clamp(min=1)[:, None])
+
+    drawn = random.Random(9)
+    calls = []
+    for _ in range(ROUND):
+        lengths = torch.tensor([drawn.randint(1, 9) for _ in range(drawn.randint(2, 40))])
+        of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        calls.append((torch.randn(len(of), 64), of))
+    return run, calls
+
+
 def _particles() -> tuple[Function, Calls]:
     def run(x: Tensor, seen: Tensor) -> Tensor:
         for y in seen:
@@ -366,6 +384,7 @@ def eager_cases() -> tuple[EagerCase, ...]:
         EagerCase("experts", _experts),
         EagerCase("beam_search", _beam),
         EagerCase("suppression", _suppression),
+        EagerCase("segment_means", _segments),
         EagerCase("particles", _particles),
         EagerCase("policy_step", _policy, grad=True),
         EagerCase("adam", _adam),

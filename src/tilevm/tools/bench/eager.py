@@ -1,6 +1,7 @@
 """What `tilevm.fuse()` is worth: code that nobody captures, eager against fused against Inductor.
 
 `python -m tilevm.tools.bench.eager` prints tables; `--case`, `--threads 2`, `--quick`, `--json`.
+`--peers fuse,compile,inductor` adds `tilevm.compile`, which captures what it can of the same code.
 Contestants take turns, call by call round the inputs of the case; each call ends when its results
 have an address. `first` is the first call of a process that has run other code; `new` the
 first call of inputs whose sizes were not seen. Inductor's compile time is not part of its times;
@@ -56,6 +57,10 @@ def _fuse(case: EagerCase, function: Function) -> Function:
     return call
 
 
+def _compile(case: EagerCase, function: Function) -> Function:
+    return tilevm.compile(function)  # type: ignore[no-any-return, unused-ignore]
+
+
 def _inductor(case: EagerCase, function: Function) -> Function:
     compiled: Function = torch.compile(twin(function, f"{case.name}_inductor"), dynamic=True)
     return compiled
@@ -64,6 +69,7 @@ def _inductor(case: EagerCase, function: Function) -> Function:
 CONTESTANTS: dict[str, Callable[[EagerCase, Function], Function]] = {
     "eager": _eager,
     "fuse": _fuse,
+    "compile": _compile,
     "inductor": _inductor,
 }
 
@@ -202,14 +208,14 @@ def accuracy(steps: int = STEPS) -> dict[str, Any]:
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Markdown."""
     rows = [
-        "| case | eager us | fuse | Inductor | first, eager | first, fuse | new, eager | new, fuse "
-        "| graphs of Inductor | segments compiled |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| case | eager us | fuse | compile | Inductor | first, eager | first, fuse | new, eager "
+        "| new, fuse | graphs of Inductor | segments compiled |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
         median, eager = row["median_us"], row["median_us"]["eager"]
         cells = [row["name"], f"{eager:.1f}"]
-        for key in ("fuse", "inductor"):
+        for key in ("fuse", "compile", "inductor"):
             failed = row["errors"].get(key, "").partition(":")[0]
             cells.append(f"{median[key] / eager:.2f}" if key in median else failed)
         for kind in ("first_us", "new_us"):
