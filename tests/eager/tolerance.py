@@ -123,8 +123,11 @@ def wrong(
         if all(bool(r.all()) for r in right):
             return []
         while seed < samples:
-            with Noise(seed):
-                sample = again()
+            try:
+                with Noise(seed):
+                    sample = again()
+            except RuntimeError:
+                return []  # branches that depend on rounding
             seed += 1
             if [x.shape for x in sample] != [x.shape for x in expected]:
                 return []  # sizes that depend on rounding
