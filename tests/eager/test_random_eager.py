@@ -33,6 +33,15 @@ def test_random_programs(start: int, poison: None) -> None:
 
 # Programs that were wrong. {name: text}
 REGRESSIONS: dict[str, str] = {
+    "norms whose squares are beyond float16": """
+x0 = torch.tensor([[6e-8], [1e-3], [200.0], [3e4]]).half()
+x1 = make((5, 7), 'float16', 'dense', 17) * 300
+with fuse():
+    x2 = x0.norm(dim=-1, keepdim=True)
+    x3 = x0 / x2
+    x4 = torch.linalg.vector_norm(x1, dim=(0, 1))
+    x5 = x1.bfloat16().norm(dim=0) * 1e30
+""",
     "size of a bool": """
 x0 = make((17,), 'bfloat16', 'offset', 5213)
 with fuse():

@@ -93,8 +93,12 @@ void norm(Call& c) {  // self, ord, dim, keepdim, dtype
   need_float(c, x);
   if (c.meta(x).rank == 0) Call::refuse("a scalar");
   const Axes over = c.axes(2, c.meta(x).rank);
-  const Value squares = c.op(Op::mul, {x, x});
-  c.contiguous(c.op(Op::sqrt, {c.op(Op::sum, {squares}, {axes(over), keep(c.flag(3))})}));
+  const DType dtype = c.meta(x).dtype;
+  // Squares are beyond what narrow types hold long before norms are.
+  const Value wide = dtype == DType::kFloat64 ? x : c.trace().cast(x, DType::kFloat32);
+  const Value squares = c.op(Op::mul, {wide, wide});
+  const Value root = c.op(Op::sqrt, {c.op(Op::sum, {squares}, {axes(over), keep(c.flag(3))})});
+  c.contiguous(c.trace().cast(root, dtype));
 }
 
 // ---- Rows of softmax and norms
