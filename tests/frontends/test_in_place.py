@@ -205,3 +205,43 @@ def test_buffers_of_modules() -> None:
             torch.testing.assert_close(compiled(x), theirs(x))
             torch.testing.assert_close(ours.total, theirs.total)
     assert int(ours.calls) == 4
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.float8_e4m3fn])
+def test_dtypes_that_kernels_do_not_have(dtype: torch.dtype) -> None:
+    def function(x: Tensor, y: Tensor) -> Any:
+        x.copy_(y)
+        return y
+
+    x, y = torch.ones(3).to(dtype), torch.zeros(3).to(dtype)
+    with torch.no_grad():
+        tilevm.compile(function)(x, y)
+    assert x.to(torch.complex64).tolist() == [0, 0, 0]
+
+
+def test_buffers_of_such_dtypes() -> None:
+    class Filter(torch.nn.Module):
+        h: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("h", torch.zeros(1, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Any:
+            self.h.mul_(0.5).add_(x)
+            return self.h.real * 1
+
+    ours, theirs = Filter(), Filter()
+    compiled = tilevm.compile(ours)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(compiled(torch.ones(1)), theirs(torch.ones(1)))
+    torch.testing.assert_close(ours.h, theirs.h)
+
+
+@pytest.mark.filterwarnings("error::FutureWarning")
+def test_warnings_of_pytorch_about_itself_stop_nothing() -> None:
+    x, before = torch.ones(3), tilevm.stats()["captures"]
+    with torch.no_grad():
+        tilevm.compile(lambda x: x.add_(1))(x)
+    assert tilevm.stats()["captures"] == before + 1

@@ -165,3 +165,11 @@ def test_training_follows_eager() -> None:
         torch.tensor(losses[1]), torch.tensor(losses[0]), rtol=1e-3, atol=1e-4
     )
     assert losses[1][-1] < losses[1][0]
+
+
+def test_more_modules_than_dynamo_keeps_of_one_code() -> None:
+    for width in range(10):
+        module = torch.nn.Sequential(torch.nn.Linear(3, 4 + width), torch.nn.ReLU())
+        before = tilevm.stats()["captures"]
+        tilevm.compile(module)(torch.randn(5, 3)).sum().backward()
+        assert tilevm.stats()["captures"] > before

@@ -7,6 +7,7 @@ sizes and numbers of a call; where none holds, there is a new one.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import os
@@ -91,6 +92,22 @@ class Family:
     captures: list[Capture] = field(default_factory=list)
     reason: str = ""
     branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch warns its own code of, which would be an error where warnings are."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)
+        yield
+
+
+def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same as a code object of its own: Dynamo has a limit of captures for each of these."""
+    scope: dict[str, Any] = {"function": function}
+    exec("def call(*args, **kwargs): return function(*args, **kwargs)", scope)
+    made: Callable[..., Any] = scope["call"]
+    return made
 
 
 class Compiled(Dispatch):
@@ -257,7 +274,7 @@ class Compiled(Dispatch):
             with _capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
-                    with capturing(self.title):
+                    with capturing(self.title), _quiet():
                         capture = torch_capture.capture(
                             self._fn,
                             self._modules,
@@ -306,7 +323,9 @@ class Compiled(Dispatch):
             from tilevm.frontends.torch_graph import backend
 
             self._differentiable = torch.compile(
-                self._fn, backend=functools.partial(backend, options=self._knobs), dynamic=True
+                _own_code(self._fn),
+                backend=functools.partial(backend, options=self._knobs),
+                dynamic=True,
             )
         return self._differentiable(*args, **kwargs)
 

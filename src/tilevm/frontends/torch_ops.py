@@ -535,7 +535,8 @@ def constant(value: Any) -> float:
 @row("rms_norm")
 def _rms_norm(b: Importer, out: Any, x: Tensor, shape: Any, weight: Any, eps: Any) -> int:
     axes = list(range(x.rank - len(shape), x.rank))
-    small = torch.finfo(x.dtype).eps if eps is None else constant(eps)
+    computed = x.dtype if x.dtype == torch.float64 else torch.float32
+    small = torch.finfo(computed).eps if eps is None else constant(eps)
     return _affine(b, b.add("rms_norm", x.id, axes=axes, eps=small), weight, None)
 
 
