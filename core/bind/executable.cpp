@@ -253,6 +253,7 @@ nb::dict stats() {
   for (const auto& [reason, count] : eager::flush_counts()) flushes[reason.c_str()] = count;
   result["flushes"] = flushes;
   result["launches"] = host::launches();
+  result["repeated_calls"] = host::repeated_calls();
   result["callouts"] = callouts;
   result["packed_bytes"] = exec::gemm::ahead_bytes();
   result["peak_bytes"] = exec::memory_stats().peak_bytes;

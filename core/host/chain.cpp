@@ -173,10 +173,12 @@ void Executable::pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::Ch
                tiles, threads);
     if (memory) {
       stage.packed = memory.get();
+      if (frame.tape != nullptr) frame.tape->packed.push_back(memory);
       frame.packed.push_back(std::move(memory));
     } else {
       stage.fixed = false;
       choose_way(stage, tiles);
+      if (frame.tape != nullptr) frame.tape->launches->refused = true;  // there may be room later
     }
   }
 }
@@ -204,11 +206,11 @@ void Executable::run_chain(Frame& frame, int which) {
   const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
   prepare(launch, tiles);
   if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
+  schedule::Tape* const tape = begin_launch(frame, !unlocks);
   if (unlocks) framework_.unlock();
-  const exec::Status status = schedule::run_chain(launch, tiles, threads);
+  const exec::Status status = schedule::run_chain(launch, tiles, threads, tape);
   if (unlocks) framework_.lock();
   frame.packed.clear();
-  count_launches(1);
   if (status == exec::Status::kNoMemory) throw MemoryError("no memory for a matrix product");
   if (status != exec::Status::kOk) fail(status, kernel);
 }

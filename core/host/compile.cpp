@@ -71,6 +71,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   separate_outputs(options);
   compile_memory();
   compile_sizes();
+  compile_tapes(options);
 }
 
 Executable::~Executable() {

@@ -55,6 +55,9 @@ struct Source {
   SizeId size = shape::kNoSize;
   Object constant = nullptr;
   bytecode::Storage storage = bytecode::Storage::kI64;  // kNumber
+
+  // Whether the object is made for each use, and is to be dropped after it.
+  bool makes_object() const { return kind == Kind::kSize || kind == Kind::kNumber; }
 };
 
 // A step of the plan with everything static resolved.
@@ -126,6 +129,7 @@ class Executable {
 
  private:
   struct Frame;
+  struct Tape;
   class Running;
 
   void compile_inputs(const Options& options);
@@ -142,6 +146,7 @@ class Executable {
   void separate_outputs(const Options& options);
   void compile_sizes();
   void check_stages() const;
+  void compile_tapes(const Options& options);
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
@@ -181,6 +186,8 @@ class Executable {
 
   template <bool profiled>
   void run(Call& call, Profile* profile);
+  template <bool profiled>
+  void run_steps(Frame& frame, Profile* profile);
   void read_inputs(Frame& frame, const Call& call) const;
   void find_apart(Frame& frame) const;
   void write_targets(Frame& frame, std::span<const Object> inputs, std::span<Object> outputs) const;
@@ -203,6 +210,14 @@ class Executable {
   void run_chain(Frame& frame, int chain);
   void call_out(Frame& frame, const HostStep& step) const;
   void read_item(Frame& frame, const HostStep& step) const;
+  Tape* tape_of(Frame& frame) const;
+  void begin_tape(Frame& frame, Tape* tape) const;
+  schedule::Tape* begin_launch(Frame& frame, bool small) const noexcept;
+  std::optional<ValueId> base_of(const Frame& frame, const Record& record,
+                                 const std::byte* address) const;
+  void note_step(Frame& frame, const HostStep& step, std::size_t first) const;
+  void finish_tape(Frame& frame) const;
+  bool replay(Frame& frame, const Tape& tape);
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;
@@ -234,6 +249,8 @@ class Executable {
   std::vector<Object> constants_;                  // owned
   std::optional<schedule::Tier> tier_;             // what its kernels were asked for
   std::vector<bool> frozen_;                       // by value: an input that does not change
+  bool tapes_ = false;                             // calls may be noted
+  std::vector<ValueId> key_ints_;                  // inputs that are sizes
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
 
@@ -261,8 +278,10 @@ struct Phases {
 std::unique_ptr<Executable> build(Program program, const Options& options, Framework& framework,
                                   Phases* phases = nullptr);
 
-// Kernels run since the process began or the counter was reset.
+// Kernels run since the process began or the counters were reset.
 std::int64_t launches() noexcept;
 void reset_launches() noexcept;
+// Calls among them whose launches were run again as an earlier call's were noted.
+std::int64_t repeated_calls() noexcept;
 
 }  // namespace tilevm::host

@@ -5,8 +5,12 @@
 #include <vector>
 
 #include "host/executable.h"
+#include "host/tape.h"
 
 namespace tilevm::host {
+
+// Arenas up to this size stay with their frame between calls.
+inline constexpr std::size_t kKeepBytes = 64 << 10;
 
 struct Executable::Frame {
   std::vector<std::int64_t> regs;     // size program
@@ -27,6 +31,10 @@ struct Executable::Frame {
   };
   std::vector<Range> ranges;
   std::vector<bool> apart;
+
+  std::vector<std::int64_t> key;             // what this call is like
+  std::vector<std::unique_ptr<Tape>> tapes;  // of calls before, the last first
+  Tape* tape = nullptr;                      // that this call is noted on
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);

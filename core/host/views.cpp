@@ -173,6 +173,19 @@ void apply(const View& view, std::span<const std::int64_t> regs, const Record& i
   }
 }
 
+std::int64_t checked_elements(const Geometry& g, int item_bytes) {
+  std::int64_t bytes = item_bytes;
+  for (int d = 0; d < g.rank; ++d) {
+    if (g.size(d) < 0) throw ShapeError("a size is negative: " + std::to_string(g.size(d)));
+  }
+  if (g.empty()) return 0;
+  for (int d = 0; d < g.rank; ++d) {
+    if (__builtin_mul_overflow(bytes, g.size(d), &bytes))
+      throw MemoryError("a tensor is too large");
+  }
+  return item_bytes > 0 ? bytes / item_bytes : 0;
+}
+
 bool reshape_strides(const Geometry& in, Geometry& out) noexcept {
   const std::int64_t elements = in.elements();
   std::int64_t wanted = out.empty() ? 0 : 1;

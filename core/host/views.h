@@ -28,6 +28,10 @@ void apply(const View& view, std::span<const std::int64_t> regs, const Record& i
 void narrow(const Record& in, int axis, std::int64_t start, std::int64_t size, int item_bytes,
             Record& out);
 
+// Elements of a buffer. Throws ShapeError where a size is negative, MemoryError where the bytes do
+// not fit in 63 bits.
+std::int64_t checked_elements(const Geometry& g, int item_bytes);
+
 // Strides that make `in` look like `out.sizes` without a copy, if there are any.
 // Source: PyTorch, ATen/TensorUtils.cpp, computeStride.
 bool reshape_strides(const Geometry& in, Geometry& out) noexcept;

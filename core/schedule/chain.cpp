@@ -7,6 +7,7 @@
 #include "exec/memory.h"
 #include "exec/threads.h"
 #include "schedule/chain_axes.h"
+#include "schedule/tape.h"
 
 namespace tilevm::schedule {
 namespace {
@@ -39,11 +40,21 @@ std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return parts(x, to) *
 
 class Running {
  public:
-  Running(ChainLaunch& launch, const Tiles& tiles, int threads)
-      : launch_(launch), tiles_(tiles), threads_(threads), products_(launch.stages.size()) {}
+  // tape: of a launch on one thread.
+  Running(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tape = nullptr)
+      : launch_(launch),
+        tiles_(tiles),
+        threads_(threads),
+        tape_(tape),
+        products_(launch.stages.size()) {}
   ~Running() {
-    exec::release(shared_block_);
-    for (const exec::Block& block : blocks_) exec::release(block);
+    for (const exec::Block& block : blocks_) {
+      if (tape_ != nullptr) {
+        tape_->keep(block);
+      } else {
+        exec::release(block);
+      }
+    }
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
@@ -173,11 +184,12 @@ class Running {
     room_offset_ = bytes;
     bytes += bytes_of(room);
     if (shared > 0) {
-      shared_block_ = exec::acquire(at(shared));
-      if (shared_block_.data == nullptr) return false;
+      const exec::Block block = exec::acquire(at(shared));
+      if (block.data == nullptr) return false;
+      blocks_.push_back(block);
       for (std::size_t s = 0; s < products_.size(); ++s) {
         if (!products_[s].shared || packed_offsets_[s] < 0) continue;
-        products_[s].to = reinterpret_cast<float*>(shared_block_.data + packed_offsets_[s]);
+        products_[s].to = reinterpret_cast<float*>(block.data + packed_offsets_[s]);
         products_[s].packed = products_[s].to;
       }
     }
@@ -222,7 +234,7 @@ class Running {
       const Stage& stage = launch_.stages[s];
       const Sizes sizes{item_rows_, stage.n, stage.k};
       by_columns(stage.n, threads_, [&](int, std::int64_t first, std::int64_t n) {
-        pack(tiles_, product.way, sizes, stage.b, first, n, product.to);
+        act(s, Packed{product.way, sizes, stage.b, first, n, product.to});
       });
     }
   }
@@ -322,7 +334,8 @@ class Running {
     const float* packed = products_[s].packed;
     if (packs(products_[s].way) && packed == nullptr)
       packed = pack_own(s, {sizes.m, stage.n, stage.k}, b, thread);
-    finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
+    act(s, Multiplied{products_[s].way, sizes, a, b, packed, room(thread), out, row_bytes,
+                      column_bytes});
   }
 
   // Some columns: what is not packed yet is packed for this alone.
@@ -335,33 +348,27 @@ class Running {
       packed = pack_own(s, sizes, b, thread);
       memories_[at(thread)].packed[s] = nullptr;
     }
-    finish(products_[s].way, sizes, a, b, packed, out, row_bytes, column_bytes, thread);
+    act(s, Multiplied{products_[s].way, sizes, a, b, packed, room(thread), out, row_bytes,
+                      column_bytes});
   }
 
   const float* pack_own(std::size_t s, const Sizes& sizes, const Matrix& b, int thread) {
     Memory& memory = memories_[at(thread)];
     auto* packed = reinterpret_cast<float*>(memory.base + packed_offsets_[s]);
     if (memory.packed[s] == b.data) return packed;
-    pack(tiles_, products_[s].way, sizes, b, 0, sizes.n, packed);
+    act(s, Packed{products_[s].way, sizes, b, 0, sizes.n, packed});
     memory.packed[s] = b.data;
     return packed;
   }
 
-  void finish(Way way, const Sizes& sizes, const Matrix& a, const Matrix& b, const float* packed,
-              std::byte* out, std::int64_t row_bytes, std::int64_t column_bytes, int thread) {
-    auto* room = reinterpret_cast<float*>(memories_[at(thread)].base + room_offset_);
-    if (column_bytes == sizeof(float) || sizes.n == 1) {
-      multiply(tiles_, way, sizes, a, b, packed, room, reinterpret_cast<float*>(out),
-               row_bytes / static_cast<std::int64_t>(sizeof(float)));
-      return;
-    }
-    // Columns that do not lie side by side.
-    float* const c = room + room_elements(tiles_, way, sizes);
-    multiply(tiles_, way, sizes, a, b, packed, room, c, sizes.n);
-    for (std::int64_t i = 0; i < sizes.m; ++i) {
-      for (std::int64_t j = 0; j < sizes.n; ++j)
-        *reinterpret_cast<float*>(out + i * row_bytes + j * column_bytes) = c[i * sizes.n + j];
-    }
+  float* room(int thread) {
+    return reinterpret_cast<float*>(memories_[at(thread)].base + room_offset_);
+  }
+
+  template <class Action>
+  void act(std::size_t s, const Action& action) {
+    schedule::run(tiles_, action);
+    if (tape_ != nullptr) tape_->note({action, s});
   }
 
   void run_kernel(std::size_t s, const Item& box, int thread, int threads) {
@@ -399,20 +406,20 @@ class Running {
         if (axis >= 0) move(view, view.stride[at(axis)] * box.index[at(i)]);
       }
     }
-    const Status status = stage.kernel->run(axis_sizes, views, threads);
+    const Status status = stage.kernel->run(axis_sizes, views, threads, false, tape_, s);
     if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
   }
 
   ChainLaunch& launch_;
   const Tiles& tiles_;
   int threads_;
+  Tape* tape_;
   std::vector<Product> products_;  // by stage
   std::int64_t rows_ = 1, batches_ = 1, outer_ = 1;
   std::int64_t item_rows_ = 1, item_batches_ = 1, batch_items_ = 1, row_items_ = 1, n_items_ = 1;
   std::vector<std::int64_t> panel_offsets_, packed_offsets_;  // in a thread's memory
   std::int64_t room_offset_ = 0;
-  exec::Block shared_block_;
-  std::vector<exec::Block> blocks_;
+  std::vector<exec::Block> blocks_;  // what is shared, if anything, then one of each thread
   std::vector<Memory> memories_;
   std::atomic<Status> status_{Status::kOk};
 };
@@ -508,15 +515,21 @@ void prepare(ChainLaunch& launch, const Tiles& tiles) noexcept {
   }
 }
 
-Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads) noexcept try {
+Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tape) noexcept try {
   if (flops(launch) < kInlineFlops) threads = 1;
   threads = std::max(threads, 1);
   const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
   const std::int64_t n = launch.columns_too ? launch.stages.front().n : 0;
   const bool wide = n >= kWideColumns * threads || (n >= 2 * tiles.columns * threads && rows <= n);
-  if (launch.columns_too && (threads == 1 ? n > columns_at_a_time(launch, tiles) : wide))
-    return ByColumns(launch, tiles, threads).run();
-  return Running(launch, tiles, threads).run();
+  const bool by_columns =
+      launch.columns_too && (threads == 1 ? n > columns_at_a_time(launch, tiles) : wide);
+  if (tape != nullptr) {
+    tape->tiles = &tiles;
+    tape->refused = tape->refused || by_columns || threads > 1;
+    if (tape->refused) tape = nullptr;
+  }
+  if (by_columns) return ByColumns(launch, tiles, threads).run();
+  return Running(launch, tiles, threads, tape).run();
 } catch (const std::bad_alloc&) {
   return Status::kNoMemory;
 }

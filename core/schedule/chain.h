@@ -67,8 +67,10 @@ void choose_way(Stage& stage, const exec::gemm::Tiles& tiles) noexcept;
 const exec::gemm::Tiles& tiles_of(std::optional<Tier> tier) noexcept;
 
 // Runs what was prepared, on up to `threads` threads. Results do not depend on their number, nor on
-// how rows are divided. Changes the launch: what it says is used up.
-exec::Status run_chain(ChainLaunch& launch, const exec::gemm::Tiles& tiles, int threads) noexcept;
+// how rows are divided. Changes the launch: what it says is used up. What one thread did is noted
+// on `tape`, if there is one.
+exec::Status run_chain(ChainLaunch& launch, const exec::gemm::Tiles& tiles, int threads,
+                       Tape* tape = nullptr) noexcept;
 
 // Floating-point operations of the launch's products.
 double flops(const ChainLaunch& launch) noexcept;

@@ -14,6 +14,7 @@
 #include "exec/threads.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
+#include "schedule/tape.h"
 #include "trace/trace.h"
 
 namespace tilevm::schedule {
@@ -303,8 +304,15 @@ bool aligned_outputs(const fuse::KernelGraph& graph, const Layout& layout,
 
 }  // namespace
 
+exec::Status run_again(const Variant& variant, const exec::Launch& launch) noexcept {
+  counters.hits.fetch_add(1, std::memory_order_relaxed);
+  variant.count_launch();
+  return run_inline(variant, launch);
+}
+
 exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
-                         std::span<const OperandView> operands, int threads, bool large) noexcept {
+                         std::span<const OperandView> operands, int threads, bool large, Tape* tape,
+                         std::size_t stage) noexcept {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
@@ -321,6 +329,10 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   }
   variant->count_launch();
   const exec::Launch launch{layout.space, std::span(bindings).first(variant->n_operands)};
+  if (tape != nullptr) {
+    tape->refused = tape->refused || threads > 1 || once != nullptr;
+    tape->note(*variant, launch, stage);
+  }
   if (threads <= 1) return run_inline(*variant, launch);
   Parts parts(*variant, launch, layout.cls.fold, threads);
   if (parts.n == 1) return run_inline(*variant, launch);

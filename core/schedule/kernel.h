@@ -50,6 +50,8 @@ struct CompileStats {
   std::map<std::string, std::int64_t> interpreted;
 };
 
+struct Tape;
+
 class Kernel {
  public:
   // where: a source line of it, for profilers; may be empty.
@@ -62,8 +64,10 @@ class Kernel {
   // more than caches keep, so that outputs had better go past them. Thread-safe. Steady state
   // allocates nothing. The ranges of all operands have been proven by the caller or by check_launch
   // in debug mode.
+  // A launch on one thread is noted on `tape`, if there is one, as of its stage `stage`.
   exec::Status run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
-                   int threads, bool large = false) noexcept;
+                   int threads, bool large = false, Tape* tape = nullptr,
+                   std::size_t stage = 0) noexcept;
 
   // For explain: the encoded variants so far (bytes and a description of the layout class).
   struct VariantInfo {

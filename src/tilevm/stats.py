@@ -20,6 +20,8 @@ COUNTERS: dict[str, str] = {
     "code leaves, by reason",
     "cache_hits": "compiles saved by the program cache",
     "launches": "kernels run",
+    "repeated_calls": "calls of programs that ran the launches of an earlier one of the same sizes "
+    "and strides again",
     "callouts": "calls of the host framework, by operator",
     "flushes": "segments of recorded operators run, by reason",
     "checks": "calls compared with what they mean (`tilevm.config.check`), by door and outcome",

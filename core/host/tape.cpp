@@ -1,0 +1,219 @@
+#include "host/tape.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "exec/record.h"
+#include "host/frame.h"
+#include "trace/trace.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+
+constexpr std::size_t kMostTapes = 4;  // of a frame
+
+}  // namespace
+
+// Whether calls may be noted at all: nothing is called out, and sizes are those of inputs.
+void Executable::compile_tapes(const Options& options) {
+  tapes_ = sizes_.stages() == 1 &&
+           std::ranges::none_of(steps_, [](const auto& step) { return step.kind == Kind::kCall; });
+  for (const auto& [input, symbol] : options.int_symbols)
+    key_ints_.push_back(plan_.program.inputs[static_cast<std::size_t>(input)]);
+}
+
+// What a call is like, and its tape; null if this call is not to be noted.
+Executable::Tape* Executable::tape_of(Frame& frame) const {
+  if (!tapes_ || trace::taking() || exec::recording()) return nullptr;
+  const Program& program = plan_.program;
+  std::vector<std::int64_t>& key = frame.key;
+  key.clear();
+  const schedule::Tier tier = tier_ ? *tier_ : schedule::tier();
+  key.push_back(static_cast<std::int64_t>(tier.target) * 2 + (tier.interpret ? 1 : 0));
+  key.push_back(framework_.threads());
+  for (const ValueId value : key_ints_) key.push_back(frame.numbers[index(value)]);
+  for (const ValueId value : program.inputs) {
+    if (program.type(value).weak) continue;
+    const Record& record = frame.records[index(value)];
+    key.insert(key.end(), record.sizes.begin(), record.sizes.begin() + record.rank);
+    key.insert(key.end(), record.strides.begin(), record.strides.begin() + record.rank);
+    if (places_) key.push_back(frame.apart[index(value)] ? 1 : 0);
+    if (frozen_[index(value)]) key.push_back(reinterpret_cast<std::intptr_t>(record.data));
+  }
+  auto& tapes = frame.tapes;
+  const auto found = std::ranges::find_if(tapes, [&](const auto& tape) {
+    return tape->key.size() == key.size() &&
+           std::memcmp(tape->key.data(), key.data(), key.size() * sizeof(std::int64_t)) == 0;
+  });
+  if (found != tapes.end()) {
+    std::rotate(tapes.begin(), found, found + 1);
+    return tapes.front().get();
+  }
+  if (tapes.size() < kMostTapes) tapes.emplace_back();
+  std::rotate(tapes.begin(), tapes.end() - 1, tapes.end());
+  tapes.front() = std::make_unique<Tape>();
+  tapes.front()->key = key;
+  return nullptr;
+}
+
+// Notes this call on `tape`, unless that is null or is not for it.
+void Executable::begin_tape(Frame& frame, Tape* tape) const {
+  frame.tape = nullptr;
+  if (tape == nullptr || tape->state == Tape::State::kNever) return;
+  auto fresh = std::make_unique<Tape>();
+  fresh->key = std::move(tape->key);
+  fresh->launches = std::make_unique<schedule::Tape>();
+  frame.tapes.front() = std::move(fresh);
+  frame.tape = frame.tapes.front().get();
+}
+
+// Whose memory an address of a value of this call lies in: -1 for memory of the frame, nullopt if
+// that is not known.
+std::optional<ValueId> Executable::base_of(const Frame& frame, const Record& record,
+                                           const std::byte* address) const {
+  if (record.root >= 0) return record.root;
+  const auto in = [&](const void* first, std::size_t bytes) {
+    const auto* begin = static_cast<const std::byte*>(first);
+    return address >= begin && address <= begin + bytes;
+  };
+  const exec::Block& arena = frame.blocks[0];
+  if (in(arena.data, arena.bytes) ||
+      in(frame.numbers.data(), frame.numbers.size() * sizeof(std::int64_t)))
+    return -1;
+  // A result that is made in the memory of an input.
+  for (const Frame::Range& range : frame.ranges) {
+    if (frame.apart[index(range.input)] && address >= range.first && address < range.end)
+      return range.input;
+  }
+  return std::nullopt;
+}
+
+// Notes of the actions from `first` on, which are those of a step, what their addresses move with.
+void Executable::note_step(Frame& frame, const HostStep& step, std::size_t first) const {
+  Tape& tape = *frame.tape;
+  if (step.owned && frame.records[index(step.out)].root == step.out) {
+    Record& record = frame.records[index(step.out)];
+    tape.made.push_back({step.out, record.elements(), record});
+  }
+  const auto note = [&](std::size_t action, int operand, const Record& record,
+                        const std::byte* address) {
+    const std::optional<ValueId> base = base_of(frame, record, address);
+    if (!base) tape.launches->refused = true;
+    if (!base || *base < 0) return;
+    tape.addresses.push_back(
+        {{action, operand}, *base, address - frame.records[index(*base)].data});
+  };
+  for (std::size_t a = first; a < tape.launches->actions.size(); ++a) {
+    const schedule::Tape::Action& action = tape.launches->actions[a];
+    const fuse::Chain::Stage* stage = nullptr;
+    const schedule::Stage* stage_run = nullptr;
+    if (step.kind == Kind::kChain) {
+      const auto chain = static_cast<std::size_t>(step.chain);
+      stage = &plan_.chains[chain].stages[action.stage];
+      stage_run = &frame.chains[chain].stages[action.stage];
+    }
+    const int kernel = stage != nullptr ? stage->kernel : step.kernel;
+    tape.kernels.push_back(kernel);
+    if (const auto* launched = std::get_if<schedule::Launched>(&action.what)) {
+      const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
+      for (std::size_t o = 0; o < graph.operands.size(); ++o) {
+        const ValueId value = graph.operands[o].value;
+        const std::byte* address = tape.launches->bindings[launched->first + o].base;
+        if (value < 0 || address == nullptr) continue;
+        if (stage_run != nullptr && stage_run->panel[o] >= 0) continue;
+        // The kernel of a reshape copies from `in` to `out`, whatever values it was made for.
+        const ValueId of = step.kind != Kind::kReshape ? value : o == 0 ? step.in : step.out;
+        note(a, static_cast<int>(o), frame.records[index(of)], address);
+      }
+    } else if (const auto* product = std::get_if<schedule::Multiplied>(&action.what)) {
+      if (stage_run->a_panel < 0) note(a, 0, frame.records[index(stage->a)], product->a.data);
+      note(a, 1, frame.records[index(stage->b)], product->b.data);
+      if (stage_run->out_panel < 0) note(a, 2, frame.records[index(stage->out)], product->out);
+    } else {
+      note(a, 1, frame.records[index(stage->b)], std::get<schedule::Packed>(action.what).b.data);
+    }
+  }
+}
+
+// After the last step: the tape is complete, or there is none for such calls.
+void Executable::finish_tape(Frame& frame) const {
+  Tape& tape = *frame.tape;
+  schedule::Tape& launches = *tape.launches;
+  const exec::Block& arena = frame.blocks[0];
+  bool ready = !launches.refused && arena.bytes <= kKeepBytes;
+  const auto keep = [&](ValueId value) {
+    const Record& record = frame.records[index(value)];
+    const std::optional<ValueId> base = base_of(frame, record, record.data);
+    if (!base && record.data != nullptr) ready = false;
+    if (!ready) return;
+    const ValueId from = base.value_or(-1);
+    tape.kept.push_back(
+        {value, record, from, from < 0 ? 0 : record.data - frame.records[index(from)].data});
+  };
+  for (const Source& output : outputs_) {
+    if (output.kind == Source::Kind::kTensor || output.kind == Source::Kind::kNumber)
+      if (frame.records[index(output.value)].root != output.value) keep(output.value);
+  }
+  if (!ready) {
+    auto never = std::make_unique<Tape>();
+    never->key = std::move(tape.key);
+    never->state = Tape::State::kNever;
+    frame.tapes.front() = std::move(never);
+    return;
+  }
+  for (Tape::Address& address : tape.addresses) {
+    auto& what = launches.actions[address.where.action].what;
+    if (auto* launched = std::get_if<schedule::Launched>(&what)) {
+      const auto operand = static_cast<std::size_t>(address.where.operand);
+      address.slot = &launches.bindings[launched->first + operand].base;
+    } else if (auto* product = std::get_if<schedule::Multiplied>(&what)) {
+      address.slot = address.where.operand == 0   ? static_cast<void*>(&product->a.data)
+                     : address.where.operand == 1 ? static_cast<void*>(&product->b.data)
+                                                  : static_cast<void*>(&product->out);
+    } else {
+      address.slot = &std::get<schedule::Packed>(what).b.data;
+    }
+  }
+  tape.regs = frame.regs;
+  tape.arena = arena.data;
+  tape.state = Tape::State::kReady;
+}
+
+// Runs a tape on the inputs of this call. False: it does not hold any more, and nothing was done.
+bool Executable::replay(Frame& frame, const Tape& tape) {
+  if (frame.blocks[0].data != tape.arena) return false;
+  for (const std::weak_ptr<const float>& factor : tape.packed) {
+    frame.packed.push_back(factor.lock());
+    if (frame.packed.back() == nullptr) {
+      frame.packed.clear();
+      return false;
+    }
+  }
+  exec::poison(frame.blocks[0]);
+  std::ranges::copy(tape.regs, frame.regs.begin());
+  for (const Tape::Made& made : tape.made) {
+    Record& record = frame.records[index(made.value)];
+    record = made.record;
+    frame.tensors[index(made.value)] =
+        framework_.empty(plan_.program.type(made.value).dtype, made.elements, record);
+  }
+  for (const Tape::Kept& kept : tape.kept) {
+    Record& record = frame.records[index(kept.value)];
+    record = kept.record;
+    if (kept.base >= 0) record.data = frame.records[index(kept.base)].data + kept.offset;
+  }
+  for (const Tape::Address& address : tape.addresses) {
+    const std::byte* data = frame.records[index(address.base)].data + address.offset;
+    std::memcpy(address.slot, &data, sizeof(data));
+  }
+  std::size_t failed = 0;
+  const exec::Status status = tape.launches->run(failed);
+  frame.packed.clear();
+  count_launches(tape.n_launches);
+  if (status != exec::Status::kOk) fail(status, tape.kernels[failed]);
+  return true;
+}
+
+}  // namespace tilevm::host

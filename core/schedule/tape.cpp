@@ -1,0 +1,79 @@
+#include "schedule/tape.h"
+
+#include <new>
+#include <span>
+
+namespace tilevm::schedule {
+
+Tape::~Tape() {
+  for (const exec::Block& block : blocks) exec::release(block);
+}
+
+void Tape::keep(exec::Block block) noexcept {
+  refused = refused || bytes + block.bytes > kMostBytes;
+  if (!refused) try {
+      blocks.push_back(block);
+      bytes += block.bytes;
+      return;
+    } catch (const std::bad_alloc&) {
+      refused = true;
+    }
+  exec::release(block);
+}
+
+void Tape::note(const Variant& variant, const exec::Launch& launch, std::size_t stage) noexcept
+    try {
+  refused = refused || bindings.size() + launch.bindings.size() > kMostBindings;
+  if (refused) return;
+  const std::size_t first = bindings.size();
+  bindings.insert(bindings.end(), launch.bindings.begin(), launch.bindings.end());
+  actions.push_back({Launched{&variant, launch.space, first, launch.bindings.size()}, stage});
+} catch (const std::bad_alloc&) {
+  refused = true;
+}
+
+void Tape::note(Action action) noexcept try {
+  refused = refused || actions.size() >= kMostBindings;
+  if (!refused) actions.push_back(action);
+} catch (const std::bad_alloc&) {
+  refused = true;
+}
+
+exec::Status Tape::run(std::size_t& failed) const noexcept {
+  for (const exec::Block& block : blocks) exec::poison(block);
+  for (std::size_t i = 0; i < actions.size(); ++i) {
+    const auto& what = actions[i].what;
+    if (const auto* kernel = std::get_if<Launched>(&what)) {
+      const std::span all(bindings);
+      const exec::Status status =
+          run_again(*kernel->variant, {kernel->space, all.subspan(kernel->first, kernel->count)});
+      if (status == exec::Status::kOk) continue;
+      failed = i;
+      return status;
+    }
+    if (const auto* product = std::get_if<Multiplied>(&what)) {
+      schedule::run(*tiles, *product);
+    } else {
+      schedule::run(*tiles, std::get<Packed>(what));
+    }
+  }
+  return exec::Status::kOk;
+}
+
+void run(const exec::gemm::Tiles& tiles, const Multiplied& p) {
+  if (p.column_bytes == sizeof(float) || p.sizes.n == 1) {
+    multiply(tiles, p.way, p.sizes, p.a, p.b, p.packed, p.room, reinterpret_cast<float*>(p.out),
+             p.row_bytes / static_cast<std::int64_t>(sizeof(float)));
+    return;
+  }
+  // Columns that do not lie side by side.
+  float* const c = p.room + room_elements(tiles, p.way, p.sizes);
+  multiply(tiles, p.way, p.sizes, p.a, p.b, p.packed, p.room, c, p.sizes.n);
+  for (std::int64_t i = 0; i < p.sizes.m; ++i) {
+    for (std::int64_t j = 0; j < p.sizes.n; ++j)
+      *reinterpret_cast<float*>(p.out + i * p.row_bytes + j * p.column_bytes) =
+          c[i * p.sizes.n + j];
+  }
+}
+
+}  // namespace tilevm::schedule

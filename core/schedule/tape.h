@@ -1,0 +1,81 @@
+// What launches came to, one after the other on one thread, to be done again at other addresses.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "exec/gemm/multiply.h"
+#include "exec/launch.h"
+#include "exec/memory.h"
+
+namespace tilevm::schedule {
+
+struct Variant;
+
+// A product of a chain, or of some of its rows and columns.
+struct Multiplied {
+  exec::gemm::Way way;
+  exec::gemm::Sizes sizes;
+  exec::gemm::Matrix a, b;
+  const float* packed;  // b, if the way packs
+  float* room;
+  std::byte* out;  // float32
+  std::int64_t row_bytes, column_bytes;
+};
+
+// Columns first .. first + count of a right factor, copied for its product.
+struct Packed {
+  exec::gemm::Way way;
+  exec::gemm::Sizes sizes;
+  exec::gemm::Matrix b;
+  std::int64_t first, count;
+  float* to;
+};
+
+struct Launched {
+  const Variant* variant;
+  exec::Space space;
+  std::size_t first, count;  // of the tape's bindings: as KernelGraph::operands, then scratch
+};
+
+struct Tape {
+  // Memory that it keeps for what passes between the stages of chains.
+  static constexpr std::size_t kMostBytes = 64 << 10;
+  static constexpr std::size_t kMostBindings = 2048;
+
+  struct Action {
+    std::variant<Launched, Packed, Multiplied> what;
+    std::size_t stage;  // of the chain; 0: of a kernel by itself
+  };
+
+  Tape() = default;
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  // Takes the block over; its address stays.
+  void keep(exec::Block block) noexcept;
+  void note(const Variant& variant, const exec::Launch& launch, std::size_t stage) noexcept;
+  void note(Action action) noexcept;
+  // All actions. `failed`: the one that the status is of, if it is not kOk.
+  exec::Status run(std::size_t& failed) const noexcept;
+
+  std::vector<Action> actions;
+  std::vector<exec::Binding> bindings;
+  const exec::gemm::Tiles* tiles = nullptr;
+  std::vector<exec::Block> blocks;
+  std::size_t bytes = 0;
+  bool refused = false;  // something was done that is not on it
+};
+
+void run(const exec::gemm::Tiles& tiles, const Multiplied& product);
+inline void run(const exec::gemm::Tiles& tiles, const Packed& factor) {
+  pack(tiles, factor.way, factor.sizes, factor.b, factor.first, factor.count, factor.to);
+}
+
+// A launch of a variant that Kernel::run() had found.
+exec::Status run_again(const Variant& variant, const exec::Launch& launch) noexcept;
+
+}  // namespace tilevm::schedule
