@@ -300,3 +300,37 @@ def test_the_first_use_may_be_a_training_step() -> None:
         "assert not tilevm.stats()['flushes'], tilevm.stats()\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", text], check=True, timeout=300)
+
+
+def into(a: Any, b: Any, c: Any, i: Any) -> tuple[Any, ...]:
+    return (torch.add(a, b, out=c),)
+
+
+def into_a_part(a: Any, b: Any, c: Any, i: Any) -> tuple[Any, ...]:
+    torch.mul(a[:2], b[:2], out=c[1:])
+    return (c,)
+
+
+def into_two(a: Any, b: Any, c: Any, i: Any) -> tuple[Any, ...]:
+    values, indices = torch.max(a, 1, out=(c[0], i))
+    return c, indices, values * 2
+
+
+@pytest.mark.parametrize("function", [into, into_a_part, into_two])
+def test_results_of_out_are_that_argument(function: Callable[..., Any]) -> None:
+    compiled = tilevm.compile(function)
+
+    def arguments() -> list[Any]:
+        c = torch.zeros(3, 3).t()
+        return [torch.ones(3, 3), torch.arange(9.0).view(3, 3), c, torch.zeros(3).long()]
+
+    def same(results: Any, given: list[Any]) -> list[list[bool]]:
+        return [[x is y for y in given] for x in results]
+
+    for _ in range(3):
+        ours, eager = arguments(), arguments()
+        found, expected = compiled(*ours), function(*eager)
+        assert same(found, ours) == same(expected, eager)
+        for x, y in zip([*found, *ours], [*expected, *eager], strict=True):
+            torch.testing.assert_close(x, y)
+            assert x.stride() == y.stride()

@@ -90,21 +90,42 @@ def changed_memory(graph: torch.fx.Graph) -> set[int]:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
-        for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        for argument, value in _arguments(node):
             if argument.alias_info and argument.alias_info.is_write:
                 torch.fx.node.map_arg(value, lambda n: changed.update(storages(n.meta.get("val"))))
     return changed
 
 
+def _arguments(node: torch.fx.Node) -> Iterator[tuple[Any, Any]]:
+    """Arguments of a call of an operator, as its schema has them, with what is passed."""
+    arguments = node.target._schema.arguments  # type: ignore[union-attr]  # an OpOverload
+    for position, argument in enumerate(arguments):
+        if argument.name in node.kwargs:
+            yield argument, node.kwargs[argument.name]
+        elif position < len(node.args):
+            yield argument, node.args[position]
+
+
 def same_tensor(node: torch.fx.Node) -> torch.fx.Node:
-    """The node whose tensor itself this is: in-place operators return their argument."""
-    while (
-        isinstance(node.target, OpOverload)
-        and node.target._schema.is_mutable
-        and isinstance(node.args[0], torch.fx.Node)
-    ):
-        node = node.args[0]
-    return node
+    """The node whose tensor itself this is: operators return an argument that they write."""
+    while True:
+        call, index = node, 0
+        if node.target is operator.getitem:
+            call, index = node.args  # type: ignore[assignment]
+        if not isinstance(call.target, OpOverload) or not call.target._schema.is_mutable:
+            return node
+        returns = call.target._schema.returns
+        result = returns[index].alias_info if index < len(returns) else None
+        if result is None:
+            return node
+        same = [
+            value
+            for argument, value in _arguments(call)
+            if argument.alias_info and argument.alias_info.before_set == result.before_set
+        ]
+        if len(same) != 1 or not isinstance(same[0], torch.fx.Node):
+            return node
+        node = same[0]
 
 
 def functional(target: OpOverload) -> tuple[OpOverload, str]:
