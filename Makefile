@@ -17,7 +17,7 @@ FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
 .PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
-    clean FORCE
+    fuzz clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -98,6 +98,21 @@ sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	  -DTILEVM_PYTHON=OFF -DTILEVM_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(PY)
 	cmake --build build/sanitize --target core_tests
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
+
+# Coverage guides mutation: of programs, and of their text. What is new joins the corpus.
+FUZZ := build/fuzz
+SECONDS ?= 60
+fuzz: venv ## fuzz verifier, tiers and assembler for SECONDS each, with Clang's libFuzzer
+	@.ci/deps $(PYTHON) $(CXX) fuzz
+	cmake -S . -B $(FUZZ) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
+	  -DCMAKE_CXX_COMPILER=clang++ -DTILEVM_PYTHON=OFF -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
+	  -DTILEVM_SANITIZE=address,undefined,fuzzer-no-link
+	cmake --build $(FUZZ) --target guided
+	@for name in programs text; do \
+	  mkdir -p $(FUZZ)/found/$$name && $(FUZZ)/guided_$$name -max_total_time=$(SECONDS) -timeout=60 \
+	    -max_len=4096 -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$name- $(FUZZ)/found/$$name \
+	    core/tests/guided/corpus/$$name || exit 1; \
+	done
 
 clean: ## everything that was built; .venv stays
 	rm -rf build $(STAMPS)/build $(STAMPS)/files

@@ -6,8 +6,13 @@
 
 #include <immintrin.h>
 
+#ifdef __clang__
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16"))), apply_to = function)
+#else
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16")
+#endif
 
 namespace tilevm::exec::gemm {
 namespace {
@@ -162,7 +167,11 @@ void fill_dots(BrainTiles& t, std::integer_sequence<int, kM...>) {
 }  // namespace
 }  // namespace tilevm::exec::gemm
 
+#ifdef __clang__
+#pragma clang attribute pop
+#else
 #pragma GCC pop_options
+#endif
 
 namespace tilevm::exec::gemm {
 
