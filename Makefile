@@ -16,8 +16,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilev
 FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
-    clean FORCE
+.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize wheel \
+    test-wheel clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -99,5 +99,23 @@ sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	cmake --build build/sanitize --target core_tests
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
 
+$(STAMPS)/wheel: $(STAMPS)/venv
+	.ci/requirements wheel > $(VENV)/requirements-wheel.txt
+	$(PY) -m pip install --quiet -r $(VENV)/requirements-wheel.txt
+	@touch $@
+
+# Built in isolation, so without the recorder, which belongs to one version of PyTorch. What the
+# linker did not find as a static library is put into the wheel.
+wheel: $(STAMPS)/wheel | deps ## a source distribution, and a wheel built from it, in dist
+	rm -rf dist build/wheel
+	$(PY) -m build --outdir build/wheel .
+	$(VENV)/bin/auditwheel show build/wheel/*.whl
+	$(VENV)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	.ci/check-wheel dist
+
+test-wheel: wheel ## installs it in clean environments, without PyTorch, with it, and beside it
+	.ci/test-wheel $(PYTHON) dist "$(TORCH)"
+
 clean: ## everything that was built; .venv stays
-	rm -rf build $(STAMPS)/build $(STAMPS)/files
+	rm -rf build dist $(STAMPS)/build $(STAMPS)/files
