@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -56,6 +57,7 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
     folder = directory()
     assert folder is not None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_owner(folder)
     handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=folder)
     os.close(handle)
     path = Path(name)
@@ -66,3 +68,15 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
         path.unlink()
         raise
     return path
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises: PermissionError, if others could put a link where the call is to be written."""
+    if config.failures != "auto":
+        return
+    state = folder.lstat()
+    mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+    if not mine or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"{folder} is not a folder to which this user alone writes: set TILEVM_FAILURES"
+        )
