@@ -89,9 +89,10 @@ lint: venv ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-docs: build ## docs/ops.md, docs/isa.md, docs/config.md from their tables
+docs: build ## docs/ops.md, isa.md, config.md from their tables, docs/api.md from docstrings
 	$(PY) src/tilevm/isa/generate.py --out build/gen --docs docs
 	$(PY) -m tilevm.config docs/config.md
+	$(PY) -m tilevm.tools.api docs/api.md
 
 sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \

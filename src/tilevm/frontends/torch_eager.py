@@ -21,7 +21,8 @@ from tilevm.runtime import program as runtime
 F = TypeVar("F", bound=Callable[..., Any])
 
 _REMEDY = (
-    "build tilevm where PyTorch is installed: pip install --no-build-isolation tilevm "
+    "build tilevm where PyTorch is installed: pip install scikit-build-core nanobind, then "
+    "pip install --no-build-isolation --no-deps --force-reinstall --no-binary tilevm tilevm "
     "(from a checkout: make build)"
 )
 _lock = threading.Lock()
