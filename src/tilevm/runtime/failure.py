@@ -57,7 +57,7 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
     folder = directory()
     assert folder is not None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_owner(folder)
+    check_owner(folder)
     handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=folder)
     os.close(handle)
     path = Path(name)
@@ -70,7 +70,7 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
     return path
 
 
-def _check_owner(folder: Path) -> None:
+def check_owner(folder: Path) -> None:
     """Raises: PermissionError, if others could put a link where the call is to be written."""
     if config.failures != "auto":
         return
