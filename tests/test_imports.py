@@ -76,3 +76,14 @@ def test_there_is_one_version() -> None:
     (version,) = re.findall(r'^__version__ = "([\d.]+)"', text, re.MULTILINE)
     assert metadata.version("tilevm") == version
     assert "\nversion = " not in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.torch
+def test_without_a_recorder_the_door_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from tilevm.errors import RecorderError
+    from tilevm.frontends import torch_eager
+
+    monkeypatch.setattr(torch_eager, "find_spec", lambda _: None)
+    with pytest.raises(RecorderError, match=r"(?s)not in wheels.*--no-build-isolation"):
+        torch_eager._load()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import tempfile
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilevm.config import config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOST_SAVED = 8  # of one process: a loop that fails shall not fill the disk
 MOST_BYTES = 256 << 20  # of a call's inputs
@@ -39,6 +40,9 @@ def save(called: Any, inputs: tuple[Any, ...], error: Exception) -> None:
 
 def directory() -> Path | None:
     """Where calls are saved, as `config.failures` says; None: nowhere."""
+    import tempfile  # here, and not above: every process would pay for it
+    from pathlib import Path
+
     if config.failures == "off":
         return None
     return (
@@ -49,6 +53,9 @@ def directory() -> Path | None:
 
 
 def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
+    import tempfile
+    from pathlib import Path
+
     size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
     if size > MOST_BYTES:
         raise ValueError(
