@@ -107,7 +107,7 @@ def compile(
     int_symbols: Mapping[int, str] = ...,
     output_orders: Sequence[Sequence[int] | None] | None = ...,
     whole_outputs: Sequence[bool] = ...,
-    memory_groups: Any = ...,
+    memory_groups: tuple[Sequence[int], Sequence[int]] | None = ...,
     frozen: Sequence[int] = ...,
     written_to: Sequence[int] = ...,
     allow_grad: bool = ...,
