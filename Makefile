@@ -16,8 +16,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilev
 FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
-    fuzz clean FORCE
+.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize fuzz \
+    wheel test-wheel clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -89,9 +89,10 @@ lint: venv ## ruff and mypy
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-docs: build ## docs/ops.md, docs/isa.md, docs/config.md from their tables
+docs: build ## docs/ops.md, isa.md, config.md from their tables, docs/api.md from docstrings
 	$(PY) src/tilevm/isa/generate.py --out build/gen --docs docs
 	$(PY) -m tilevm.config docs/config.md
+	$(PY) -m tilevm.tools.api docs/api.md
 
 sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
@@ -114,5 +115,23 @@ fuzz: venv ## fuzz verifier, tiers and assembler for SECONDS each, with Clang's 
 	    core/tests/guided/corpus/$$name || exit 1; \
 	done
 
+$(STAMPS)/wheel: $(STAMPS)/venv
+	.ci/requirements wheel > $(VENV)/requirements-wheel.txt
+	$(PY) -m pip install --quiet -r $(VENV)/requirements-wheel.txt
+	@touch $@
+
+# Built in isolation, so without the recorder, which belongs to one version of PyTorch. What the
+# linker did not find as a static library is put into the wheel.
+wheel: $(STAMPS)/wheel | deps ## a source distribution, and a wheel built from it, in dist
+	rm -rf dist build/wheel
+	$(PY) -m build --outdir build/wheel .
+	$(VENV)/bin/auditwheel show build/wheel/*.whl
+	$(VENV)/bin/auditwheel repair --wheel-dir dist build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	.ci/check-wheel dist
+
+test-wheel: wheel ## installs it in clean environments, without PyTorch, with it, and beside it
+	.ci/test-wheel $(PYTHON) dist "$(TORCH)"
+
 clean: ## everything that was built; .venv stays
-	rm -rf build $(STAMPS)/build $(STAMPS)/files
+	rm -rf build dist $(STAMPS)/build $(STAMPS)/files

@@ -16,8 +16,10 @@ void bind_eager(nb::module_& m);
 void bind_trace(nb::module_& m);
 }  // namespace tilevm::bind
 
-NB_MODULE(_core, m) {
+NB_MODULE(_core_of_the_main_interpreter, m) {
   m.doc() = "The compiled core of tilevm.";
+  // Threads that run while the process ends, and programs that live until then, are no leaks.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
     try {
       std::rethrow_exception(error);
@@ -32,4 +34,16 @@ NB_MODULE(_core, m) {
   tilevm::bind::bind_eager(m);
   tilevm::bind::bind_trace(m);
   tilevm::schedule::warm_up();
+}
+
+// nanobind's types are of the process, so a second interpreter must be turned away before it makes
+// them anew.
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
+    PyErr_SetString(PyExc_ImportError,
+                    "tilevm runs in the main interpreter alone, since what it compiles, counts and "
+                    "sets is of the whole process: import it there, or start a process");
+    return nullptr;
+  }
+  return PyInit__core_of_the_main_interpreter();
 }

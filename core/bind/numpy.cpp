@@ -57,7 +57,11 @@ NumPy make() {
 }
 
 const NumPy& load() {
-  static const NumPy* const numpy = new NumPy(make());
+  static const NumPy* numpy = nullptr;  // as in TorchDirect::get
+  if (numpy == nullptr) {
+    const auto* made = new NumPy(make());
+    if (numpy == nullptr) numpy = made;
+  }
   return *numpy;
 }
 

@@ -1,6 +1,7 @@
 #include "shape/size.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 #include "shape/table.h"
 
@@ -49,6 +50,11 @@ SizeStep::Kind recipe_of(Entry::Kind kind) {
 
 }  // namespace
 
+void check_size(std::size_t count, std::size_t most, const char* what) {
+  if (count <= most) return;
+  throw std::invalid_argument("a size has more than " + std::to_string(most) + " " + what);
+}
+
 // ---- Interning
 
 SizeTable::Impl::Impl() {
@@ -77,6 +83,9 @@ SizeId SizeTable::Impl::intern(Terms poly) {
   });
   if (found >= 0) return SizeId{found};
 
+  check_size(poly.size(), kMostTerms, "terms");
+  // A single term's monomial is counted already, and must not be left without its entry.
+  if (poly.size() > 1) check_size(terms.size(), kMostTogether, "terms together with all others");
   Entry e{};
   if (poly.empty() || (poly.size() == 1 && poly[0].mono == kOne)) {
     e.kind = Entry::Kind::kConst;
@@ -124,9 +133,15 @@ SizeId SizeTable::Impl::atom(Entry::Kind kind, SizeId a, SizeId b, Interval rang
   });
   if (found >= 0) return SizeId{found};
 
+  std::size_t depth = 0;
+  if (kind != Entry::Kind::kSymbol && kind != Entry::Kind::kQuotient) {
+    depth = 1 + std::max(depth_of(a), depth_of(b));
+    check_size(depth, kMostDepth, "operations inside of each other");
+  }
   const auto id = static_cast<std::int32_t>(entries.size());
   Entry e{};
   e.kind = kind;
+  e.depth = static_cast<std::int32_t>(depth);
   e.recipe = recipe_of(kind);
   e.a = index(a);
   e.b = index(b);
@@ -150,12 +165,22 @@ SizeId SizeTable::Impl::atom(Entry::Kind kind, SizeId a, SizeId b, Interval rang
   return SizeId{id};
 }
 
+std::size_t SizeTable::Impl::depth_of(SizeId a) const {
+  std::int32_t depth = 0;
+  for (const Term& t : terms_of(a)) {
+    for (SizeId atom : atoms_of(t.mono)) depth = std::max(depth, at(atom).depth);
+  }
+  return static_cast<std::size_t>(depth);
+}
+
 // `factors` is sorted and may not point into `atoms`.
 std::int32_t SizeTable::Impl::intern_mono(std::span<const SizeId> factors) {
   const std::uint64_t hash = hash_mono(factors);
   const std::int32_t found =
       by_mono.find(hash, [&](std::int32_t m) { return std::ranges::equal(atoms_of(m), factors); });
   if (found >= 0) return found;
+  check_size(factors.size(), kMostFactors, "factors");
+  check_size(atoms.size(), kMostTogether, "factors together with all others");
   const auto id = static_cast<std::int32_t>(monos.size());
   monos.push_back({static_cast<std::int32_t>(atoms.size()),
                    static_cast<std::int32_t>(factors.size()), kNoSize});
@@ -214,6 +239,7 @@ void SizeTable::Impl::add_scaled(Poly& out, Terms a, Terms b, std::int64_t scale
 Poly SizeTable::Impl::times(Terms a, Terms b) {
   // Copies: multiplying monomials appends to `terms`.
   const Poly x(a.begin(), a.end()), y(b.begin(), b.end());
+  check_size(x.size() * y.size(), 16 * kMostTerms, "terms before equal ones are added");
   Poly all;
   all.reserve(x.size() * y.size());
   for (const Term& s : x) {
@@ -345,6 +371,7 @@ SizeId SizeTable::Impl::floordiv(SizeId a, SizeId b) {
 void SizeTable::Impl::flatten(Entry::Kind kind, SizeId a, std::vector<SizeId>& out) const {
   const Entry& e = at(a);
   if (e.kind != kind) {
+    check_size(out.size() + 1, kMostOperands, "operands of min or max");
     out.push_back(a);
     return;
   }
@@ -395,6 +422,7 @@ SizeId SizeTable::symbol(std::string_view name, Range range) {
   for (std::size_t i = 0; i < t.names.size(); ++i) {
     if (t.names[i] == name) return t.symbols[i];
   }
+  check_size(t.names.size() + 1, kMostSymbols, "names beside it");
   const std::int64_t m = std::max<std::int64_t>(range.multiple_of, 1);
   const auto name_index = static_cast<std::int32_t>(t.names.size());
   t.names.emplace_back(name);

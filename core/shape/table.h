@@ -35,6 +35,7 @@ struct Entry {
   std::int32_t first, n;        // terms
   std::int32_t mono = -1;       // of an atom
   std::int64_t min, max;        // range; the ends of int64 mean unbounded
+  std::int32_t depth = 0;       // of an atom: how many it has below it
 };
 
 struct Monomial {
@@ -81,6 +82,18 @@ struct Interval {
   std::int64_t min, max;
 };
 
+// Bounds of what a table takes: sizes come from text that anybody may have written, partial sums
+// of a polynomial are entries too, and a product of sums has as many terms as both together.
+// Beyond, std::invalid_argument.
+inline constexpr std::size_t kMostSymbols = 1U << 14U;   // which are looked up one by one
+inline constexpr std::size_t kMostTerms = 1024;          // of a polynomial
+inline constexpr std::size_t kMostFactors = 256;         // of a monomial
+inline constexpr std::size_t kMostOperands = 256;        // of nested minima or maxima
+inline constexpr std::size_t kMostDepth = 128;           // atoms in atoms
+inline constexpr std::size_t kMostTogether = 1U << 24U;  // terms, and atoms of monomials
+inline constexpr std::size_t kMostText = 1U << 16U;      // bytes of a size that is printed
+void check_size(std::size_t count, std::size_t most, const char* what);
+
 struct SizeTable::Impl {
   std::vector<Entry> entries;
   std::vector<Term> terms;
@@ -111,6 +124,7 @@ struct SizeTable::Impl {
   SizeId intern(Terms poly);
   SizeId atom(Entry::Kind kind, SizeId a, SizeId b, Interval range);
   std::int32_t intern_mono(std::span<const SizeId> factors);
+  std::size_t depth_of(SizeId a) const;  // of the deepest atom
   std::int32_t mul_mono(std::int32_t a, std::int32_t b);
   // a / b, or -1
   std::int32_t div_mono(std::int32_t a, std::int32_t b);

@@ -14,6 +14,8 @@ enum Precedence { kSum, kProduct, kAtom };
 }  // namespace
 
 void SizeTable::Impl::print_atom(SizeId a, int precedence, std::string& out) const {
+  // Atoms that share parts print them each time.
+  check_size(out.size(), kMostText, "characters");
   const Entry& e = at(a);
   const auto operands = [&](const char* name) {
     std::vector<SizeId> all;

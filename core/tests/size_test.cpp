@@ -295,11 +295,60 @@ void extremes() {
   }
 }
 
+// Text that would take for ever, or more memory or stack than there is, is refused; what is just
+// smaller is not.
+void bounds() {
+  const auto joined = [](int n, const std::string& by, auto part) {
+    std::string text;
+    for (int i = 0; i < n; ++i) text += (i == 0 ? "" : by) + part(i);
+    return text;
+  };
+  const auto name = [](int i) { return "a" + std::to_string(i); };
+  const auto refused = [](const std::string& text) {
+    try {
+      SizeTable t;
+      t.print(t.parse(text));
+      return false;
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+  };
+  const auto pair = [&](int i) { return "(" + name(2 * i) + " + " + name(2 * i + 1) + ")"; };
+  const auto same = [](int) { return std::string("a"); };
+  const auto other = [](int i) { return std::to_string(1000000 - i); };
+  expect(!refused(joined(1000, " + ", name)), "a sum of 1000 names");
+  expect(refused(joined(1100, " + ", name)), "a sum of 1100 names");
+  expect(refused(joined(100000, " + ", name)), "a sum of 100000 names");
+  expect(!refused(joined(8, "*", pair)), "a product of 8 sums");
+  expect(refused(joined(60, "*", pair)), "a product of 60 sums");
+  expect(!refused(joined(200, "*", same)), "a power");
+  expect(refused(joined(100000, "*", same)), "a power of 100000");
+  expect(!refused("n % " + joined(5, " % ", other)), "remainders of remainders");
+  expect(refused("n // b // " + joined(100000, " // b // ", name)), "100000 quotients");
+  expect(!refused("min(" + joined(100, ", ", name) + ")"), "a minimum of 100 names");
+  expect(refused("min(" + joined(100000, ", ", name) + ")"), "a minimum of 100000 names");
+  // Sizes that contain others twice: their text doubles each time.
+  SizeTable t;
+  SizeId size = t.symbol("n");
+  const SizeId seven = t.constant(7), five = t.constant(5);
+  bool stopped = false;
+  for (int i = 0; i < 100 && !stopped; ++i) {
+    size = t.add(t.floordiv(t.add(size, t.symbol(name(i))), seven), t.floordiv(size, five));
+    try {
+      t.print(size);
+    } catch (const std::invalid_argument&) {
+      stopped = true;
+    }
+  }
+  expect(stopped, "text that doubles ends");
+}
+
 }  // namespace
 
 int main() {
   identities();
   extremes();
+  bounds();
   for (unsigned seed = 0; seed < 150 && failures < 20; ++seed) random_expressions(seed);
   if (failures == 0) std::puts("ok");
   return failures == 0 ? 0 : 1;

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tilevm.tools.explain import explain as explain
     from tilevm.tools.trace import trace as trace
 
-__version__ = "0.1.0"
+__version__ = "0.1.0"  # the only place; CONTRIBUTING.md says what it promises
 
 # Where each public name lives; "": a module of this package.
 _HOMES = {
@@ -59,7 +59,15 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'tilevm' has no attribute {name!r}")
     home = _HOMES[name]
-    value: Any = import_module(f"tilevm.{home or name}")
+    try:
+        value: Any = import_module(f"tilevm.{home or name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        message = (
+            f"tilevm.{name} needs PyTorch, which is not installed: pip install 'tilevm[torch]'"
+        )
+        raise ModuleNotFoundError(message, name="torch") from None
     if home:
         value = getattr(value, name)
     globals()[name] = value

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
@@ -185,6 +183,8 @@ _ROWS = {knob.name: knob for knob in KNOBS}
 
 def _row(name: str) -> Knob:
     if name not in _ROWS:
+        import difflib  # here, and not above: every process would pay for it
+
         close = difflib.get_close_matches(name, _ROWS, 1)
         hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(_ROWS)}."
         raise AttributeError(f"tilevm.config has no knob {name!r}. {hint}")
@@ -285,6 +285,8 @@ def markdown() -> str:
 
 def main(arguments: list[str]) -> None:
     """Print the page, or write it to the path given."""
+    from pathlib import Path
+
     if arguments:
         Path(arguments[0]).write_text(markdown(), encoding="utf-8")
     else:

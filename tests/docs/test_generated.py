@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import tilevm
+
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 
@@ -28,3 +30,14 @@ def test_pages_of_the_tables_are_current(page: str, generated: Path) -> None:
     assert (DOCS / page).read_text(encoding="utf-8") == (generated / page).read_text(
         encoding="utf-8"
     )
+
+
+@pytest.mark.torch
+def test_the_page_of_the_interface_is_current() -> None:
+    pytest.importorskip("torch")
+    from tilevm.tools import api
+
+    found = api.page()
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == found
+    for name in tilevm.__all__:
+        assert f"\n## `tilevm.{name}`\n" in found

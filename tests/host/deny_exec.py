@@ -40,11 +40,18 @@ def _prctl(*arguments: Any) -> None:
         raise OSError(number, f"prctl: {errno.errorcode.get(number, number)}")
 
 
+def _filter(*rows: tuple[int, int, int, int]) -> None:
+    """Each row: operation, jump if true, jump if false (in rows from the next), operand."""
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
+    program = _Program(len(rows), ctypes.addressof(code))
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.pointer(program))
+
+
 def deny() -> None:
     """From now on, for this process and its children. Raises: OSError."""
     mmap, mprotect, pkey_mprotect = NUMBERS[platform.machine()]
-    # Each row: operation, jump if true, jump if false (in rows from the next), operand.
-    rows = (
+    _filter(
         (LOAD, 0, 0, NUMBER),
         (IF_EQUAL, 3, 0, mmap),
         (IF_EQUAL, 4, 0, mprotect),
@@ -57,10 +64,17 @@ def deny() -> None:
         (RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.EACCES),
         (RETURN, 0, 0, SECCOMP_RET_ALLOW),
     )
-    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *row) for row in rows))
-    program = _Program(len(rows), ctypes.addressof(code))
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
-    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.pointer(program))
+
+
+def deny_memory_files() -> None:
+    """Refuse `memfd_create`, as kernels do that lack it. Raises: OSError."""
+    number = {"x86_64": 319, "aarch64": 279}[platform.machine()]
+    _filter(
+        (LOAD, 0, 0, NUMBER),
+        (IF_EQUAL, 0, 1, number),
+        (RETURN, 0, 0, SECCOMP_RET_ERRNO | errno.ENOSYS),
+        (RETURN, 0, 0, SECCOMP_RET_ALLOW),
+    )
 
 
 def deny_gain() -> None:

@@ -19,7 +19,7 @@ from tilevm.runtime import program as runtime
 FOLDER = Path(__file__).parent
 
 START = f"""
-import sys
+import ctypes, sys
 sys.path.insert(0, {str(FOLDER)!r})
 import deny_exec
 import numpy as np
@@ -155,6 +155,48 @@ def test_memory_that_is_refused_later() -> None:
         may_fail="prctl: E",
     )
     assert "the system does not let memory be made executable" in told
+
+
+def test_without_files_in_memory_kernels_are_interpreted() -> None:
+    """A file of /dev/shm would do as well, until that is full: then the process would end."""
+    told = run(
+        "deny_exec.deny_memory_files()\n"
+        "check(1)\n"
+        "import tilevm\n"
+        "assert not [line for line in mappings() if '/dev/shm' in line or '/tmp/' in line]\n"
+        "print(tilevm.stats()['interpreted'])\n",
+        may_fail="prctl: E",
+    )
+    assert "the system does not let memory be made executable" in told
+
+
+@needs_native
+@pytest.mark.parametrize("options", ["size=4k", "ro"])
+def test_code_does_not_need_shared_memory_of_the_system(options: str) -> None:
+    told = run(
+        "import subprocess\n"
+        "unshare = ctypes.CDLL(None, use_errno=True).unshare\n"
+        "if unshare(0x20000) != 0: raise OSError('unshare')\n"  # CLONE_NEWNS
+        "subprocess.run(['mount', '--make-rprivate', '/'], check=True)\n"
+        f"subprocess.run(['mount', '-t', 'tmpfs', '-o', {options!r}, 'none', '/dev/shm'],\n"
+        "    check=True)\n"
+        "for i in range(20): check(i)\n"
+        "import tilevm\n"
+        "print(tilevm.stats()['interpreted'])\n",
+        may_fail="Error",
+    )
+    assert told.strip() == "{}"
+
+
+@needs_native
+def test_code_does_not_need_files_to_be_allowed_to_grow() -> None:
+    run(
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "check(1)\n"
+        "import tilevm\n"
+        "tilevm.stats()\n"
+    )
 
 
 def test_doctor_says_that_it_is_refused() -> None:

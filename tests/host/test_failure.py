@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from tilevm.ir.text import from_core, from_text, lowered
 from tilevm.ir.types import numpy_dtype
 from tilevm.runtime import failure
 from tilevm.runtime import program as runtime
-from tilevm.tools import archive
+from tilevm.tools import archive, doctor
 
 GRAPH = """
 graph(x: float32[M, N], n: float)
@@ -155,3 +156,35 @@ def test_text_of_the_core_is_a_graph() -> None:
         again.to_program(), [], framework="numpy", input_names=["x", "y", "k"]
     )
     np.testing.assert_array_equal(twin(x, y, 3)[0], executable(x, y, 3)[0])
+
+
+@pytest.mark.parametrize("kind", ["open to others", "a link"])
+def test_a_folder_that_others_could_have_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The folder for temporary files is everybody's, and the name is known."""
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / "tilevm"
+    if kind == "a link":
+        (tmp_path / "theirs").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    with tilevm.config.patch(failures="auto"):
+        message = message_of(failing())
+    assert "could not be saved" in message
+    assert "set TILEVM_FAILURES" in message
+    assert not list(folder.iterdir())
+    with tilevm.config.patch(failures="auto"):
+        finding = doctor._failures()
+    assert finding.ok is False
+    assert "set TILEVM_FAILURES" in finding.told
+
+
+def test_a_folder_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    (tmp_path / "tilevm").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with tilevm.config.patch(failures="auto"):
+        assert "could not be saved" in message_of(failing())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import random
+import re
 import resource
 import zipfile
 from pathlib import Path
@@ -17,6 +19,8 @@ from tilevm.errors import ParseError
 from tilevm.ir.text import from_text
 from tilevm.ir.types import numpy_dtype
 from tilevm.tools import archive
+
+ROOT = Path(__file__).parents[2]
 
 GRAPH = """
 graph(x: float32[M, N], b: bfloat16[N], n: float, i: int)
@@ -159,6 +163,106 @@ def test_graphs_that_are_none(saved: Path, graph: str, told: str) -> None:
     parts = members(saved) | {"graph.txt": graph.encode()}
     parts["inputs.npz"] = arrays(input0=np.zeros((7, 33), np.float32))
     refused(written(saved, parts), told)
+
+
+def joined(count: int, by: str, part: str) -> str:
+    return by.join(part.replace("@", str(i)) for i in range(count))
+
+
+def steps(count: int, step: str) -> str:
+    return "".join(step.replace("@@", str(i + 1)).replace("@", str(i)) for i in range(count))
+
+
+HEAD = "graph(x: float32[A])\n  y0 = neg x\n"
+HALVES = (
+    "  a@ = slice y@, axis=0, start=0, stop=A, step=7\n"
+    "  b@ = slice y@, axis=0, start=0, stop=A, step=5\n"
+    "  y@@ = concat a@, b@, axis=0\n"
+)
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        f"graph(x: float32[{joined(100_000, ' + ', 'A@')}])\n  return x",
+        f"graph(x: float32[{joined(60, '*', '(A@ + B@)')}])\n  return x",
+        f"graph(x: float32[{joined(100_000, '*', 'A')}])\n  return x",
+        f"graph(x: float32[A{joined(100_000, '', ' % B')}])\n  return x",
+        f"graph(x: float32[A{joined(100_000, '', '//B@')}])\n  return x",
+        f"graph(x: float32[min({joined(100_000, ', ', 'A@')})])\n  return x",
+        f"graph(x: float32[{joined(30_000, ', ', 'A@')}])\n  return x",
+        f"graph(x: float32[{joined(100_000, ', ', '1')}])\n  return x",
+        f"graph(x: float32[{'9' * (3 << 20)}])\n  return x",
+        f"graph(x: float32[A])\n  a{' ' * (3 << 20)}b\n  return x",
+        f"graph(x: float32[A])\n  y = add x, {'x' * (3 << 20)}\n  return x",
+        f"{HEAD}{steps(200, HALVES)}  return y200",
+        f"{HEAD}{steps(100, '  y@@ = concat y@, y@, axis=0' + chr(10))}  return y100",
+        f"{HEAD}{steps(100_000, '  y@@ = neg y@' + chr(10))}  return y100000",
+        f"{HEAD}  y1 = expand x, shape=[{joined(1000, ', ', '1')}, A]\n  return y1",
+        f"graph({joined(2000, ', ', 'x@: float32[A@]')})\n  return x0",
+    ],
+    ids="sum product power mods divs min names rank digits spaces name doubles bytes lines axes "
+    "symbols".split(),
+)
+def test_graphs_that_would_take_for_ever(saved: Path, graph: str) -> None:
+    parts = members(saved) | {"graph.txt": graph.encode()}
+    # As many arrays as the largest of these graphs takes, of one element.
+    parts["inputs.npz"] = arrays(**{f"input{i}": np.zeros(1, np.float32) for i in range(2000)})
+    with pytest.raises(ParseError) as refusal:
+        archive.load(written(saved, parts))
+    assert len(str(refusal.value)) < 4000
+    assert "MemoryError" not in str(refusal.value)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.zip")
+    for path in (tmp_path / "pipe.zip", tmp_path, Path("/dev/zero")):
+        refused(path, "is a directory" if path.is_dir() else "is no plain file")
+    with pytest.raises(FileNotFoundError):
+        archive.load(tmp_path / "nothing.zip")
+
+
+def test_names_in_the_archive_lead_nowhere(saved: Path, tmp_path: Path) -> None:
+    """Files are looked for by name, and none is written."""
+    parts = members(saved)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    path = folder / "call.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in parts.items():
+            info = zipfile.ZipInfo(name)
+            info.external_attr = 0o120777 << 16  # symbolic links
+            file.writestr(info, data)
+        for odd in ("../graph.txt", "/tmp/x", "C:\\x", "\u00e9\u4e2d", "a" * 5000):
+            file.writestr(odd, b"x")
+    assert len(archive.load(path).inputs) == 4
+    assert [one.name for one in folder.iterdir()] == ["call.zip"]
+    # A name that is not in the encoding that it says it is in.
+    whole = path.read_bytes().replace("\u00e9\u4e2d".encode(), b"\xff\xfe\xfd\xfc\xff")
+    path.write_bytes(whole)
+    refused(path, "not a saved call")
+
+
+def test_a_header_of_an_array_runs_nothing(saved: Path) -> None:
+    for shape in ("(7, 33.0)", "(nan, 33)", "(7, 10**9)", "__import__('os')", "-" * 2000 + "1"):
+        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w") as file:
+            file.writestr("input0.npy", head + bytes(7 * 33 * 4))
+        refused(written(saved, members(saved) | {"inputs.npz": packed.getvalue()}), "saved call")
+
+
+def test_nothing_is_unpickled(saved: Path) -> None:
+    class Trap:
+        def __reduce__(self) -> Any:
+            return (exec, ("raise SystemExit('it was run')",))
+
+    data = arrays(input0=np.array([[Trap()] * 33] * 7, object))
+    refused(written(saved, members(saved) | {"inputs.npz": data}), "elements of object")
+    for file in (ROOT / "src" / "tilevm").rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        assert not re.search(r"import (pickle|marshal|shelve)|(np|torch)\.load\(", text), file
 
 
 def test_what_is_too_large_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,34 @@ def test_explain_arguments_that_are_none(
         assert argument in capsys.readouterr().err
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("function", "arguments", "told"),
+    [
+        ("shifted", ["float32[7, 33]"], "missing a required argument: 'b', given 1"),
+        ("plain", [], "missing a required argument"),
+        ("plain", ["float32[7]", "float32[7]"], "too many positional arguments, given 2"),
+        ("product", ["float32[3, 4]", "float32[5, 4]"], "raises RuntimeError: mat1 and mat2"),
+        ("shifted", ["float32[7, 33]", "float32[7]"], "shifted"),
+    ],
+)
+def test_explain_of_calls_that_fail(
+    function: str,
+    arguments: list[str],
+    told: str,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("torch")
+    with source.open("a", encoding="utf-8") as file:
+        file.write("\ndef product(x, w):\n    return x @ w\n")
+    assert cli.main(["explain", f"{source}:{function}", *arguments]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("tilevm explain: ")
+    assert told in error
+    assert "Traceback" not in error
+
+
 def test_explain_of_no_function() -> None:
     with pytest.raises(CaptureError, match=r"tilevm\.explain of 3"):
         explain(3)

@@ -12,6 +12,7 @@ import pytest
 
 import tilevm
 from tilevm import lang
+from tilevm.errors import CaptureError
 from tilevm.tools import roofline
 from tilevm.tools.explain_data import FORMAT
 
@@ -319,6 +320,28 @@ def test_save_by_suffix(report: Any, tmp_path: Path) -> None:
         assert file.read_text(encoding="utf-8").startswith(begins)
     with pytest.raises(ValueError, match=r"\.html, \.json or \.txt"):
         report.save(tmp_path / "report.pdf")
+
+
+def test_a_suffix_in_capitals(report: Any, tmp_path: Path) -> None:
+    report.save(tmp_path / "a.TXT")
+    assert (tmp_path / "a.TXT").read_text(encoding="utf-8") == str(report)
+
+
+def test_nothing_to_run() -> None:
+    assert "nothing to run" in str(tilevm.explain(lambda x: x)(torch.ones(3)))
+    assert "nothing to run" not in str(tilevm.explain(lambda x: x + 1)(torch.ones(3)))
+
+
+def test_arrays_for_a_function_of_torch() -> None:
+    with pytest.raises(CaptureError, match=r"(?s)ndarray.*torch\.from_numpy"):
+        tilevm.explain(lambda x: x + 1)(np.ones(3))
+
+
+def test_nothing_was_recorded() -> None:
+    pytest.importorskip("tilevm._recorder")
+    recorded = tilevm.explain(lambda x: x, recorded=True)(torch.ones(3))
+    assert "Nothing was recorded" in str(recorded)
+    assert recorded.to_json(limits=False)["segments"] == []
 
 
 def test_a_kernel_over_numpy_arrays() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -129,3 +131,25 @@ def test_integers_are_compared_exactly() -> None:
     a, b = np.array([2**62], np.int64), np.array([2**62 + 1], np.int64)
     assert differences([a], [b])
     assert not differences([a], [a])
+
+
+def test_a_call_has_its_time(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "LIMIT_S", 0.01)  # less than a process takes to start
+    assert all("no answer" in outcome.error for outcome in replay.replay(saved))
+
+
+def test_a_call_has_its_memory() -> None:
+    """Beyond three quarters of the machine's, allocating fails instead of a process being ended."""
+    code = (
+        "import os, numpy as np\n"
+        "from tilevm.tools import replay\n"
+        "replay.bound_memory()\n"
+        "whole = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES')\n"
+        "np.empty(whole // 64, np.uint8)\n"
+        "try: np.empty(whole * 4 // 5, np.uint8)\n"
+        "except MemoryError: print('refused')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "refused\n", done.stderr

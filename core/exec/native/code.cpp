@@ -1,5 +1,8 @@
 #include <asmjit/core.h>
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <optional>
@@ -64,8 +67,15 @@ bool prepare_memory() {
   return allocator->release(executable) == asmjit::kErrorOk;
 }
 
+// Without memfd_create asmjit would map files of /dev/shm twice, where a full one ends the process
+// at the first write.
+bool has_memfd() {
+  const int file = memfd_create("tilevm", MFD_CLOEXEC);
+  return file >= 0 && close(file) == 0;
+}
+
 bool memory_allowed() {
-  static const bool allowed = prepare_memory();
+  static const bool allowed = (!TILEVM_MAP_TWICE || has_memfd()) && prepare_memory();
   return allowed;
 }
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, overload
 
 import torch
@@ -21,7 +22,8 @@ from tilevm.runtime import program as runtime
 F = TypeVar("F", bound=Callable[..., Any])
 
 _REMEDY = (
-    "build tilevm where PyTorch is installed: pip install --no-build-isolation tilevm "
+    "build tilevm where PyTorch is installed: pip install scikit-build-core nanobind, then "
+    "pip install --no-build-isolation --no-deps --force-reinstall --no-binary tilevm tilevm "
     "(from a checkout: make build)"
 )
 _lock = threading.Lock()
@@ -65,6 +67,9 @@ def recorder() -> Any:
 
 
 def _load() -> Any:
+    if find_spec("tilevm._recorder") is None:
+        message = "tilevm.fuse: there is no recorder here, as it is not in wheels"
+        raise RecorderError(f"{message}\n  {_REMEDY}")
     try:
         from tilevm import _recorder
     except ImportError as error:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from tilevm.ir.types import FLOATS
 
 Array = np.ndarray[Any, Any]
-Towards = np.random.Generator | float  # up or down at random, or all to a number
+# Up or down at random, or all to a number. As text: to look at numpy.random imports it.
+Towards: TypeAlias = "np.random.Generator | float"
 
 UNITS = 64  # a result that differs by more units of the largest value is wrong
 COARSE_UNITS = 4  # of the coarsest type that a value on the way was rounded to

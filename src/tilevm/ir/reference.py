@@ -46,6 +46,8 @@ def evaluate(
     env = bind(graph, arrays)
     types = graph.types()
     values: dict[str, Array] = {}
+    last = {name: node for node in graph.nodes for name in node.inputs}
+    kept = set(graph.results)
     with np.errstate(all="ignore"):
         for (name, type_), array in zip(graph.params, arrays, strict=True):
             values[name] = _working(round_to(array, type_.dtype), type_.dtype)
@@ -57,6 +59,9 @@ def evaluate(
                 typed = zip(outputs, node.types, strict=True)
                 outputs = [_working(rounding(round_to(x, t.dtype)), t.dtype) for x, t in typed]
             values.update(zip(node.out, outputs, strict=True))
+            for name in {*node.inputs} - kept:
+                if last[name] is node:
+                    del values[name]
         return tuple(round_to(values[name], types[name].dtype) for name in graph.results)
 
 

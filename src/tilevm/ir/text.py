@@ -23,7 +23,7 @@ from tilevm.ir.types import DTYPES, WEAK, AnySize, Size, Symbol, Type
 from tilevm.runtime import program as runtime
 
 _GRAPH = re.compile(r"graph\((.*)\)$")
-_NODE = re.compile(r"(.*?)\s*=\s*([a-z_]\w*)(?:\s+(.*))?$")
+_OPERATOR = re.compile(r"([a-z_]\w*)(?:\s+(.*))?$")
 _TYPE = re.compile(r"(\w+)\[(.*)\]$")
 _ARGUMENT = re.compile(r"([a-z_]\w*)=(.*)$")
 _RANGE = re.compile(r"(\w+) in (\d+)\.\.(\d*)$")
@@ -96,7 +96,8 @@ def from_text(text: str) -> Graph:
             else:
                 _node(builder, row, comment)
         except (TilevmError, ValueError, TypeError) as error:
-            raise ParseError(f"line {number}: `{row}`: {error}") from error
+            told = f"line {number}: `{_short(row, 200)}`: {_short(str(error), 1000)}"
+            raise ParseError(told) from error
     raise ParseError(f"line {len(text.splitlines()) + 1}: the graph does not end: add `return ...`")
 
 
@@ -112,18 +113,19 @@ def from_core(text: str, symbols: Sequence[Symbol]) -> Graph:
         code, mark, comment = row.partition("  # ")
         if code.strip().startswith("check "):  # typing states them anew
             continue
-        match = _NODE.match(code.strip())
-        if match and match[2] != "call":  # types are inferred anew
-            names = [part.partition(":")[0].strip() for part in _split(match[1])]
-            inputs = match[3] or ""
-            if match[2] == "matmul":  # a lowered one also takes what its result is not
+        left, _, right = code.strip().partition("=")
+        match = _OPERATOR.match(right.lstrip())
+        if match and match[1] != "call":  # types are inferred anew
+            names = [part.partition(":")[0].strip() for part in _split(left)]
+            inputs = match[2] or ""
+            if match[1] == "matmul":  # a lowered one also takes what its result is not
                 dtype = dtypes[names[0]]
                 for operand in dict.fromkeys(_split(inputs)):
                     if dtypes[operand] != dtype:
                         wide = f"{operand}_for_{names[0]}"
                         lines.append(f"  {wide} = cast {operand}, dtype={dtype}")
                         inputs = re.sub(rf"\b{operand}\b", wide, inputs)
-            code = f"  {', '.join(names)} = {match[2]} {inputs}"
+            code = f"  {', '.join(names)} = {match[1]} {inputs}"
         else:
             code = re.sub(r"weak (\w+)", lambda match: WEAK[match[1]], code)
         lines.append(code + mark + comment)
@@ -143,6 +145,10 @@ def lowered(executable: Any) -> tuple[Graph, list[str]]:
     return from_core(text, symbols), targets
 
 
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+
+
 def _comment(row: str) -> tuple[str, str | None]:
     code, _, comment = row.partition("#")
     return code.strip(), comment.strip() or None
@@ -150,16 +156,15 @@ def _comment(row: str) -> tuple[str, str | None]:
 
 def _split(text: str) -> list[str]:
     """Parts between the commas that are outside of brackets."""
-    parts, depth = [""], 0
-    for char in text:
+    parts, depth, begin = [], 0, 0
+    for at, char in enumerate(text):
         depth += (char in "[(") - (char in "])")
         if char == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += char
+            parts.append(text[begin:at].strip())
+            begin = at + 1
     if depth:
         raise ParseError("brackets do not match")
-    parts = [part.strip() for part in parts]
+    parts.append(text[begin:].strip())
     if parts == [""]:
         return []
     if "" in parts:
@@ -228,10 +233,11 @@ def _known(builder: GraphBuilder, name: str) -> str:
 
 
 def _node(builder: GraphBuilder, row: str, line: str | None) -> None:
-    match = _NODE.match(row)
+    head, _, code = row.partition("=")
+    match = _OPERATOR.match(code.lstrip())
     if not match:
         raise ParseError("expected `name: type = operator arguments` or `return names`")
-    left, op, right = [_declaration(part) for part in _split(match[1])], match[2], match[3] or ""
+    left, op, right = [_declaration(part) for part in _split(head)], match[1], match[2] or ""
     if op not in BY_NAME:
         raise ParseError(f"there is no operator `{op}`: docs/ops.md lists them")
     kinds = {param.name: param.kind for param in BY_NAME[op].params}

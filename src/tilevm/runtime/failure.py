@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import stat
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tilevm.config import config
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOST_SAVED = 8  # of one process: a loop that fails shall not fill the disk
 MOST_BYTES = 256 << 20  # of a call's inputs
@@ -38,6 +40,9 @@ def save(called: Any, inputs: tuple[Any, ...], error: Exception) -> None:
 
 def directory() -> Path | None:
     """Where calls are saved, as `config.failures` says; None: nowhere."""
+    import tempfile  # here, and not above: every process would pay for it
+    from pathlib import Path
+
     if config.failures == "off":
         return None
     return (
@@ -48,6 +53,9 @@ def directory() -> Path | None:
 
 
 def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
+    import tempfile
+    from pathlib import Path
+
     size = sum(int(getattr(x, "nbytes", 0)) for x in inputs)
     if size > MOST_BYTES:
         raise ValueError(
@@ -56,6 +64,7 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
     folder = directory()
     assert folder is not None
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(folder)
     handle, name = tempfile.mkstemp(prefix="call-", suffix=".zip", dir=folder)
     os.close(handle)
     path = Path(name)
@@ -66,3 +75,15 @@ def _write(called: Any, inputs: tuple[Any, ...], note: str) -> Path:
         path.unlink()
         raise
     return path
+
+
+def check_owner(folder: Path) -> None:
+    """Raises: PermissionError, if others could put a link where the call is to be written."""
+    if config.failures != "auto":
+        return
+    state = folder.lstat()
+    mine = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+    if not mine or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"{folder} is not a folder to which this user alone writes: set TILEVM_FAILURES"
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, cast
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
 from tilevm import log
@@ -205,7 +205,7 @@ def compile_program(
     written_to, allow_grad, single (no tuple), and the knobs tier, threads, verify, for this
     program alone.
     """
-    run: Callable[..., Any] = _core.compile(program, list(targets), **options)
+    run: Callable[..., Any] = _core.compile(cast(_core.Program, program), list(targets), **options)
     return run
 
 

@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import platform
+import stat
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,9 @@ from tilevm.ir.types import WEAK, Type, numpy_dtype
 FORMAT = 1
 MOST_TEXT = 4 << 20  # bytes of the graph, and of what is told of it
 MOST_BYTES = 1 << 30  # of all inputs, and of each value of the graph
+MOST_SYMBOLS = 1000  # of the graph: the core looks them up one by one
+MOST_LINES = 20_000  # of the graph
+MOST_AXES = 64  # of a value, as NumPy
 _DEEPEST = 32  # brackets in brackets: parsers of sizes are recursive
 _NPY_HEAD = 4096  # bytes that NumPy's header of an array may take
 
@@ -87,6 +91,9 @@ def save(
 
 def load(path: Path) -> Call:
     """The call in a file. Raises: ParseError, which says what is wrong with it; OSError."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):  # a pipe would wait for ever, a device not end
+        raise ParseError(f"{path} is {'a directory' if stat.S_ISDIR(mode) else 'no plain file'}")
     with path.open("rb") as file:
         try:
             return _read(file)
@@ -125,8 +132,10 @@ def _read(file: Any) -> Call:
     note, targets = told.get("note"), told.get("targets")
     if type(note) is not str or type(targets) is not list or {*map(type, targets)} - {str}:
         raise ParseError("note is no text, or targets are no list of texts")
-    _check_depth(text)
+    _check_text(text)
     graph = from_text(text)
+    if len(graph.symbols) > MOST_SYMBOLS:
+        raise ParseError(f"its sizes have {len(graph.symbols)} names, of at most {MOST_SYMBOLS}")
     with zipfile.ZipFile(io.BytesIO(packed)) as arrays:
         left = MOST_BYTES
         inputs = []
@@ -166,7 +175,7 @@ def _array(arrays: zipfile.ZipFile, file: str, name: str, type_: Type, most: int
         raise ParseError(f"{name} is {type_}, and {file} has elements of {dtype}")
     if len(shape) != len(type_.shape) or any(type(n) is not int or n < 0 for n in shape):
         raise ParseError(f"{name} is {type_}, and {file} has the shape {shape}")
-    elements = data[head.tell() :]
+    elements = memoryview(data)[head.tell() :]
     count = 1
     for n in shape:
         count *= n  # of Python's ints: it does not wrap
@@ -178,8 +187,14 @@ def _array(arrays: zipfile.ZipFile, file: str, name: str, type_: Type, most: int
     return array.reshape(shape)
 
 
-def _check_depth(text: str) -> None:
-    """Raises: ParseError, where brackets are too deep for a recursive parser."""
+def _check_text(text: str) -> None:
+    """Raises: ParseError, where a graph is too large, or too deep for a recursive parser."""
+    if text.count("\n") > MOST_LINES:
+        raise ParseError(f"the graph has more than {MOST_LINES} lines")
+    # Each name of a size stands in the types of parameters, or behind `where`.
+    head = "".join(text.splitlines()[:2])
+    if head.count(",") > MOST_AXES * MOST_SYMBOLS:
+        raise ParseError("the graph has too many parameters")
     depth = 0
     for char in text:
         depth += (char in "[(") - (char in "])")
@@ -190,13 +205,20 @@ def _check_depth(text: str) -> None:
 def _check_sizes(graph: Graph, inputs: Sequence[Any]) -> None:
     """Raises: ParseError, if a value of the graph is too large; ShapeError, if inputs do not."""
     env = reference.bind(graph, inputs)
+    known: dict[Any, int | None] = {}  # None: only the data know it
     for name, type_ in graph.types().items():
+        if len(type_.shape) > MOST_AXES:
+            raise ParseError(f"{name} has {len(type_.shape)} axes, of at most {MOST_AXES}")
         size = 8
         for n in type_.shape:
-            try:
-                value = n if isinstance(n, int) else n.value(env)
-            except (TilevmError, ValueError, KeyError):
-                break  # a size that only the data know
+            if n not in known:
+                try:
+                    known[n] = n if isinstance(n, int) else n.value(env)
+                except (TilevmError, ValueError, KeyError):
+                    known[n] = None
+            value = known[n]
+            if value is None:
+                break
             if value < 0:
                 raise ParseError(f"{name} is {type_}, of a size of {value}")
             size *= value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tilevm.config import config
 from tilevm.errors import DTypeError, TilevmError, describe
 from tilevm.ir.types import DTYPES, numpy_dtype
 
@@ -37,6 +39,7 @@ def explain(
         function = load(target)
         own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
+        _check_count(target, function, arguments)
         found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
         if html is not None:
             html.write_text(found.to_html(), encoding="utf-8")
@@ -47,7 +50,29 @@ def explain(
     except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
+    except (TypeError, RuntimeError, IndexError) as error:  # of the call, mostly
+        if config.debug:
+            raise
+        given = ", ".join(texts) or "no arguments"
+        sys.stderr.write(
+            f"tilevm explain: {target} with {given} raises {type(error).__name__}: {error}\n"
+            "  TILEVM_DEBUG=1 shows where.\n"
+        )
+        return 1
     return 0
+
+
+def _check_count(target: str, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """Raises: ValueError, if the function takes others; what has no signature is left to itself."""
+    called = function if not hasattr(function, "forward") else function.forward
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"{target}{signature}: {error}, given {len(arguments)}") from None
 
 
 def load(target: str) -> Callable[..., Any]:

@@ -321,6 +321,11 @@ def _failures() -> Finding:
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Finding("failures", f"cannot be saved in {folder}", False)
+    if folder.exists():
+        try:
+            failure.check_owner(folder)
+        except PermissionError as error:
+            return Finding("failures", f"cannot be saved: {error}", False)
     return Finding("failures", f"are saved in {folder}; {found} are there")
 
 

@@ -82,6 +82,14 @@ def _explain_capture(
 ) -> Explanation:
     import torch
 
+    from tilevm.frontends import torch_tree
+
+    try:
+        torch_tree.signature((list(args), kwargs), [], [])
+    except torch_tree.Unsupported as error:
+        what = f"this call of {compiled.title} runs eagerly: {error}"
+        remedy = "Give it tensors: torch.from_numpy(x) of an array; tilevm.kernel takes arrays."
+        raise CaptureError(describe(what, remedy=remedy)) from None
     before = compiled.leaves(*args, **kwargs) if save else []
     known = [capture.captured.executable for capture in compiled.captures]
     with _profiled(known):

@@ -11,6 +11,12 @@ from typing import Any
 
 from tilevm.tools import assembly, explain_data
 
+NO_STEPS = "  There is nothing to run: results are arguments of the call, or constants."
+NO_SEGMENTS = (
+    "  Nothing was recorded: no operator was called that tilevm.fuse() records, or nobody held a\n"
+    "  result. What compiled functions run is in tilevm.explain without `recorded`."
+)
+
 
 class Report:
     """What can be printed, read by programs, and saved."""
@@ -31,11 +37,12 @@ class Report:
     def save(self, path: str | Path) -> None:
         """Write a page, plain data or text: .html, .json or .txt. Raises: ValueError."""
         path = Path(path)
-        if path.suffix == ".html":
+        suffix = path.suffix.lower()
+        if suffix == ".html":
             text = self.to_html()
-        elif path.suffix == ".json":
+        elif suffix == ".json":
             text = json.dumps(self.to_json(), indent=1)
-        elif path.suffix == ".txt":
+        elif suffix == ".txt":
             text = str(self)
         else:
             raise ValueError(f"{path} ends in {path.suffix!r}: use .html, .json or .txt")
@@ -97,6 +104,7 @@ class Explanation(Report):
         memory = explain_data.memory_rows(self)
         parts = [
             f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
+            "" if self.steps else NO_STEPS,
             _section("graph", self.graph.splitlines()),
             _section("guards", self.guards or ("none: any sizes",)),
             _section("steps", [step["text"] for step in self.steps]),
@@ -148,6 +156,8 @@ class Recording(Report):
     def __str__(self) -> str:
         runs = sum(n for segment in self.segments for n in segment.reasons.values())
         parts = [f"{self.title}: {len(self.segments)} different segments, {runs} runs"]
+        if not self.segments:
+            parts.append(NO_SEGMENTS)
         for segment in self.segments:
             reasons = ", ".join(f"{reason} ({n})" for reason, n in segment.reasons.items())
             parts.append(f"\nran {reasons}:\n{segment.explanation}")

@@ -40,6 +40,10 @@ Judge = Callable[
 class Trial:
     """Runs calls in this process."""
 
+    def bound(self) -> None:
+        """Bound the memory of this process, which is then for tries alone."""
+        replay.bound_memory()
+
     def failure(self, call: Call, tier: str) -> str:
         """How the call fails on the tier; where the reference fails alike, it does not."""
         exact, raised = _outcome(call, "reference")
@@ -69,9 +73,10 @@ class Judging:
 
     def __call__(self, call: Call, tier: str) -> str:
         """How the call fails on the tier."""
-        if self._worker is None:
-            self._worker = Worker(self._target, (), {"TILEVM_FAILURES": "off"})
         try:
+            if self._worker is None:
+                self._worker = Worker(self._target, (), {"TILEVM_FAILURES": "off"})
+                self._worker.call("bound")
             return str(self._worker.call("failure", call, tier, limit_s=LIMIT_S))
         except WorkerDied as death:
             self.close()

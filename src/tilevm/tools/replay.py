@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from tilevm.tools.archive import Call, load, restored, stored
 from tilevm.tools.worker import Worker, WorkerError
 
 TIERS = ("reference", "interp", "auto")
+LIMIT_S = 600.0  # for the call on one tier; beyond it the call hangs
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Tier:
     """A tier in a process of its own, which it may take down."""
 
     def __init__(self, path: Path, tier: str) -> None:
+        bound_memory()
         self._call = load(path)
         self._tier = tier
 
@@ -60,6 +64,17 @@ class Tier:
         return [stored(x, types[name]) for x, name in found]
 
 
+def bound_memory() -> None:
+    """What needs more than three quarters of the machine's memory fails in this process.
+
+    Otherwise the system ends some process, which need not be this one.
+    """
+    most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard == resource.RLIM_INFINITY or hard > most:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
 def replay(path: Path) -> list[Outcome]:
     """The outcome on each tier, each in its own process."""
     call = load(path)
@@ -68,7 +83,8 @@ def replay(path: Path) -> list[Outcome]:
     for tier in TIERS:
         worker = Worker("tilevm.tools.replay:Tier", (path, tier), {})
         try:
-            found = zip(worker.call("results"), call.graph.results, strict=True)
+            answer = worker.call("results", limit_s=LIMIT_S)
+            found = zip(answer, call.graph.results, strict=True)
             outcomes.append(Outcome(tier, tuple(restored(x, types[name]) for x, name in found)))
         except WorkerError as error:
             outcomes.append(Outcome(tier, error=error.summary))
