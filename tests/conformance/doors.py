@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from tests.eager.compare import tensors_in
 from torch._dynamo.utils import counters
 
 import tilevm
-from tests.eager.compare import tensors_in
 from tilevm.frontends.torch_eager import pending
 from tilevm.frontends.torch_graph import backend
 

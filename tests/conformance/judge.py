@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
-
 from tests.conformance.doors import Door
 from tests.conformance.samples import Case, copied
 from tests.eager import tolerance
 from tests.eager.compare import tensors_in
 from tests.eager.opinfo import differs
+from torch.utils import _pytree as pytree
 
 # From best to worst.
 VERDICTS = ("ok", "callouts", "fallback", "raises", "WRONG")
@@ -95,7 +94,7 @@ def _wrong(found: Any, expected: Any, again: Callable[[], Any]) -> str:
     alike = pytree.tree_structure(found) == pytree.tree_structure(expected)
     alike &= [(x.dtype, x.shape) for x in ours] == [(x.dtype, x.shape) for x in theirs]
     if alike and all(x.layout is torch.strided and not x.is_complex() for x in theirs):
-        detached = [[x.detach() for x in side] for side in (ours, theirs)]
-        rows = tolerance.wrong(*detached, lambda: [x.detach() for x in tensors_in(again())])
+        left, right = ([x.detach() for x in side] for side in (ours, theirs))
+        rows = tolerance.wrong(left, right, lambda: [x.detach() for x in tensors_in(again())])
         return "; ".join(rows)
     return " ".join(text.split())

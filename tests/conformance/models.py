@@ -27,11 +27,11 @@ from typing import Any
 import torch
 import torch._dynamo
 import transformers
-
-import tilevm
 from tests.conformance.architectures import ARCHITECTURES, Architecture
 from tests.conformance.opinfo import RESULTS, ROOT
 from tests.eager.compare import tensors_in
+
+import tilevm
 from tilevm.frontends.torch_graph import backend
 
 SIZES = ((2, 7), (1, 5), (3, 12), (2, 16), (2, 7))  # batch, length
@@ -60,7 +60,7 @@ class Row:
 
 
 class Graphs:
-    """A backend that counts its graphs. function: the backend, or None for one that does nothing."""
+    """A backend that counts its graphs. function: the backend, or None for an empty one."""
 
     def __init__(self, function: Callable[..., Any] | None) -> None:
         self.function = function
@@ -112,9 +112,7 @@ def inference(architecture: Architecture, model: Any, function: Callable[..., An
         inputs = architecture.inputs(batch, length)
         with torch.no_grad():
             found = function(**inputs)
-            wrong = off(
-                outputs(found), outputs(model(**inputs)), outputs(exact(**_wide(inputs)))
-            )
+            wrong = off(outputs(found), outputs(model(**inputs)), outputs(exact(**_wide(inputs))))
         if wrong:
             return f"WRONG: {batch} x {length}: {wrong}"
     return "ok"
@@ -246,7 +244,8 @@ def prepare() -> None:
     """One thread, quiet."""
     torch.set_num_threads(1)
     tilevm.config.failures = "off"
-    transformers.logging.set_verbosity_error()
+    quiet: Callable[[], None] = transformers.logging.set_verbosity_error
+    quiet()
     warnings.simplefilter("ignore")
 
 

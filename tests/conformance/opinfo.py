@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-import tilevm
 from tests.conformance import judge, samples
 from tests.conformance.doors import DOORS, Door
+
+import tilevm
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "build" / "conformance"
@@ -114,7 +114,7 @@ def parent(work: Work, folder: Path, show: bool) -> Counter[str]:
             path.unlink(missing_ok=True)
     with path.open("a") as file:
         while begin < total:
-            last = {"begin": begin - 1, "op": "before the first operator"}
+            last: dict[str, Any] = {"begin": begin - 1, "op": "before the first operator"}
             for row in _rows(work, begin):
                 if "begin" in row:
                     last = row

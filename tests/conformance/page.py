@@ -1,6 +1,6 @@
 """docs/conformance.md, from the findings in build/conformance.
 
-    python -m tests.conformance.page
+python -m tests.conformance.page
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from tests.conformance.doors import DOORS
 from tests.conformance.judge import SKIPPED, VERDICTS
 from tests.conformance.opinfo import RESULTS, ROOT
@@ -27,20 +26,20 @@ Rows = list[dict[str, Any]]
 
 HEAD = f"""# Conformance
 
-Written by `python -m tests.conformance.page` from what these found, with torch {{version}} on a CPU:
+Made by `python -m tests.conformance.page`, with torch {{version}} on a CPU, from what these find:
 
 ```sh
-python -m tests.conformance.opinfo  # operators; --door, --op, --dtype, --mode, --most, --all, --part
-python -m tests.conformance.models  # architectures; --name
+python -m tests.conformance.opinfo  # --door, --op, --dtype, --mode, --most, --all, --part
+python -m tests.conformance.models  # --name
 ```
 
 Each sample is one of PyTorch's own (OpInfo), run through a door and in eager mode, with the same
 random state. **ok**: the same dtype, sizes and values, all of it in kernels of tilevm.
-**{VERDICTS[1]}**: the same, and some operators were PyTorch's. **{VERDICTS[2]}**: the same, since the
-call ran eagerly. **raises**: where eager mode does not. **WRONG**: other values, beyond PyTorch's own
-tolerance and beyond what rounding at each operator explains. **{SKIPPED}**: eager mode raises, or
-differs from itself. Numbers among the arguments are arguments of the compiled function. A gradient
-counts with the results of the call that it is of.
+**{VERDICTS[1]}**: the same, and some operators were PyTorch's (in `fuse`: were not recorded).
+**{VERDICTS[2]}**: the same, since the call ran eagerly. **raises**: where eager mode does not.
+**WRONG**: other values, beyond PyTorch's own tolerance and beyond what rounding at each operator
+explains. **{SKIPPED}**: eager mode raises, or differs from itself. Numbers among the arguments are
+arguments of the compiled function. A gradient counts with the results of the call that it is of.
 """
 
 
@@ -187,11 +186,11 @@ def models(folder: Path) -> Iterator[str]:
     rows = lines(path)
     yield "\n## Architectures of transformers\n"
     yield (
-        "At tiny sizes, with random weights, float32. Inference: five calls of four sizes of batch\n"
-        "and length, through `tilevm.compile` and `torch.compile`. Generation: greedy, with a cache.\n"
-        "Training: loss and all gradients, two sizes. Right is what is at most 10 times as far from\n"
-        "float64 as eager mode, or within 1e-5 of the largest element. Captures are graphs of the\n"
-        'five calls through `torch.compile`; in brackets those with `backend="eager"`.\n'
+        "At tiny sizes, with random weights, float32. Inference: five calls of four sizes,\n"
+        "through `tilevm.compile` and `torch.compile`. Generation: greedy, with a cache.\n"
+        "Training: loss and all gradients, two sizes. Right is what is at most 10 times as far\n"
+        "from float64 as eager mode, or within 1e-5 of the largest element. Captures: graphs of\n"
+        "the five calls through `torch.compile`; in brackets those of an empty backend.\n"
     )
     shown = []
     for row in rows:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from tests.eager.opinfo import UNDEFINED
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
-
-from tests.eager.opinfo import UNDEFINED
 
 # All that kernels have.
 DTYPES = (
@@ -64,10 +63,14 @@ def cases(dtype: str, mode: str) -> list[Case]:
         supported = op.supports_dtype(torch_dtype, "cpu")
         if mode == "gradient":
             supported &= op.supports_autograd and torch_dtype.is_floating_point
-            supported &= torch_dtype in op.supported_backward_dtypes("cpu")
+            supported &= torch_dtype in _backward_dtypes(op)
         if supported and op.name not in SKIPPED:
             found.append(Case(op, dtype, mode))
     return found
+
+
+def _backward_dtypes(op: Any) -> Any:
+    return op.supported_backward_dtypes("cpu")
 
 
 def copied(tree: Any) -> Any:
@@ -77,7 +80,7 @@ def copied(tree: Any) -> Any:
 
 def _copied(x: torch.Tensor) -> torch.Tensor:
     if x.layout is not torch.strided:
-        return x.detach().clone().requires_grad_(x.requires_grad)
+        return torch.clone(x.detach()).requires_grad_(x.requires_grad)
     made = torch.empty(0, dtype=x.dtype)
-    made.set_(x.untyped_storage().clone(), x.storage_offset(), x.size(), x.stride())  # type: ignore[call-overload]
+    made.set_(x.untyped_storage().clone(), x.storage_offset(), x.size(), x.stride())
     return made.requires_grad_(x.requires_grad)

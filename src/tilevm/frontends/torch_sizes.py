@@ -155,6 +155,13 @@ class Sizes:
             self._least[expr] = max(least, self._least.get(expr, 0))
             self._texts.clear()
 
+    def least(self, symbol: sympy.Symbol) -> int | None:
+        """The least value that tracing took for possible, if there is one."""
+        bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
+        if bounds is None or not isinstance(bounds.lower, sympy.Integer):
+            return None
+        return int(bounds.lower)
+
     def guards(self) -> Sequence[Any]:
         """Conditions on sizes that tracing assumed; sympy expressions."""
         return self._guards

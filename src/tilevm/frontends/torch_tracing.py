@@ -20,6 +20,7 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
 
 from tilevm.config import config
+from tilevm.frontends.torch_effects import Effects
 
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
@@ -31,6 +32,36 @@ def export() -> Iterator[None]:
     """All that holds for every trace."""
     with _quiet(), _no_sources_kept(), _sizes_as_arguments():
         yield
+
+
+@contextmanager
+def no_seeds() -> Iterator[None]:
+    """While the function itself runs: what would set the state of random numbers raises Effects.
+
+    No graph would have that.
+    """
+    names = ("manual_seed", "seed", "set_rng_state")
+    modules: tuple[Any, Any] = torch, torch.random
+    before = [(module, name, getattr(module, name)) for module in modules for name in names]
+
+    mine = threading.get_ident()
+
+    def refusing(function: Any) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != mine:
+                return function(*args, **kwargs)
+            raise Effects("the function sets the state of random numbers, which outlives the call")
+
+        return refuse
+
+    with _changing:
+        for module, name, function in before:
+            setattr(module, name, refusing(function))
+        try:
+            yield
+        finally:
+            for module, name, function in before:
+                setattr(module, name, function)
 
 
 @contextmanager
