@@ -1,4 +1,7 @@
-"""Models of `transformers` at tiny sizes, with random weights: from configurations alone."""
+"""Models of `transformers` at tiny sizes, with random weights: from configurations alone.
+
+One layer where all are alike; two where they take turns.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,16 @@ import transformers
 
 VOCABULARY = 96
 _SIZES = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
     "num_attention_heads": 4,
 }  # fmt: skip
 _SEQ2SEQ = {
-    "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
+    "vocab_size": VOCABULARY, "d_model": 32, "encoder_layers": 1, "decoder_layers": 1,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48,
 }  # fmt: skip
 _T5 = {
-    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4,
+    "vocab_size": VOCABULARY, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 1, "num_heads": 4,
 }  # fmt: skip
 _GROUPED = {**_SIZES, "num_key_value_heads": 2}
 _IMAGES = {k: v for k, v in _SIZES.items() if k != "vocab_size"} | {
@@ -105,7 +108,7 @@ _BART_LIKE = {**_SEQ2SEQ, **_SPECIAL, "decoder_start_token_id": 2, "forced_eos_t
 ARCHITECTURES = (
     Architecture(
         "GPT-2", "decoder", "GPT2Config", "GPT2LMHeadModel",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64,
          **_SPECIAL},
     ),
     _decoder("GPT-Neo", "GPTNeo", {
@@ -113,11 +116,11 @@ ARCHITECTURES = (
         "attention_types": [[["global", "local"], 1]], "window_size": 4,
     }),
     _decoder("GPT-J", "GPTJ", {
-        "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4,
+        "vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4,
     }),
     _decoder("GPT-NeoX", "GPTNeoX", _SIZES),
     _decoder("OPT", "OPT", {**_SIZES, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    _decoder("BLOOM", "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 2,
+    _decoder("BLOOM", "Bloom", {"vocab_size": VOCABULARY, "hidden_size": 32, "n_layer": 1,
                                 "n_head": 4}),
     _decoder("Falcon", "Falcon", _SIZES),
     _decoder("Llama", "Llama", _GROUPED),
@@ -126,7 +129,9 @@ ARCHITECTURES = (
     _decoder("Qwen2", "Qwen2", _GROUPED),
     _decoder("Qwen3", "Qwen3", {**_GROUPED, "head_dim": 8}),
     _decoder("Gemma", "Gemma", {**_GROUPED, "head_dim": 8}),
-    _decoder("Gemma 2", "Gemma2", {**_GROUPED, "head_dim": 8, "sliding_window": 6}),
+    _decoder("Gemma 2", "Gemma2", {
+        **_GROUPED, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 6,
+    }),
     _decoder("Phi", "Phi", _GROUPED),
     _decoder("Phi-3", "Phi3", _GROUPED),
     _decoder("StableLM", "StableLm", _GROUPED),
@@ -135,17 +140,17 @@ ARCHITECTURES = (
     _decoder("StarCoder 2", "Starcoder2", _GROUPED),
     _decoder("Granite", "Granite", _GROUPED),
     _decoder("Mamba", "Mamba", {"vocab_size": VOCABULARY, "hidden_size": 32, "state_size": 4,
-                                "num_hidden_layers": 2}),
+                                "num_hidden_layers": 1}),
     _encoder("BERT", "Bert", _SIZES),
     _encoder("RoBERTa", "Roberta", _SIZES),
     _encoder("ALBERT", "Albert", {**_SIZES, "embedding_size": 16}),
     _encoder("DistilBERT", "DistilBert", {"vocab_size": VOCABULARY, "dim": 32, "hidden_dim": 48,
-                                          "n_layers": 2, "n_heads": 4}),
+                                          "n_layers": 1, "n_heads": 4}),
     _encoder("ELECTRA", "Electra", {**_SIZES, "embedding_size": 16}),
     _encoder("MPNet", "MPNet", _SIZES),
     _encoder("DeBERTa v2", "DebertaV2", {**_SIZES, "relative_attention": True,
                                          "pos_att_type": ["p2c", "c2p"]}),
-    _encoder("ModernBERT", "ModernBert", {**_SIZES, "local_attention": 8}),
+    _encoder("ModernBERT", "ModernBert", {**_SIZES, "num_hidden_layers": 2, "local_attention": 8}),
     Architecture("T5", "seq2seq", "T5Config", "T5ForConditionalGeneration",
                  {**_T5, "decoder_start_token_id": 0}),
     Architecture("mT5", "seq2seq", "MT5Config", "MT5ForConditionalGeneration",

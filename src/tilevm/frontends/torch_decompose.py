@@ -22,20 +22,22 @@ from tilevm.frontends.torch_memory import functional, storages
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
 NAMES = frozenset(
     """
-    _softmax_backward_data aminmax atleast_1d atleast_2d atleast_3d bilinear
-    binary_cross_entropy binary_cross_entropy_with_logits block_diag broadcast_tensors
-    cartesian_prod celu channel_shuffle column_stack conj_physical cosine_embedding_loss
-    cosine_similarity count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat
-    diagonal diagonal_copy diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
+    _native_batch_norm_legit _native_batch_norm_legit_functional _softmax_backward_data aminmax
+    atleast_1d atleast_2d atleast_3d bilinear binary_cross_entropy
+    binary_cross_entropy_with_logits block_diag broadcast_tensors cartesian_prod celu
+    channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
+    count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat diagonal
+    diagonal_copy diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
     float_power frac glu gradient hardshrink heaviside hinge_embedding_loss hsplit hstack
     huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
     l1_loss ldexp linalg_cross linalg_diagonal linalg_matrix_norm linalg_matrix_power
-    linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace logaddexp logaddexp2
-    logit_backward logspace margin_ranking_loss meshgrid mish_backward mse_loss
-    multi_margin_loss multilabel_margin_loss nan_to_num nanmean nansum narrow_copy
-    native_dropout_backward native_group_norm native_group_norm_backward nll_loss_nd
-    pairwise_distance pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm roll rot90
-    selu sinc smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
+    linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace log_sigmoid_backward
+    log_sigmoid_forward logaddexp logaddexp2 logit_backward logspace margin_ranking_loss
+    meshgrid mish_backward mse_loss multi_margin_loss multilabel_margin_loss nan_to_num nanmean
+    nansum narrow_copy native_batch_norm native_dropout_backward native_group_norm
+    native_group_norm_backward nll_loss2d_forward nll_loss_forward nll_loss_nd pairwise_distance
+    pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm roll rot90 selu sinc
+    smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
     special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
     take take_along_dim tile trace trapezoid trapz triplet_margin_loss unbind_copy unfold_copy
     vsplit vstack xlogy
@@ -75,7 +77,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._write(func, args, kwargs)
         if str(func) not in ROWS:
             with self:
-                return _meaning(func)(*args, **kwargs)
+                return _meanings(func)[0](*args, **kwargs)
         given, named = pytree.tree_map(self.node_of, (args, kwargs))
         out = func(*args, **kwargs)
         node = self._append(func, given, named, out)
@@ -112,17 +114,17 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
 
-def _meaning(target: OpOverload) -> Callable[..., Any]:
-    """PyTorch's decomposition. Raises: _Kept, if we do not use one."""
+def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
+    """PyTorch's decompositions. Raises: _Kept, if we use none."""
     if target._schema.name.removeprefix("aten::") not in NAMES:
         raise _Kept(f"{target} is not in the table")
+    found = [decomposition_table[target]] if target in decomposition_table else []
     overload = f".{target._overloadname}" if target._overloadname != "default" else ""
     if torch._C._dispatch_has_kernel_for_dispatch_key(
         target._schema.name + overload, "CompositeImplicitAutograd"
     ):
-        return target.decompose
-    found: Callable[..., Any] | None = decomposition_table.get(target)
-    if found is None:
+        found.append(target.decompose)
+    if not found:
         raise _Kept(f"{target} has no decomposition")
     return found
 
@@ -138,7 +140,7 @@ def decomposed(graph: torch.fx.Graph) -> torch.fx.Graph:
     new.meta.update(old.meta)
     for node in list(made.nodes):
         if _is_wanted(node):
-            _replace(made, node)
+            any(_replace(made, node, meaning) for meaning in _meanings(node.target))
     return made
 
 
@@ -152,7 +154,7 @@ def _is_wanted(node: torch.fx.Node) -> bool:
     )
 
 
-def _replace(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., Any]) -> bool:
     """Put what the node consists of in its place, if all of that is in the table."""
     assert isinstance(node.target, OpOverload)
     value = node.meta.get("val")
@@ -168,7 +170,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         with graph.inserting_before(node), torch.no_grad(), mode or nullcontext(), tape:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Raw Sym")  # sizes are no nodes, on purpose
-                result = _meaning(node.target)(*args, **kwargs)
+                result = meaning(*args, **kwargs)
         results = [tape.node_of(x) for x in _parts(result)]
         _check(node, results, tensors)
     except RestartAnalysis:
@@ -176,7 +178,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     except Exception:  # whatever a decomposition cannot do, the whole operator can
         for made in reversed(tape.made):
             graph.erase_node(made)
-        return
+        return False
     for made, whole in zip(results, _parts(value), strict=True):
         if made in tape.made and not set(storages(whole)) & _memory(node):
             made.meta["val"] = whole  # strides are those of the operator
@@ -186,6 +188,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]  # an int
         graph.erase_node(user)
     graph.erase_node(node)
+    return True
 
 
 def _parts(value: Any) -> Sequence[Any]:

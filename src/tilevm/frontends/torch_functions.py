@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
 from tilevm.frontends.torch_products import ROWS
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ROWS"]
 
 _LARGE = 20.0  # from here on e^-x is nothing beside e^x, in any dtype
-_HUGE = 1e8  # from here on 1 is nothing beside x^2
+_HUGE = {torch.float16: 1e4}  # from here on 1 is nothing beside x^2; else:
+_HUGER = 1e8
 
 
 def _float(b: Importer, out: Any, x: Any) -> int:
@@ -81,6 +84,10 @@ def _cosh(b: Importer, out: Any, x: Tensor) -> int:
     return b.add("where", far, _half_powers(b, a), b.add("mul", near, b.number(0.5)))
 
 
+def _is_far(b: Importer, out: Any, a: int) -> int:
+    return b.add("gt", a, b.number(_HUGE.get(out.dtype, _HUGER)))
+
+
 def _log_of_twice(b: Importer, a: int) -> int:
     return b.add("add", b.add("log", a), b.number(math.log(2)))
 
@@ -92,7 +99,7 @@ def _asinh(b: Importer, out: Any, x: Tensor) -> int:
     square = b.add("mul", a, a)
     root = b.add("sqrt", b.add("add", square, one))
     near = b.add("log1p", b.add("add", a, b.add("div", square, b.add("add", one, root))))
-    far = b.add("gt", a, b.number(_HUGE))
+    far = _is_far(b, out, a)
     return _odd(b, value, b.add("where", far, _log_of_twice(b, a), near))
 
 
@@ -101,8 +108,9 @@ def _acosh(b: Importer, out: Any, x: Tensor) -> int:
     value = _float(b, out, x)
     t = b.add("sub", value, b.number(1.0))
     root = b.add("sqrt", b.add("mul", t, b.add("add", t, b.number(2.0))))
-    far = b.add("gt", value, b.number(_HUGE))
-    return b.add("where", far, _log_of_twice(b, value), b.add("log1p", b.add("add", t, root)))
+    inside = b.add("where", b.add("lt", value, b.number(1.0)), b.number(math.nan), root)
+    near = b.add("log1p", b.add("add", t, inside))
+    return b.add("where", _is_far(b, out, value), _log_of_twice(b, value), near)
 
 
 @row("atanh", "arctanh")
@@ -146,8 +154,9 @@ def _fmax(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
 @row("angle")
 def _angle(b: Importer, out: Any, x: Tensor) -> int:
     value = _float(b, out, x)
-    turned = b.add("where", b.add("lt", value, b.number(0)), b.number(math.pi), b.number(0.0))
-    return b.add("where", b.add("isnan", value), value, b.cast(turned, out.dtype))
+    half, none = (b.cast(b.number(n), out.dtype) for n in (math.pi, 0.0))
+    turned = b.add("where", b.add("lt", value, b.number(0)), half, none)
+    return b.add("where", b.add("isnan", value), value, turned)
 
 
 @row("logit")
