@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import tilevm  # noqa: E402
 from tilevm.frontends import torch_decompose  # noqa: E402
 
-UNARY = "asin acos atan sinh cosh asinh acosh atanh log10 angle".split()
+UNARY = "asin acos atan sinh cosh asinh acosh atanh angle".split()
 BINARY = "hypot fmax fmin".split()
 UNITS = 8  # of the last place, of what PyTorch computes in float64
 

@@ -121,11 +121,6 @@ def _atanh(b: Importer, out: Any, x: Tensor) -> int:
     return _odd(b, value, b.add("mul", b.add("log1p", ratio), b.number(0.5)))
 
 
-@row("log10")
-def _log10(b: Importer, out: Any, x: Tensor) -> int:
-    return b.add("div", b.add("log", _float(b, out, x)), b.number(math.log(10)))
-
-
 @row("hypot")
 def _hypot(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     """Scaled by the larger one, so that no square overflows."""
