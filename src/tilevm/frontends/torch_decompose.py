@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -168,7 +168,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., 
     mode = next((x.fake_mode for x in tensors if hasattr(x, "fake_mode")), None)
     try:
         with graph.inserting_before(node), torch.no_grad(), mode or nullcontext(), tape:
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), _no_late_guards(mode):
                 warnings.filterwarnings("ignore", "Raw Sym")  # sizes are no nodes, on purpose
                 result = meaning(*args, **kwargs)
         results = [tape.node_of(x) for x in _parts(result)]
@@ -189,6 +189,15 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., 
         graph.erase_node(user)
     graph.erase_node(node)
     return True
+
+
+def _no_late_guards(mode: Any) -> AbstractContextManager[None]:
+    """Guards raise where it is too late: gradients are compiled after the guards of a call."""
+    environment = getattr(mode, "shape_env", None)
+    if environment is None or not environment.frozen:
+        return nullcontext()
+    refusing: AbstractContextManager[None] = environment.error_on_new_guards()
+    return refusing
 
 
 def _parts(value: Any) -> Sequence[Any]:

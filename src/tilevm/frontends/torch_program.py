@@ -105,7 +105,7 @@ def build(
         for expr, test in importer.result.assumed:
             relation = sympy.Ne if test.startswith("!=") else sympy.Ge
             condition = relation(expr, int(test.split()[1]))
-            if condition != sympy.true and not environment.evaluate_expr(condition):
+            if condition != sympy.true and not _guarded(environment, condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
     unchanged = () if frozen is None else {*frozen, *fixed}
@@ -116,6 +116,17 @@ def build(
         run = torch_check.checked(run, whole, executable, captured.given)
         return replace(captured, run=run)
     return captured
+
+
+def _guarded(environment: Any, condition: Any) -> bool:
+    """Whether a condition holds, and is a guard from now on. Raises: Refused."""
+    if not environment.frozen:
+        return bool(environment.evaluate_expr(condition))
+    try:
+        with environment.error_on_new_guards():
+            return bool(environment.evaluate_expr(condition))
+    except RuntimeError as error:
+        raise Refused(f"the graph needs {condition}, and its guards are made already") from error
 
 
 def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ class Sizes:
             bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
             low, high = 0, MOST
             if bounds is not None:
-                low, high = _bound(bounds.lower, 0), _bound(bounds.upper, MOST)
+                low, high = _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
             others = [a for a, b in self._unified.items() if b == symbol]
             if self._maybe_one.intersection([symbol, *others]):
                 low = min(low, 1)
