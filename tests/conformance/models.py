@@ -14,6 +14,7 @@ import copy
 import json
 import multiprocessing
 import os
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from tilevm.frontends.torch_graph import backend
 
 SIZES = ((2, 7), (1, 5), (3, 12), (2, 16), (2, 7))  # batch, length
 NEW_TOKENS = 5
+MODEL_S = 600  # a model that takes longer is not judged
 WORSE = 10.0  # times eager's error
 FLOOR = 1e-5  # allowed error, of the largest element: eager's may be 0
 
@@ -216,14 +218,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--name", action="append", default=[], help="names that contain this")
+    parser.add_argument("--from", dest="first", type=int, default=0, help="skip so many")
     parser.add_argument("--print", action="store_true", help="the whole row")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     prepare()
     path = options.results / "models.jsonl" if not options.name else Path(os.devnull)
     options.results.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for architecture in ARCHITECTURES:
+    with path.open("a" if options.first else "w") as file:
+        for architecture in ARCHITECTURES[options.first :]:
             if options.name and not any(n in architecture.name for n in options.name):
                 continue
             row = _in_child(architecture)
@@ -246,14 +249,20 @@ def _in_child(architecture: Architecture) -> dict[str, Any]:
     """The row, from a fork of this process, which has imported everything and run nothing."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: sender.send(asdict(examine(architecture))))
+
+    def work() -> None:
+        signal.alarm(MODEL_S)  # ends this process
+        sender.send(asdict(examine(architecture)))
+
+    process = context.Process(target=work)
     process.start()
     sender.close()
     try:
         found: dict[str, Any] = receiver.recv()
     except EOFError:
         process.join()
-        ended = f"CRASH: exit status {process.exitcode}"
+        late = process.exitcode == -signal.SIGALRM
+        ended = f"not done in {MODEL_S} s" if late else f"CRASH: exit status {process.exitcode}"
         found = asdict(Row(architecture.name, inference=ended))
     process.join()
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,5 +83,6 @@ def _copied(x: torch.Tensor) -> torch.Tensor:
     if x.layout is not torch.strided:
         return torch.clone(x.detach()).requires_grad_(x.requires_grad)
     made = torch.empty(0, dtype=x.dtype)
-    made.set_(x.untyped_storage().clone(), x.storage_offset(), x.size(), x.stride())
+    storage = copy.copy(x.untyped_storage())
+    made.set_(storage, x.storage_offset(), x.size(), x.stride())
     return made.requires_grad_(x.requires_grad)

@@ -16,7 +16,7 @@ from tests.conformance import judge, opinfo, page, samples  # noqa: E402
 from tests.conformance.doors import Door  # noqa: E402
 
 # Through each door every so many operators, from another one on each, a sample of each.
-STRIDES = {"compile": 13, "torch.compile": 29, "fuse": 7}
+STRIDES = {"compile": 41, "torch.compile": 83, "fuse": 17}
 
 
 @pytest.mark.slow
