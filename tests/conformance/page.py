@@ -17,7 +17,7 @@ import torch
 from tests.conformance.doors import DOORS
 from tests.conformance.judge import SKIPPED, VERDICTS
 from tests.conformance.opinfo import RESULTS, ROOT
-from tests.conformance.samples import DTYPES, MODES
+from tests.conformance.samples import DTYPES, MODES, cases
 from tests.conformance.samples import SKIPPED as LEFT_OUT
 
 COLUMNS = (*VERDICTS, "CRASH", SKIPPED)
@@ -40,6 +40,7 @@ random state. **ok**: the same dtype, sizes and values, all of it in kernels of 
 **WRONG**: other values, beyond PyTorch's own tolerance and beyond what rounding at each operator
 explains. **{SKIPPED}**: eager mode raises, or differs from itself. Numbers among the arguments are
 arguments of the compiled function. A gradient counts with the results of the call that it is of.
+By default two samples of an operator are run; the tables say how many operators the last runs had.
 """
 
 
@@ -76,8 +77,9 @@ def counts(found: dict[tuple[str, str, str], Rows]) -> Iterator[str]:
         for (door, dtype, other), findings in found.items():
             if other == mode:
                 verdicts = Counter(row["verdict"] for row in findings)
-                operators = len({row["op"] for row in findings})
-                rows.append((door, dtype, operators, *(verdicts[c] for c in COLUMNS)))
+                run = len({row["op"] for row in findings})
+                known = len(cases(dtype, mode))
+                rows.append((door, dtype, f"{run} of {known}", *(verdicts[c] for c in COLUMNS)))
         yield from table(("door", "dtype", "operators", *COLUMNS), rows)
 
 

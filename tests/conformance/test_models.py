@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -12,13 +10,15 @@ pytest.importorskip("transformers")
 from tests.conformance import models  # noqa: E402
 from tests.conformance.architectures import ARCHITECTURES  # noqa: E402
 
+import tilevm  # noqa: E402
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GPT-2", "ViT"])
-def test_architecture(name: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tilevm.config.failures", "off")
+def test_architecture(name: str) -> None:
     (architecture,) = (a for a in ARCHITECTURES if a.name == name)
-    row = models.examine(architecture)
+    with tilevm.config.patch(failures="off"):
+        row = models.examine(architecture)
     parts = [row.compile, row.inference, row.training]
     assert parts == ["ok"] * 3 and row.generation in ("ok", "-")
     assert row.captures <= row.theirs
