@@ -99,7 +99,6 @@ DECOMPOSED: list[tuple[str, Callable[..., Any]]] = [
     ("glu", lambda x: F.glu(torch.cat([x, x], 1))),
     ("hstack", lambda x: torch.hstack([x, x + 1])),
     ("tile", lambda x: torch.tile(x, (2, 1))),
-    ("diag_embed", lambda x: torch.diag_embed(x)),
     ("trapezoid", lambda x: torch.trapezoid(x, dim=0)),
     ("isclose", lambda x: torch.isclose(x, x + 1e-9)),
     ("heaviside", lambda x: torch.heaviside(x, x)),
