@@ -97,15 +97,15 @@ def every_sample(
     return found
 
 
-def differs(found: Any, expected: Any) -> str | None:
-    """What is not as in eager mode."""
+def differs(found: Any, expected: Any, *, layout: bool = True) -> str | None:
+    """What is not as in eager mode. layout: strides and offsets too."""
     left, spec = pytree.tree_flatten(found)
     right, other = pytree.tree_flatten(expected)
     if spec != other:
         return f"{spec}, eager's {other}"
     for a, b in zip(left, right, strict=True):
         if isinstance(b, torch.Tensor):
-            wrong = _tensor_differs(a, b)
+            wrong = _tensor_differs(a, b, layout) if isinstance(a, torch.Tensor) else f"{a!r}"
         else:
             wrong = None if type(a) is type(b) and (_not_compared(b) or a == b) else f"{a!r}, {b!r}"
         if wrong:
@@ -117,10 +117,10 @@ def _not_compared(x: Any) -> bool:
     return not isinstance(x, str | int | bool | None | tuple | torch.Size)
 
 
-def _tensor_differs(a: torch.Tensor, b: torch.Tensor) -> str | None:
+def _tensor_differs(a: torch.Tensor, b: torch.Tensor, layout: bool) -> str | None:
+    strided = layout and b.layout is torch.strided
     facts = [
-        (x.dtype, x.shape, x.layout, x.layout is torch.strided and (x.stride(), x.storage_offset()))
-        for x in (a, b)
+        (x.dtype, x.shape, x.layout, strided and (x.stride(), x.storage_offset())) for x in (a, b)
     ]
     if facts[0] != facts[1]:
         return f"{facts[0]}, eager's {facts[1]}"

@@ -216,3 +216,14 @@ def test_the_root_of_a_size() -> None:
         q, k = torch.randn(shape), torch.randn(shape)
         torch.testing.assert_close(compiled(q, k), scores(q, k))
     assert not eager_reasons()
+
+
+def test_ints_that_are_negative() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, n: torch.roll(x * 2, n) + n, backend="tilevm", dynamic=True, fullgraph=True
+    )
+    for n in (3, -1, 2, -4):
+        for wants in (False, True):
+            x = torch.arange(6.0, requires_grad=wants)
+            torch.testing.assert_close(compiled(x, n), torch.roll(x * 2, n) + n)

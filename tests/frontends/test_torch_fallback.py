@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -216,3 +219,83 @@ def test_dims_of_an_axis_that_is_not_there() -> None:
     f = tilevm.compile(lambda x: x * 2, dims={"x": {7: tilevm.Dim(4)}})
     with pytest.raises(errors.ShapeError, match="no axis 7"):
         f(torch.ones(3, 4))
+
+
+# Found by PyTorch's own samples -------------------------------------------------------------------
+
+
+def test_seeds_inside_run_eagerly() -> None:
+    def f(x: Any) -> Any:
+        torch.manual_seed(3)
+        return x + torch.rand(3)
+
+    compiled = tilevm.compile(f)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(torch.zeros(3)), f(torch.zeros(3)))
+    assert "state of random numbers" in reasons()
+
+
+def test_seeds_of_other_threads_are_theirs() -> None:
+    found: list[Any] = []
+
+    def f(x: Any) -> Any:
+        thread = threading.Thread(target=lambda: found.append(torch.manual_seed(5)))
+        thread.start()
+        thread.join()
+        return x + 1
+
+    tilevm.compile(f)(torch.zeros(3))
+    assert found
+
+
+def test_arguments_that_are_sparse_or_have_slots() -> None:
+    @dataclass(slots=True)
+    class Options:
+        scale: float
+        tensor: Any
+
+    dense = torch.eye(3)
+    compiled = same(lambda x: x * 2, (dense,))
+    assert compiled(dense.to_sparse_csr()).layout is torch.sparse_csr
+    assert "torch.sparse_csr" in reasons()
+    tilevm.stats.reset()
+    same(
+        lambda x, options: x * options.scale + options.tensor,
+        (dense, Options(2.0, torch.ones(3))),
+        (dense, Options(3.0, torch.zeros(3))),
+    )
+    assert not reasons()
+
+
+def test_numbers_of_operators_that_are_called_out() -> None:
+    x = torch.randn(4, 4)
+    same(lambda x, n: torch.cumsum(x, n), (x, 0), (x, 1), (x, -1))
+    same(lambda x, a: torch.index_add(x, 0, torch.tensor([1]), x[:1], alpha=a), (x, 2.5), (x, 0.5))
+    same(lambda x, a, b: torch.histc(x, 4, a, b), (x, -1.0, 1.5), (x, -2.0, 2.0))
+    same(lambda x, p: torch.cdist(x, x, p), (x, math.inf), (x, 1.0), (x, -0.0))
+    assert not reasons()
+
+
+def test_shifts_that_become_negative() -> None:
+    x = torch.arange(6.0)
+    same(lambda x, n: torch.roll(x, n), (x, 2), (x, -1), (x, 0), (x, -4))
+    assert not reasons()
+
+
+def test_slices_as_arguments() -> None:
+    x = torch.arange(12.0).reshape(4, 3)
+    same(lambda x, s: x[s] * 2, (x, slice(1, 3)), (x, slice(0, 2)), (x, slice(None, None)))
+    assert not reasons()
+
+
+def test_squeeze_of_no_dims() -> None:
+    x = torch.randn(1, 3, 1)
+    same(lambda x: x.clone().squeeze(()), (x,))
+    same(lambda x: torch.squeeze_copy(x), (x,), (x[:, :1],))
+    assert not reasons()
+
+
+def test_sizes_that_only_the_data_of_a_scalar_know() -> None:
+    same(lambda x: torch.nonzero(x), (torch.tensor(3.0),), (torch.tensor(0.0),))
+    same(lambda x: torch.unique(x), (torch.tensor(3.0),))
+    assert not reasons()

@@ -173,7 +173,7 @@ class _Call(nn.Module):
         state = {path: _shallow(value) for path, value in before.items()}
         outside = torch_effects.Before(self.function, list(self.modules())[1:])
         try:
-            with torch_strides.reads() as reads:
+            with torch_tracing.no_seeds(), torch_strides.reads() as reads:
                 result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = outside.undo()
@@ -344,9 +344,8 @@ def _attempt(
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
     proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))
     with torch_tracing.export(), from_zero, oblivious, torch.no_grad():
-        program = torch.export.export(
-            call, tuple(examples), dynamic_shapes={"traced": tuple(shapes)}, strict=False
-        )
+        varying = {"traced": tuple(shapes)} if shapes else None
+        program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
         try:
             return _checked(call, program, leaves, plan, facts, knobs, freeze)
         finally:
@@ -675,7 +674,7 @@ def _conditions(
 
     def equal(at: tuple[int, int], value: Any) -> None:
         """The size or number at that place is `value`."""
-        test = f" == {value!r}"
+        test = f" == {repr(value).replace('inf', '1e999')}"  # a literal, as other numbers are
         source = torch_tree.source_place(call.tree, *at)
         if isinstance(value, float) and math.isnan(value):
             test = f" != {source}"  # NaN
@@ -696,6 +695,10 @@ def _conditions(
     for index, value in enumerate(leaves):
         if index not in traced and not isinstance(value, torch.Tensor):
             equal((index, -1), value)
+    for symbol, (_, axis) in where.items():
+        least = sizes.least(symbol) if axis < 0 else None
+        if least is not None:
+            add(symbol, test=f" >= {least}")  # of an int, what the trace took for granted
     if plan.positive:
         for symbol, (_, axis) in where.items():
             if axis >= 0:

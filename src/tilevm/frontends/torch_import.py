@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
 from tilevm.frontends import torch_branches, torch_data
+from tilevm.frontends.torch_functions import ROWS
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
@@ -26,7 +27,6 @@ from tilevm.frontends.torch_memory import (
     view_of,
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
-from tilevm.frontends.torch_products import ROWS
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
@@ -600,8 +600,10 @@ class Importer:
             if isinstance(text, int):
                 return str(text)
             inputs.append(self.number(given))
-            return f"a{len(inputs) - 1}"
-        if isinstance(given, torch.SymFloat | torch.SymBool):
+            return f"int(a{len(inputs) - 1})"
+        if isinstance(given, torch.SymFloat):
+            return f"float({self.computed(given, inputs)})"
+        if isinstance(given, torch.SymBool):
             return self.computed(given, inputs)
         if isinstance(given, bool | int) or given is None:
             return repr(given)

@@ -392,7 +392,7 @@ def _extreme(b: Importer, out: Any, x: Tensor) -> int:
 @row("max.dim", "min.dim")
 def _extreme_dim(b: Importer, out: Any, x: Tensor, dim: int, keep: bool) -> tuple[Any, ...]:
     if not x.rank:
-        raise Unsupported("a scalar")
+        return x, b.add("full", shape=[], value=0, dtype="int64")
     name, axis = _packet(b), axis_of(dim, x.rank)
     value = b.add(f"a{name}", x.id, axes=[axis], keepdims=keep) if b.used(0) else None
     index = b.add(f"arg{name}", x.id, axis=axis, keepdims=keep) if b.used(1) else None
@@ -401,11 +401,10 @@ def _extreme_dim(b: Importer, out: Any, x: Tensor, dim: int, keep: bool) -> tupl
 
 @row("argmax", "argmin")
 def _arg(b: Importer, out: Any, x: Tensor, dim: int | None, keep: bool) -> int:
-    if not x.rank or (dim is None and keep):
-        raise Unsupported("a scalar, or all axes kept")
-    if dim is None:
+    if dim is None or not x.rank:
         flat = b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
-        return b.add(_packet(b), flat, axis=0, keepdims=False)
+        index = b.add(_packet(b), flat, axis=0, keepdims=False)
+        return b.add("reshape", index, shape=[1] * out.dim()) if out.dim() else index
     return b.add(_packet(b), x.id, axis=axis_of(dim, x.rank), keepdims=keep)
 
 
@@ -449,6 +448,11 @@ def _std_all(b: Importer, out: Any, x: Tensor, unbiased: bool) -> int:
     return b.add("sqrt", _variance(b, x, None, int(unbiased), False))
 
 
+@row("var_mean")
+def _var_mean_all(b: Importer, out: Any, x: Tensor, unbiased: bool) -> Any:
+    return _var_mean(b, out, x, None, int(unbiased), False)
+
+
 @row("var_mean.dim")
 def _var_mean_dim(b: Importer, out: Any, x: Tensor, dims: Any, unbiased: bool, keep: bool) -> Any:
     return _var_mean(b, out, x, dims, int(unbiased), keep)
@@ -464,22 +468,36 @@ def _var_mean(b: Importer, out: Any, x: Tensor, dims: Any, correction: Any, keep
 
 @row("logsumexp")
 def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
-    if not x.is_float or not x.rank:
-        raise Unsupported("not a float tensor")
     axes = axes_of(dims, x.rank)
-    top = b.add("amax", x.id, axes=axes, keepdims=True)
+    if not axes:
+        raise Unsupported("a scalar")
+    value = b.cast(x.id, out.dtype)
+    top = b.add("amax", value, axes=axes, keepdims=True)
     infinite = b.add("eq", b.add("abs", top), b.number(math.inf))
     top = b.add("where", infinite, b.number(0.0), top)
-    total = b.add("sum", b.add("exp", b.add("sub", x.id, top)), axes=axes, keepdims=keep)
+    total = b.add("sum", b.add("exp", b.add("sub", value, top)), axes=axes, keepdims=keep)
     return b.add("add", b.add("log", total), top if keep else b.add("squeeze", top, axes=axes))
 
 
 @row("norm.ScalarOpt_dim", "linalg_vector_norm")
 def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
-    if not (p is None or (is_number(p) and p == 2)) or any(d is not None for d in dtype):
-        raise Unsupported("a norm other than the Euclidean one")
-    squares = b.add("mul", x.id, x.id)
-    return b.add("sqrt", _reduce(b, "sum", squares, x.rank, dims, keep))
+    if not (p is None or is_number(p)) or not x.is_float:
+        raise Unsupported("a norm that is not known")
+    value = b.cast(x.id, out.dtype)
+
+    def fold(op: str, value: int) -> int:
+        return _reduce(b, op, value, x.rank, dims, keep)
+
+    if p is None or p == 2:
+        return b.add("sqrt", fold("sum", b.add("mul", value, value)))
+    size = b.add("abs", value)
+    if p == 1:
+        return fold("sum", size)
+    if p == 0:
+        return fold("sum", b.cast(b.add("ne", size, b.number(0)), out.dtype))
+    if abs(p) == math.inf:
+        return fold("amax" if p > 0 else "amin", size)
+    return b.add("pow", fold("sum", b.add("pow", size, b.number(p))), b.number(1 / p))
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -487,9 +505,11 @@ def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtyp
 
 @row("softmax.int", "log_softmax.int")
 def _softmax(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
+    value = _as_dtype(b, x, dtype)
     if not x.rank:
-        raise Unsupported("a scalar")
-    return b.add(_packet(b), _as_dtype(b, x, dtype), axis=axis_of(dim, x.rank))
+        row = b.add(_packet(b), b.add("reshape", value, shape=[1]), axis=0)
+        return b.add("reshape", row, shape=[])
+    return b.add(_packet(b), value, axis=axis_of(dim, x.rank))
 
 
 @row("_softmax", "_log_softmax")

@@ -13,7 +13,7 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
-from tilevm.frontends import torch_check, torch_frozen, torch_import
+from tilevm.frontends import torch_check, torch_decompose, torch_frozen, torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
@@ -73,9 +73,12 @@ def build(
     """
     if config.check:
         writes = None  # a result that is wrong shall change nothing
+    whole = graph
+    graph = torch_decompose.decomposed(graph)
     placeholders = graph.find_nodes(op="placeholder")
     constants = _constants(graph)
-    environment: Any = next((s.node.shape_env for s in _symbolic(inputs)), None)
+    made = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
+    environment: Any = next((s.node.shape_env for s in _symbolic([*inputs, *made])), None)
     unified: dict[Any, Any] = {}
 
     def compile_inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
@@ -102,17 +105,28 @@ def build(
         for expr, test in importer.result.assumed:
             relation = sympy.Ne if test.startswith("!=") else sympy.Ge
             condition = relation(expr, int(test.split()[1]))
-            if condition != sympy.true and not environment.evaluate_expr(condition):
+            if condition != sympy.true and not _guarded(environment, condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
     unchanged = () if frozen is None else {*frozen, *fixed}
     executable = importer.result.compile(knobs, unchanged)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
-    captured = Captured(importer.result, sizes, executable, run, graph, fixed)
+    captured = Captured(importer.result, sizes, executable, run, whole, fixed)
     if config.check and not inner:
-        run = torch_check.checked(run, graph, executable, captured.given)
+        run = torch_check.checked(run, whole, executable, captured.given)
         return replace(captured, run=run)
     return captured
+
+
+def _guarded(environment: Any, condition: Any) -> bool:
+    """Whether a condition holds, and is a guard from now on. Raises: Refused."""
+    if not environment.frozen:
+        return bool(environment.evaluate_expr(condition))
+    try:
+        with environment.error_on_new_guards():
+            return bool(environment.evaluate_expr(condition))
+    except RuntimeError as error:
+        raise Refused(f"the graph needs {condition}, and its guards are made already") from error
 
 
 def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:

@@ -155,6 +155,13 @@ class Sizes:
             self._least[expr] = max(least, self._least.get(expr, 0))
             self._texts.clear()
 
+    def least(self, symbol: sympy.Symbol) -> int | None:
+        """The least value that tracing took for possible, if there is one."""
+        bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
+        if bounds is None or not isinstance(bounds.lower, sympy.Integer):
+            return None
+        return int(bounds.lower)
+
     def guards(self) -> Sequence[Any]:
         """Conditions on sizes that tracing assumed; sympy expressions."""
         return self._guards
@@ -165,7 +172,7 @@ class Sizes:
             bounds = self.env.var_to_range.get(symbol) if self.env is not None else None
             low, high = 0, MOST
             if bounds is not None:
-                low, high = _bound(bounds.lower, 0), _bound(bounds.upper, MOST)
+                low, high = _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
             others = [a for a, b in self._unified.items() if b == symbol]
             if self._maybe_one.intersection([symbol, *others]):
                 low = min(low, 1)

@@ -20,9 +20,12 @@ from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
 
 from tilevm.config import config
+from tilevm.frontends.torch_effects import Effects
 
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
+_TORCH = str(Path(torch.__file__).parent)
+_TESTING = str(Path(torch.__file__).parent / "testing")
 os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[attr-defined]
 
 
@@ -31,6 +34,38 @@ def export() -> Iterator[None]:
     """All that holds for every trace."""
     with _quiet(), _no_sources_kept(), _sizes_as_arguments():
         yield
+
+
+@contextmanager
+def no_seeds() -> Iterator[None]:
+    """While the function itself runs: what would set the state of random numbers raises Effects.
+
+    No graph would have that.
+    """
+    names = ("manual_seed", "seed", "set_rng_state")
+    modules: tuple[Any, Any] = torch, torch.random
+    before = [(module, name, getattr(module, name)) for module in modules for name in names]
+
+    mine = threading.get_ident()
+
+    def refusing(function: Any) -> Any:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1).f_code.co_filename
+            compiler = caller.startswith(_TORCH) and not caller.startswith(_TESTING)
+            if compiler or threading.get_ident() != mine:  # Dynamo puts back what it finds
+                return function(*args, **kwargs)
+            raise Effects("the function sets the state of random numbers, which outlives the call")
+
+        return refuse
+
+    with _changing:
+        for module, name, function in before:
+            setattr(module, name, refusing(function))
+        try:
+            yield
+        finally:
+            for module, name, function in before:
+                setattr(module, name, function)
 
 
 @contextmanager
@@ -58,9 +93,6 @@ def _sizes_as_arguments() -> Iterator[None]:
             yield
         finally:
             modules[0].sqrt, modules[1].scaled_dot_product_attention = root, attention
-
-
-_TORCH = str(Path(torch.__file__).parent)
 
 
 def _asks(symbolic: type, plain: type) -> type:

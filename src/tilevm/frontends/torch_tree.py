@@ -59,10 +59,15 @@ def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:
     kind = type(value)
     if kind in (list, tuple) or isinstance(value, tuple | list):
         return "sequence", tuple(range(len(value))), tuple(value)
+    if kind is slice:
+        return "sequence", (0, 1, 2), (value.start, value.stop, value.step)
     if isinstance(value, dict):
         record = dataclasses.is_dataclass(value)
         return "record" if record else "mapping", tuple(value.keys()), tuple(value.values())
-    if dataclasses.is_dataclass(value) or _is_object(value):
+    if dataclasses.is_dataclass(value) and not hasattr(value, "__dict__"):  # it has slots
+        names = tuple(f.name for f in dataclasses.fields(value))
+        return "object", names, tuple(getattr(value, name) for name in names)
+    if not isinstance(value, type) and (dataclasses.is_dataclass(value) or _is_object(value)):
         fields = vars(value)
         return "object", tuple(fields), tuple(fields.values())
     return None
@@ -107,14 +112,15 @@ def make(branch: Branch, children: list[Any]) -> Any:
     if branch.kind == "sequence":
         if kind in (list, tuple):
             return kind(children)
-        return kind(*children) if hasattr(kind, "_fields") else kind(children)
+        return kind(*children) if hasattr(kind, "_fields") or kind is slice else kind(children)
     named = dict(zip(branch.keys, children, strict=True))
     if branch.kind == "mapping":
         return named if kind is dict else kind(named)
     if branch.kind == "record":
         return kind(**named)
     made = object.__new__(kind)
-    made.__dict__.update(named)
+    for name, child in named.items():
+        object.__setattr__(made, name, child)  # whether it is frozen or not
     return made
 
 
@@ -185,6 +191,8 @@ def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
     """
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
+        if value.layout is not torch.strided:
+            raise Unsupported(f"an argument is {value.layout}")
         leaves.append(value)
         key.append((value.dtype, value.dim(), value.requires_grad))
         if not value.is_contiguous():

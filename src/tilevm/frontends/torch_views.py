@@ -102,7 +102,10 @@ def _unsqueeze(b: Importer, out: Any, x: Tensor, dim: int) -> int:
     return value
 
 
-@row("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy.dim")
+@row(
+    "squeeze", "squeeze.dim", "squeeze.dims",
+    "squeeze_copy", "squeeze_copy.dim", "squeeze_copy.dims",
+)  # fmt: skip
 def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
     gone = squeezed(b, x, dims)
     return b.add("squeeze", x.id, axes=gone) if gone else x
@@ -111,7 +114,8 @@ def _squeeze(b: Importer, out: Any, x: Tensor, dims: Any = None) -> Any:
 def squeezed(b: Importer, x: Tensor, dims: Any = None) -> list[int]:
     """The axes that a squeeze drops; records that the others are not of size 1."""
     gone = []
-    for axis in axes_of(dims, x.rank):
+    none = isinstance(dims, list | tuple) and not dims
+    for axis in [] if none else axes_of(dims, x.rank):
         size = x.shape[axis]
         if isinstance(size, int) and size == 1:
             gone.append(axis)

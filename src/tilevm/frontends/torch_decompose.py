@@ -1,0 +1,236 @@
+"""ATen operators that are not in the table, as the operators that PyTorch says they consist of."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.fx
+from torch._decomp import decomposition_table
+from torch._dynamo.exc import RestartAnalysis
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tilevm.frontends.torch_functions import ROWS
+from tilevm.frontends.torch_memory import functional, storages
+
+# Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
+NAMES = frozenset(
+    """
+    _native_batch_norm_legit _native_batch_norm_legit_functional _softmax_backward_data aminmax
+    atleast_1d atleast_2d atleast_3d bilinear binary_cross_entropy
+    binary_cross_entropy_with_logits block_diag broadcast_tensors cartesian_prod celu
+    channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
+    count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat diagonal
+    diagonal_copy diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
+    float_power frac glu gradient hardshrink heaviside hinge_embedding_loss hsplit hstack
+    huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
+    l1_loss ldexp linalg_cross linalg_diagonal linalg_matrix_norm linalg_matrix_power
+    linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace log_sigmoid_backward
+    log_sigmoid_forward logaddexp logaddexp2 logit_backward logspace margin_ranking_loss
+    meshgrid mish_backward mse_loss multi_margin_loss multilabel_margin_loss nan_to_num nanmean
+    nansum narrow_copy native_batch_norm native_dropout_backward native_group_norm
+    native_group_norm_backward nll_loss2d_forward nll_loss_forward nll_loss_nd pairwise_distance
+    pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm roll rot90 selu sinc
+    smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
+    special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
+    take take_along_dim tile trace trapezoid trapz triplet_margin_loss unbind_copy unfold_copy
+    vsplit vstack xlogy
+    """.split()
+)
+
+
+class _Kept(Exception):
+    """The operator stays whole."""
+
+
+class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Appends what is called to a graph. Sizes stay as they are, no nodes."""
+
+    def __init__(self, graph: torch.fx.Graph, like: torch.fx.Node) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.graph = graph
+        self.trace = like.meta.get("stack_trace")
+        self.made: list[torch.fx.Node] = []
+        self.known: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+
+    def node_of(self, value: Any) -> Any:
+        """The node that holds a tensor; what is none is itself. Raises: _Kept."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self.known:
+            raise _Kept("a constant")
+        return self.known[id(value)][1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not any("Tensor" in str(r.type) for r in func._schema.returns):
+            if torch.Tag.data_dependent_output in func.tags:
+                raise _Kept(f"{func} depends on data")
+            return func(*args, **kwargs)  # a size, a device
+        if func._schema.is_mutable:
+            return self._write(func, args, kwargs)
+        if str(func) not in ROWS:
+            with self:
+                return _meanings(func)[0](*args, **kwargs)
+        given, named = pytree.tree_map(self.node_of, (args, kwargs))
+        out = func(*args, **kwargs)
+        node = self._append(func, given, named, out)
+        if isinstance(out, list | tuple):
+            for i, part in enumerate(out):
+                if isinstance(part, torch.Tensor):
+                    self._append(operator.getitem, (node, i), {}, part)
+        elif not isinstance(out, torch.Tensor):
+            raise _Kept(f"{func} returns a {type(out).__name__}")
+        return out
+
+    def _write(self, func: OpOverload, args: Any, kwargs: Any) -> torch.Tensor:
+        """In place on a tensor of our own without views: from now on its node is another one."""
+        target, name = functional(func)
+        changed: torch.Tensor = args[0]
+        sharing = [t for t, _ in self.known.values() if storages(t) == storages(changed)]
+        if len(sharing) != 1 or self.node_of(changed) not in self.made or name not in ROWS:
+            raise _Kept(f"{func} writes")
+        given, named = pytree.tree_map(self.node_of, (args, kwargs))
+        out = target(*args, **kwargs)
+        if (out.dtype, out.shape) != (changed.dtype, changed.shape):
+            raise _Kept(f"{func} changes the type")
+        self.known[id(changed)] = changed, self._append(target, given, named, out)
+        return changed
+
+    def _append(self, target: Any, args: Any, kwargs: Any, out: Any) -> torch.fx.Node:
+        node = self.graph.call_function(target, tuple(args), kwargs)
+        node.meta["val"] = out
+        if self.trace is not None:
+            node.meta["stack_trace"] = self.trace
+        self.made.append(node)
+        if isinstance(out, torch.Tensor):
+            self.known[id(out)] = out, node
+        return node
+
+
+def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
+    """PyTorch's decompositions. Raises: _Kept, if we use none."""
+    if target._schema.name.removeprefix("aten::") not in NAMES:
+        raise _Kept(f"{target} is not in the table")
+    found = [decomposition_table[target]] if target in decomposition_table else []
+    overload = f".{target._overloadname}" if target._overloadname != "default" else ""
+    if torch._C._dispatch_has_kernel_for_dispatch_key(
+        target._schema.name + overload, "CompositeImplicitAutograd"
+    ):
+        found.append(target.decompose)
+    if not found:
+        raise _Kept(f"{target} has no decomposition")
+    return found
+
+
+def decomposed(graph: torch.fx.Graph) -> torch.fx.Graph:
+    """`graph`, or a copy without the operators of NAMES that consist of operators of the table."""
+    if not any(_is_wanted(node) for node in graph.nodes):
+        return graph
+    made = torch.fx.Graph(graph.owning_module)
+    result = made.graph_copy(graph, {})
+    made.output(result)
+    (new,), (old,) = made.find_nodes(op="output"), graph.find_nodes(op="output")
+    new.meta.update(old.meta)
+    for node in list(made.nodes):
+        if _is_wanted(node):
+            any(_replace(made, node, meaning) for meaning in _meanings(node.target))
+    return made
+
+
+def _is_wanted(node: torch.fx.Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, OpOverload)
+        and str(target) not in ROWS
+        and target.namespace == "aten"
+        and target._schema.name[6:] in NAMES
+    )
+
+
+def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., Any]) -> bool:
+    """Put what the node consists of in its place, if all of that is in the table."""
+    assert isinstance(node.target, OpOverload)
+    value = node.meta.get("val")
+    tape = _Tape(graph, node)
+    for source in node.all_input_nodes:
+        held = source.meta.get("val")
+        if isinstance(held, torch.Tensor):
+            tape.known[id(held)] = held, source
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    tensors = [x for x in pytree.tree_leaves((args, kwargs, value)) if isinstance(x, torch.Tensor)]
+    mode = next((x.fake_mode for x in tensors if hasattr(x, "fake_mode")), None)
+    try:
+        with graph.inserting_before(node), torch.no_grad(), mode or nullcontext(), tape:
+            with warnings.catch_warnings(), _no_late_guards(mode):
+                warnings.filterwarnings("ignore", "Raw Sym")  # sizes are no nodes, on purpose
+                result = meaning(*args, **kwargs)
+        results = [tape.node_of(x) for x in _parts(result)]
+        _check(node, results, tensors)
+    except RestartAnalysis:
+        raise
+    except Exception:  # whatever a decomposition cannot do, the whole operator can
+        for made in reversed(tape.made):
+            graph.erase_node(made)
+        return False
+    for made, whole in zip(results, _parts(value), strict=True):
+        if made in tape.made and not set(storages(whole)) & _memory(node):
+            made.meta["val"] = whole  # strides are those of the operator
+    if isinstance(value, torch.Tensor):
+        node.replace_all_uses_with(results[0])
+    for user in list(node.users):
+        user.replace_all_uses_with(results[user.args[1]])  # type: ignore[index]  # an int
+        graph.erase_node(user)
+    graph.erase_node(node)
+    return True
+
+
+def _no_late_guards(mode: Any) -> AbstractContextManager[None]:
+    """Guards raise where it is too late: gradients are compiled after the guards of a call."""
+    environment = getattr(mode, "shape_env", None)
+    if environment is None or not environment.frozen:
+        return nullcontext()
+    refusing: AbstractContextManager[None] = environment.error_on_new_guards()
+    return refusing
+
+
+def _parts(value: Any) -> Sequence[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _memory(node: torch.fx.Node) -> set[int]:
+    return {m for source in node.all_input_nodes for m in storages(source.meta.get("val"))}
+
+
+def _check(node: torch.fx.Node, results: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
+    """Raise _Kept unless the results are like the operator's."""
+    value = node.meta.get("val")
+    wholes, given = _parts(value), _memory(node)
+    view = any(r.alias_info for r in node.target._schema.returns)  # type: ignore[union-attr]
+    if not isinstance(value, torch.Tensor) and any(
+        user.target is not operator.getitem for user in node.users
+    ):
+        raise _Kept("its results are used together")
+    if len(wholes) != len(results):
+        raise _Kept("it has other results")
+    for made, whole in zip(results, wholes, strict=True):
+        if not isinstance(made, torch.fx.Node) or not isinstance(whole, torch.Tensor):
+            raise _Kept("a result is no tensor")
+        found = made.meta["val"]
+        if found.dtype != whole.dtype or len(found.shape) != len(whole.shape):
+            raise _Kept("a result is of another type")
+        if bool(given & set(storages(found))) != (view or bool(given & set(storages(whole)))):
+            raise _Kept("a result shares memory, or does not")
+        for a, b in zip(found.shape, whole.shape, strict=True):
+            if not (a is b or _text(a) == _text(b)):
+                raise _Kept("a result has other sizes")
+
+
+def _text(size: Any) -> str:
+    return str(size.node.expr) if isinstance(size, torch.SymInt) else str(size)

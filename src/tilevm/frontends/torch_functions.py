@@ -1,0 +1,178 @@
+"""ATen's functions of real numbers that are made of others: rows as in `torch_ops`.
+
+Each is accurate to some units in the last place where its result is small, and ends where PyTorch's
+does: beyond a threshold, a form that does not overflow before the function does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
+from tilevm.frontends.torch_products import ROWS
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+_LARGE = 20.0  # from here on e^-x is nothing beside e^x, in any dtype
+_HUGE = {torch.float16: 1e4}  # from here on 1 is nothing beside x^2; else:
+_HUGER = 1e8
+
+
+def _float(b: Importer, out: Any, x: Any) -> int:
+    """The operand as the result's dtype: integers have no fractions."""
+    return b.cast(b.operand(x), out.dtype)
+
+
+def _odd(b: Importer, x: int, positive: int) -> int:
+    """`positive` with the sign of x, and x where that is 0."""
+    signed = b.add("where", b.add("lt", x, b.number(0)), b.add("neg", positive), positive)
+    return b.add("where", b.add("eq", x, b.number(0)), x, signed)
+
+
+def _cathetus(b: Importer, x: int) -> int:
+    """sqrt(1 - x^2), without cancellation near 1."""
+    one = b.number(1.0)
+    return b.add("sqrt", b.add("mul", b.add("sub", one, x), b.add("add", one, x)))
+
+
+@row("asin", "arcsin")
+def _asin(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    return b.add("atan2", value, _cathetus(b, value))
+
+
+@row("acos", "arccos")
+def _acos(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    return b.add("atan2", _cathetus(b, value), value)
+
+
+@row("atan", "arctan")
+def _atan(b: Importer, out: Any, x: Tensor) -> int:
+    return b.add("atan2", _float(b, out, x), b.number(1.0))
+
+
+def _half_powers(b: Importer, a: int) -> int:
+    """e^a / 2, which overflows as late as that does."""
+    root = b.add("exp", b.add("mul", a, b.number(0.5)))
+    return b.add("mul", b.add("mul", root, b.number(0.5)), root)
+
+
+@row("sinh")
+def _sinh(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    a = b.add("abs", value)
+    t = b.add("expm1", a)
+    near = b.add("add", t, b.add("div", t, b.add("add", t, b.number(1.0))))
+    far = b.add("gt", a, b.number(_LARGE))
+    return _odd(
+        b, value, b.add("where", far, _half_powers(b, a), b.add("mul", near, b.number(0.5)))
+    )
+
+
+@row("cosh")
+def _cosh(b: Importer, out: Any, x: Tensor) -> int:
+    a = b.add("abs", _float(b, out, x))
+    near = b.add("add", b.add("exp", a), b.add("exp", b.add("neg", a)))
+    far = b.add("gt", a, b.number(_LARGE))
+    return b.add("where", far, _half_powers(b, a), b.add("mul", near, b.number(0.5)))
+
+
+def _is_far(b: Importer, out: Any, a: int) -> int:
+    return b.add("gt", a, b.number(_HUGE.get(out.dtype, _HUGER)))
+
+
+def _log_of_twice(b: Importer, a: int) -> int:
+    return b.add("add", b.add("log", a), b.number(math.log(2)))
+
+
+@row("asinh", "arcsinh")
+def _asinh(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    a, one = b.add("abs", value), b.number(1.0)
+    square = b.add("mul", a, a)
+    root = b.add("sqrt", b.add("add", square, one))
+    near = b.add("log1p", b.add("add", a, b.add("div", square, b.add("add", one, root))))
+    far = _is_far(b, out, a)
+    return _odd(b, value, b.add("where", far, _log_of_twice(b, a), near))
+
+
+@row("acosh", "arccosh")
+def _acosh(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    t = b.add("sub", value, b.number(1.0))
+    root = b.add("sqrt", b.add("mul", t, b.add("add", t, b.number(2.0))))
+    inside = b.add("where", b.add("lt", value, b.number(1.0)), b.number(math.nan), root)
+    near = b.add("log1p", b.add("add", t, inside))
+    return b.add("where", _is_far(b, out, value), _log_of_twice(b, value), near)
+
+
+@row("atanh", "arctanh")
+def _atanh(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    a = b.add("abs", value)
+    ratio = b.add("div", b.add("add", a, a), b.add("sub", b.number(1.0), a))
+    return _odd(b, value, b.add("mul", b.add("log1p", ratio), b.number(0.5)))
+
+
+@row("hypot")
+def _hypot(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    """Scaled by the larger one, so that no square overflows."""
+    one, other = (b.add("abs", _float(b, out, v)) for v in (x, y))
+    large, small = b.add("maximum", one, other), b.add("minimum", one, other)
+    ratio = b.add("div", small, large)
+    root = b.add("sqrt", b.add("add", b.add("mul", ratio, ratio), b.number(1.0)))
+    value = b.add("where", b.add("eq", large, b.number(0)), large, b.add("mul", large, root))
+    infinite = b.add("logical_or", b.add("isinf", one), b.add("isinf", other))
+    return b.add("where", infinite, b.number(math.inf), value)
+
+
+@row("fmax", "fmin")
+def _fmax(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    """A number, if either is one."""
+    assert b.node is not None
+    op = "maximum" if "fmax" in str(b.node.target) else "minimum"
+    one, other = (b.cast(v.id, out.dtype) for v in (x, y))
+    value = b.add(op, one, other)
+    if not out.dtype.is_floating_point:
+        return value
+    value = b.add("where", b.add("isnan", other), one, value)
+    return b.add("where", b.add("isnan", one), other, value)
+
+
+@row("angle")
+def _angle(b: Importer, out: Any, x: Tensor) -> int:
+    value = _float(b, out, x)
+    half, none = (b.cast(b.number(n), out.dtype) for n in (math.pi, 0.0))
+    turned = b.add("where", b.add("lt", value, b.number(0)), half, none)
+    return b.add("where", b.add("isnan", value), value, turned)
+
+
+@row("logit")
+def _logit(b: Importer, out: Any, x: Tensor, eps: Any = None) -> int:
+    value = _float(b, out, x)
+    if eps is not None:
+        if not is_number(eps):
+            raise Unsupported("the margin is not known")
+        value = b.add("maximum", value, b.number(eps))
+        value = b.add("minimum", value, b.number(1.0 - eps))
+    return b.add("log", b.add("div", value, b.add("sub", b.number(1.0), value)))
+
+
+@row("prelu", "_prelu_kernel")
+def _prelu(b: Importer, out: Any, x: Tensor, weight: Tensor) -> int:
+    """weight: one number, or one for each of axis 1; of the kernel, it broadcasts."""
+    slope = weight.id
+    if x.rank != weight.rank:
+        sizes = [1] * x.rank
+        if x.rank > 1:
+            sizes[1] = weight.fake.numel()
+        slope = b.add("reshape", slope, shape=b.shape(sizes))
+    positive = b.add("gt", x.id, b.number(0))
+    return b.add("where", positive, x.id, b.add("mul", x.id, slope))

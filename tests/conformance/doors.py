@@ -1,0 +1,99 @@
+"""The three doors, and what a call through one of them did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch._dynamo
+from tests.eager.compare import tensors_in
+from torch._dynamo.utils import counters
+
+import tilevm
+from tilevm.frontends.torch_eager import pending
+from tilevm.frontends.torch_graph import backend
+
+DOORS = ("compile", "torch.compile", "fuse")
+Function = Callable[..., Any]
+
+# How segments end when all operators were recorded.
+_ENDS = {"end of the block", "before a product", "length"}
+
+
+class Door:
+    """A way to run functions, and what it did in the last `watched` block."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._graphs = 0  # of Dynamo, that were run
+        self._unrecorded = False
+        self._callouts: Counter[str] = Counter()
+        self._flushes: Counter[str] = Counter()
+
+    def wrap(self, function: Function) -> Function:
+        """The function through this door."""
+        if self.name == "compile":
+            compiled: Function = tilevm.compile(function)
+            return compiled
+        if self.name == "torch.compile":
+            torch._dynamo.reset()
+            return torch.compile(function, backend=self._backend, dynamic=True)
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            with tilevm.fuse():
+                result = function(*args, **kwargs)
+                inputs = {id(x) for x in tensors_in((args, kwargs))}
+                made = [x for x in tensors_in(result) if id(x) not in inputs]
+                self._unrecorded = not all(map(pending, made))
+                return result
+
+        return recorded
+
+    def _backend(self, gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> Function:
+        run = backend(gm, inputs)
+
+        def counted(*args: Any) -> Any:
+            self._graphs += 1
+            return run(*args)
+
+        return counted
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Notes what the calls in the block do."""
+        self._graphs, self._unrecorded = 0, False
+        counters.clear()
+        before = tilevm.stats()
+        try:
+            yield
+        finally:
+            after = tilevm.stats()
+            self._callouts = Counter(after["callouts"]) - Counter(before["callouts"])
+            self._flushes = Counter(after["flushes"]) - Counter(before["flushes"])
+
+    @property
+    def fallback(self) -> str:
+        """Why a call, or a part of it, ran eagerly; empty if it did not."""
+        for reason in self._flushes:
+            if reason.startswith(("eager: ", "fuse: ")):
+                return reason
+        if self.name == "torch.compile":
+            for kind in ("graph_break", "unimplemented"):
+                for reason in counters[kind]:
+                    return f"Dynamo: {str(reason).strip().partition(chr(10))[0]}"
+            if not self._graphs:
+                return "Dynamo: no graph"
+        return ""
+
+    @property
+    def callouts(self) -> list[str]:
+        """Operators that PyTorch ran; of `fuse`, why what was recorded so far had to run."""
+        found = set(self._callouts)
+        if self.name == "fuse":
+            found |= set(self._flushes) - _ENDS
+            if self._unrecorded:
+                found.add("not recorded")
+        return sorted(found)
