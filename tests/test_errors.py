@@ -55,6 +55,7 @@ def test_stats_have_the_promised_names() -> None:
         "interpreted",
         "cache_hits",
         "launches",
+        "repeated_calls",
         "callouts",
         "flushes",
         "checks",

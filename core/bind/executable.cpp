@@ -162,8 +162,9 @@ PyTypeObject* executable_type() {
 
 namespace {
 
-std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool allow_grad) {
-  if (name == "torch") return torch_framework(allow_grad);
+std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool allow_grad,
+                                                 bool detached) {
+  if (name == "torch") return torch_framework(allow_grad, detached);
   if (name == "numpy") return numpy_framework();
   throw nb::value_error("framework must be \"torch\" or \"numpy\"");
 }
@@ -191,8 +192,8 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
                   std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
                   Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-                  bool allow_grad, bool single, const std::optional<std::string>& tier, int threads,
-                  std::optional<bool> verify) {
+                  bool allow_grad, bool detached, bool single,
+                  const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
   options.targets = std::move(written_to);
@@ -204,7 +205,7 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
   for (const auto& [input, symbol] : int_symbols) {
     options.int_symbols.emplace_back(nb::cast<int>(input), nb::cast<std::string>(symbol));
   }
-  std::unique_ptr<PythonFramework> python = framework_named(framework, allow_grad);
+  std::unique_ptr<PythonFramework> python = framework_named(framework, allow_grad, detached);
   python->set_own_threads(threads);
   for (const nb::handle target : targets) python->add_target(target.ptr());
   if (single && program.outputs.size() != 1) {
@@ -278,13 +279,14 @@ void bind_executable(nb::module_& m) {
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
          Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-         bool allow_grad, bool single, std::optional<std::string> tier, int threads,
+         bool allow_grad, bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
-          return nb::steal(compile(
-              program, targets, framework, std::move(input_names), int_symbols,
-              std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
-              std::move(frozen), std::move(written_to), allow_grad, single, tier, threads, verify));
+          return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
+                                   std::move(output_orders), std::move(whole_outputs),
+                                   std::move(memory_groups), std::move(frozen),
+                                   std::move(written_to), allow_grad, detached, single, tier,
+                                   threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -299,8 +301,8 @@ void bind_executable(nb::module_& m) {
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
       nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
-      nb::arg("allow_grad") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
-      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
+      nb::arg("allow_grad") = false, nb::arg("detached") = false, nb::arg("single") = false,
+      nb::arg("tier") = nb::none(), nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
@@ -311,7 +313,8 @@ void bind_executable(nb::module_& m) {
       "change, so that they may be packed ahead. written_to: for each output the input that it is\n"
       "written to, and is then, or -1; elements of such an input must not share memory.\n"
       "allow_grad: take tensors that\n"
-      "require gradients. single: return the only output, not a tuple of one. tier, threads,\n"
+      "require gradients. detached: results that share memory are no views of each other, as\n"
+      "autograd sees it. single: return the only output, not a tuple of one. tier, threads,\n"
       "verify: as set_tier, set_threads, set_verify, for this program alone.");
   m.def(
       "on_internal_error",

@@ -65,8 +65,9 @@ class PythonFramework : public host::Framework {
   int own_threads_ = 0;
 };
 
-// allow_grad: take tensors that require gradients although gradients are recorded.
-std::unique_ptr<PythonFramework> torch_framework(bool allow_grad);
+// allow_grad: take tensors that require gradients although gradients are recorded. detached: results
+// that share memory are no views of each other, as autograd sees it.
+std::unique_ptr<PythonFramework> torch_framework(bool allow_grad, bool detached);
 std::unique_ptr<PythonFramework> numpy_framework();
 
 int processors() noexcept;

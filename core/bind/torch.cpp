@@ -48,8 +48,8 @@ struct Torch {
   const TorchDirect* direct = nullptr;
   const dlpack::ExchangeApi* api = nullptr;
   PyTypeObject* tensor = nullptr;
-  PyObject* plain_dispatch = nullptr;     // Tensor.__torch_dispatch__
-  PyObject *as_strided, *storage_offset;  // descriptors of TensorBase
+  PyObject* plain_dispatch = nullptr;              // Tensor.__torch_dispatch__
+  PyObject *as_strided, *detach, *storage_offset;  // descriptors of TensorBase
   PyObject *matmul, *get_num_threads, *empty_strided, *strided;
   std::array<PyObject*, kDTypes> dtypes{};
   std::vector<PyTypeObject*> plain;  // subclasses that are seen to be tensors like any other
@@ -64,6 +64,7 @@ Torch make() {
   auto* const type = reinterpret_cast<PyObject*>(torch.tensor);
   torch.plain_dispatch = attribute(type, "__torch_dispatch__").release();
   torch.as_strided = attribute(base.get(), "as_strided").release();
+  torch.detach = attribute(base.get(), "detach").release();
   torch.storage_offset = attribute(base.get(), "storage_offset").release();
   torch.matmul = get("matmul");
   torch.get_num_threads = get("get_num_threads");
@@ -104,7 +105,8 @@ void release_header(dlpack::Managed* managed) {
 
 class TorchFramework final : public PythonFramework {
  public:
-  explicit TorchFramework(bool allow_grad) : torch_(load()), allow_grad_(allow_grad) {}
+  TorchFramework(bool allow_grad, bool detached)
+      : torch_(load()), allow_grad_(allow_grad), detached_(detached) {}
 
   void describe(Object tensor, const Type& type, const std::string& name, Record& out) override {
     PyObject* object = py(tensor);
@@ -179,8 +181,9 @@ class TorchFramework final : public PythonFramework {
         checked(PyLong_FromLongLong(PyLong_AsLongLong(start.get()) + (part.empty() ? 0 : moved)));
     const Ref sizes = tuple_of(part.sizes.data(), part.rank);
     const Ref strides = tuple_of(part.strides.data(), part.rank);
-    return invoke(torch_.as_strided, {py(owner), sizes.get(), strides.get(), offset.get()})
-        .release();
+    Ref made = invoke(torch_.as_strided, {py(owner), sizes.get(), strides.get(), offset.get()});
+    if (detached_) made = invoke(torch_.detach, {made.get()});
+    return made.release();
   }
 
   bool negative_strides() const override { return false; }
@@ -294,12 +297,13 @@ class TorchFramework final : public PythonFramework {
 
   const Torch& torch_;
   bool allow_grad_;
+  bool detached_;
 };
 
 }  // namespace
 
-std::unique_ptr<PythonFramework> torch_framework(bool allow_grad) {
-  return std::make_unique<TorchFramework>(allow_grad);
+std::unique_ptr<PythonFramework> torch_framework(bool allow_grad, bool detached) {
+  return std::make_unique<TorchFramework>(allow_grad, detached);
 }
 
 }  // namespace tilevm::bind

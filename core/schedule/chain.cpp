@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <memory_resource>
 #include <new>
 
 #include "exec/memory.h"
@@ -46,7 +47,12 @@ class Running {
         tiles_(tiles),
         threads_(threads),
         tape_(tape),
-        products_(launch.stages.size()) {}
+        products_(launch.stages.size(), &small_),
+        panel_offsets_(&small_),
+        packed_offsets_(launch.stages.size(), -1, &small_),
+        blocks_(&small_),
+        memories_(&small_),
+        packed_(&small_) {}
   ~Running() {
     for (const exec::Block& block : blocks_) {
       if (tape_ != nullptr) {
@@ -98,12 +104,6 @@ class Running {
     std::array<std::int64_t, kMaxRows> index{};  // where it begins
     std::int64_t batches, rows;
     std::int64_t width;  // columns of panels that it needs, at most
-  };
-  // What one thread writes.
-  struct Memory {
-    std::byte* base = nullptr;
-    // By product: the right factor that is packed there.
-    std::vector<const std::byte*> packed;
   };
 
   void choose_ways() {
@@ -166,7 +166,6 @@ class Running {
       bytes += item_batches_ * item_rows_ * stride_of(panel);
     }
     std::int64_t shared = 0, room = 0;
-    packed_offsets_.assign(products_.size(), -1);
     for (std::size_t s = 0; s < products_.size(); ++s) {
       const Stage& stage = launch_.stages[s];
       if (stage.kernel != nullptr) continue;
@@ -194,13 +193,12 @@ class Running {
       }
     }
     // With few rows, what passes between stages lies in the first thread's.
-    memories_.resize(at(threads_));
-    for (Memory& memory : memories_) {
+    packed_.assign(at(threads_) * products_.size(), nullptr);
+    for (int thread = 0; thread < threads_; ++thread) {
       const exec::Block block = exec::acquire(at(std::max<std::int64_t>(bytes, 1)));
       if (block.data == nullptr) return false;
       blocks_.push_back(block);
-      memory.base = block.data;
-      memory.packed.assign(products_.size(), nullptr);
+      memories_.push_back(block.data);
     }
     return true;
   }
@@ -270,7 +268,7 @@ class Running {
   }
 
   std::byte* panel_at(int panel, int thread, std::int64_t batch) {
-    return memories_[at(thread)].base + panel_offsets_[at(panel)] +
+    return memories_[at(thread)] + panel_offsets_[at(panel)] +
            batch * item_rows_ * stride_of(launch_.panels[at(panel)]);
   }
 
@@ -344,26 +342,28 @@ class Running {
                      std::int64_t column_bytes, int thread) {
     if (sizes.n <= 0) return;
     if (packs(products_[s].way) && packed == nullptr) {
-      memories_[at(thread)].packed[s] = nullptr;
+      packed_by(thread, s) = nullptr;
       packed = pack_own(s, sizes, b, thread);
-      memories_[at(thread)].packed[s] = nullptr;
+      packed_by(thread, s) = nullptr;
     }
     act(s, Multiplied{products_[s].way, sizes, a, b, packed, room(thread), out, row_bytes,
                       column_bytes});
   }
 
   const float* pack_own(std::size_t s, const Sizes& sizes, const Matrix& b, int thread) {
-    Memory& memory = memories_[at(thread)];
-    auto* packed = reinterpret_cast<float*>(memory.base + packed_offsets_[s]);
-    if (memory.packed[s] == b.data) return packed;
+    auto* packed = reinterpret_cast<float*>(memories_[at(thread)] + packed_offsets_[s]);
+    if (packed_by(thread, s) == b.data) return packed;
     act(s, Packed{products_[s].way, sizes, b, 0, sizes.n, packed});
-    memory.packed[s] = b.data;
+    packed_by(thread, s) = b.data;
     return packed;
   }
 
-  float* room(int thread) {
-    return reinterpret_cast<float*>(memories_[at(thread)].base + room_offset_);
+  // The right factor that a thread has packed for itself.
+  const std::byte*& packed_by(int thread, std::size_t s) {
+    return packed_[at(thread) * products_.size() + s];
   }
+
+  float* room(int thread) { return reinterpret_cast<float*>(memories_[at(thread)] + room_offset_); }
 
   template <class Action>
   void act(std::size_t s, const Action& action) {
@@ -414,13 +414,17 @@ class Running {
   const Tiles& tiles_;
   int threads_;
   Tape* tape_;
-  std::vector<Product> products_;  // by stage
+  // Lists of few threads and stages are allocated here.
+  std::array<std::byte, 1024> room_for_lists_;
+  std::pmr::monotonic_buffer_resource small_{room_for_lists_.data(), room_for_lists_.size()};
+  std::pmr::vector<Product> products_;  // by stage
   std::int64_t rows_ = 1, batches_ = 1, outer_ = 1;
   std::int64_t item_rows_ = 1, item_batches_ = 1, batch_items_ = 1, row_items_ = 1, n_items_ = 1;
-  std::vector<std::int64_t> panel_offsets_, packed_offsets_;  // in a thread's memory
+  std::pmr::vector<std::int64_t> panel_offsets_, packed_offsets_;  // in a thread's memory
   std::int64_t room_offset_ = 0;
-  std::vector<exec::Block> blocks_;  // what is shared, if anything, then one of each thread
-  std::vector<Memory> memories_;
+  std::pmr::vector<exec::Block> blocks_;   // what is shared, if anything, then one of each thread
+  std::pmr::vector<std::byte*> memories_;  // by thread
+  std::pmr::vector<const std::byte*> packed_;  // by thread and product
   std::atomic<Status> status_{Status::kOk};
 };
 

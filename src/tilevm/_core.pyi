@@ -111,6 +111,7 @@ def compile(
     frozen: Sequence[int] = ...,
     written_to: Sequence[int] = ...,
     allow_grad: bool = ...,
+    detached: bool = ...,
     single: bool = ...,
     tier: str | None = ...,
     threads: int = ...,

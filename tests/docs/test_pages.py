@@ -41,6 +41,7 @@ ELSEWHERE = {
     "docs/api.md": "test_generated.py",
     "CONTRIBUTING.md": "test_contributing.py",
     "docs/explain.md": "test_pages.py",
+    "docs/conformance.md": "../conformance/test_opinfo.py",
 }
 
 
@@ -75,7 +76,7 @@ def test_no_block_is_left_out() -> None:
         if kinds and page not in RUN:
             assert page in ELSEWHERE, f"{page}: nothing runs its programs"
     for test in ELSEWHERE.values():
-        assert Path(__file__).with_name(test).exists()
+        assert (Path(__file__).parent / test).exists()
 
 
 def test_what_runs_blocks_elsewhere_exists() -> None:

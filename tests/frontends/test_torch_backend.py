@@ -143,6 +143,25 @@ def test_graph_breaks() -> None:
         torch.testing.assert_close(compiled(x), f(x))
 
 
+def test_results_may_change_in_place_after_a_graph_break() -> None:
+    linear = nn.Linear(4, 6)
+
+    def function(x: Any) -> Any:
+        h = nn.functional.dropout(linear(x), 0.0, True)  # a reshape of what the product made
+        n = x.sum()
+        torch._dynamo.graph_break()
+        h[0] = 7
+        return h.sum() * n
+
+    compiled = torch.compile(function, backend="tilevm", dynamic=True)
+    for rows in (2, 3):
+        found, expected = (torch.ones(rows, 3, 4, requires_grad=True) for _ in range(2))
+        torch.testing.assert_close(compiled(found), function(expected))
+        compiled(found).backward()
+        function(expected).backward()
+        torch.testing.assert_close(found.grad, expected.grad)
+
+
 def test_autocast() -> None:
     model = Block().eval().requires_grad_(False)
     compiled = torch.compile(model, backend="tilevm")

@@ -215,7 +215,36 @@ def test_interrupts_of_torch_captures() -> None:
         "    except KeyboardInterrupt: interrupted += 1\n"
         "    torch.testing.assert_close(compiled(x, w), f(x, w))\n"
         "torch.testing.assert_close(tilevm.compile(f)(x, w), f(x, w))\n"
-        "assert interrupted > 5, interrupted\n"
+        "assert interrupted, interrupted\n"
+        "print('usable')\n",
+        quiet=False,
+    )
+    assert told == "usable\n"
+
+
+def test_an_interrupt_at_each_line_of_a_first_call() -> None:
+    told = run(
+        "chance = {'left': 0}\n"
+        "def trace(frame, event, argument):\n"
+        "    name = frame.f_code.co_filename\n"
+        "    if not name.endswith('frontends/kernel.py') and name != '<string>': return None\n"
+        "    chance['left'] -= 1\n"
+        "    if chance['left'] == 0: raise KeyboardInterrupt\n"
+        "    return trace\n"
+        "interrupted = number = 0\n"
+        "while True:\n"
+        "    number += 1\n"
+        "    kernel, x = made(1), np.ones((3, 2), np.float32)\n"
+        "    kernel(x.astype(np.float64))\n"
+        "    chance['left'] = number\n"
+        "    sys.settrace(trace)\n"
+        "    try:\n"
+        "        for y in (x, x.astype(np.float16), x): kernel(y)\n"
+        "        break\n"
+        "    except KeyboardInterrupt: interrupted += 1\n"
+        "    finally: sys.settrace(None)\n"
+        "    for y in (x, x.astype(np.float64), x.astype(np.float16)): kernel(y)\n"
+        "assert interrupted > 100, interrupted\n"
         "print('usable')\n",
         quiet=False,
     )

@@ -6,5 +6,8 @@
 extern "C" {
 extern std::FILE* __real_stderr;
 extern std::FILE* __wrap_stderr;
-std::FILE* __wrap_stderr = __real_stderr;
+std::FILE* __wrap_stderr;
 }
+
+// Before anything else that is static and may write there.
+__attribute__((constructor(101))) static void set_stderr() { __wrap_stderr = __real_stderr; }

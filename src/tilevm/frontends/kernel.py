@@ -13,7 +13,6 @@ import functools
 import inspect
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
@@ -105,7 +104,7 @@ class Kernel(runtime.Dispatch):
             self._refuse(f"static is {static!r}", 'Name parameters in a tuple: static=("axis",).')
         self._static = frozenset(static)
         # Both used most recently: signatures last, variants of one first.
-        self._variants: OrderedDict[Signature, list[Variant]] = OrderedDict()
+        self._variants: dict[Signature, list[Variant]] = {}  # the one used last is last
         self._lock = threading.RLock()
         self._turns = check.Turns()
         names = self._signature.parameters
@@ -154,7 +153,7 @@ class Kernel(runtime.Dispatch):
     def forget(self) -> None:
         """Drop what was traced: the next call traces again."""
         self._ready.clear()
-        self._variants = OrderedDict()
+        self._variants = {}
 
     def variants(self) -> list[Graph]:
         """The graphs traced so far."""
@@ -176,28 +175,34 @@ class Kernel(runtime.Dispatch):
             known = self._variants.get(signature, [])
             for i, variant in enumerate(known):
                 if variant.fits(env):
-                    if i > 0:
-                        known.insert(0, known.pop(i))
-                    self._variants.move_to_end(signature)
+                    self._keep(signature, [variant, *known[:i], *known[i + 1 :]])
                     return variant, signature, operands
             with capturing(self._function.__name__):
                 variant = self._capture(signature, env)
             if config.debug >= 2:
                 log.tell(2, "%s", to_text(variant.graph))
-            self._variants.setdefault(signature, known).insert(0, variant)
-            self._variants.move_to_end(signature)
+            self._keep(signature, [variant, *known])
             self._drop_old()
             return variant, signature, operands
+
+    # An interrupt may come between any two of these lines, and in the middle of hashing a
+    # signature: what is kept is whole in between. (An OrderedDict would not be.)
+
+    def _keep(self, signature: Signature, known: list[Variant]) -> None:
+        """What is known of a signature, the last of all to go."""
+        self._variants.pop(signature, None)
+        self._variants[signature] = known
 
     def _drop_old(self) -> None:
         """Keep as many variants as `config.programs` says."""
         excess = sum(map(len, self._variants.values())) - config.programs
         while excess > 0:
             signature, oldest = next(iter(self._variants.items()))
-            oldest.pop()
-            excess -= 1
-            if not oldest:
+            if len(oldest) > 1:
+                self._variants[signature] = oldest[:-1]
+            else:
                 del self._variants[signature]
+            excess -= 1
 
     def _refuse(self, what: str, remedy: str) -> NoReturn:
         name = self._function.__name__

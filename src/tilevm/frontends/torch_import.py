@@ -122,10 +122,13 @@ class Imported:
     brings: bool = False  # whether data bring sizes
     pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
 
-    def compile(self, knobs: Mapping[str, Any], frozen: Collection[int] = ()) -> Callable[..., Any]:
+    def compile(
+        self, knobs: Mapping[str, Any], frozen: Collection[int] = (), detached: bool = False
+    ) -> Callable[..., Any]:
         """The executable, with these knobs of its own. The program is used up.
 
-        frozen: inputs of the graph whose elements do not change.
+        frozen: inputs of the graph whose elements do not change. detached: results that share
+        memory are no views of each other, as autograd sees it.
         """
         program, self.program = self.program, None
         assert program is not None
@@ -145,6 +148,7 @@ class Imported:
                 memory_groups=(groups[0], groups[1]),
                 frozen=[i for i, place in enumerate(self.passed) if place in frozen],
                 written_to=[places.get(place, -1) for place in self.written],
+                detached=detached,
                 **knobs,
             )
 

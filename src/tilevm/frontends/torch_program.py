@@ -109,7 +109,7 @@ def build(
                 raise Refused(f"the graph needs {condition}, which does not hold")
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
     unchanged = () if frozen is None else {*frozen, *fixed}
-    executable = importer.result.compile(knobs, unchanged)
+    executable = importer.result.compile(knobs, unchanged, detached=not views)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     captured = Captured(importer.result, sizes, executable, run, whole, fixed)
     if config.check and not inner:
