@@ -17,7 +17,7 @@ FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
 .PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize fuzz \
-    wheel test-wheel clean FORCE
+    corpus wheel test-wheel clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -100,20 +100,31 @@ sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	cmake --build build/sanitize --target core_tests
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
 
-# Coverage guides mutation: of programs, and of their text. What is new joins the corpus.
+# Coverage guides mutation: of programs, and of their text. FOUND begins as what core/tests/guided
+# keeps; `make corpus` keeps what covers something new.
 FUZZ := build/fuzz
+FOUND := $(FUZZ)/found
+GUIDED := programs text
 SECONDS ?= 60
-fuzz: venv ## fuzz verifier, tiers and assembler for SECONDS each, with Clang's libFuzzer
+$(FUZZ)/.built: $(STAMPS)/venv $(NATIVE)
 	@.ci/deps $(PYTHON) $(CXX) fuzz
 	cmake -S . -B $(FUZZ) -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
 	  -DCMAKE_CXX_COMPILER=clang++ -DTILEVM_PYTHON=OFF -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
 	  -DTILEVM_SANITIZE=address,undefined,fuzzer-no-link
 	cmake --build $(FUZZ) --target guided
-	@for name in programs text; do \
-	  mkdir -p $(FUZZ)/found/$$name && $(FUZZ)/guided_$$name -max_total_time=$(SECONDS) -timeout=60 \
-	    -max_len=4096 -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$name- $(FUZZ)/found/$$name \
-	    core/tests/guided/corpus/$$name || exit 1; \
-	done
+	for name in $(GUIDED); do mkdir -p $(FOUND)/$$name \
+	  && tar -C $(FOUND)/$$name -xJf core/tests/guided/$$name.tar.xz || exit 1; done
+	@touch $@
+
+fuzz: $(FUZZ)/.built ## fuzz verifier, tiers and assembler, SECONDS each, with Clang's libFuzzer
+	for name in $(GUIDED); do $(FUZZ)/guided_$$name -max_total_time=$(SECONDS) -timeout=60 \
+	  -max_len=4096 -print_final_stats=1 -artifact_prefix=$(FUZZ)/$$name- $(FOUND)/$$name || exit 1; done
+
+corpus: $(FUZZ)/.built ## keep what fuzzing found that covers something new
+	for name in $(GUIDED); do rm -rf $(FUZZ)/kept && mkdir $(FUZZ)/kept \
+	  && $(FUZZ)/guided_$$name -set_cover_merge=1 -max_len=700 $(FUZZ)/kept $(FOUND)/$$name \
+	  && tar --sort=name --owner=0 --group=0 --mtime=2020-01-01 -C $(FUZZ)/kept \
+	    -cJf core/tests/guided/$$name.tar.xz . || exit 1; done
 
 $(STAMPS)/wheel: $(STAMPS)/venv
 	.ci/requirements wheel > $(VENV)/requirements-wheel.txt
