@@ -6,6 +6,7 @@ import gc
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -575,3 +576,16 @@ def test_explain() -> None:
     (variant,) = kernel["variants"]
     assert "add_f32" in variant["disassembly"]
     _core.bytecode.verify(variant["bytes"])
+
+
+def test_parts_of_a_profile_do_not_overlap() -> None:
+    run = compiled(lambda p: one(p, p.input("float32", ["N"])))
+    x = torch.zeros(1 << 22)
+    run(x)
+    run.set_profiled(True)
+    begin = time.perf_counter_ns()
+    run(x)
+    wall_ns = time.perf_counter_ns() - begin
+    profile = run.profile()
+    parts = profile["begin_ns"] + sum(step["ns"] for step in profile["steps"]) + profile["end_ns"]
+    assert 0 < parts <= wall_ns
