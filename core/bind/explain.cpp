@@ -38,6 +38,8 @@ const char* kind_name(Kind kind) {
       return "kernel";
     case Kind::kChain:
       return "chain";
+    case Kind::kLoop:
+      return "loop";
     case Kind::kCall:
       return "call";
   }
@@ -114,6 +116,10 @@ std::string step_text(host::Executable& exe, const PythonFramework* python,
     }
     case Kind::kChain:
       return chain_text(exe, step.chain);
+    case Kind::kLoop: {
+      const Node& node = program.nodes[static_cast<std::size_t>(step.node)];
+      return typed(program, node.out) + " = loop " + print(program, node);
+    }
     case Kind::kCall: {
       std::vector<ValueId> results, args;
       for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);
@@ -151,6 +157,9 @@ nb::list step_rows(host::Executable& exe, const PythonFramework* python) {
     if (step.kind == Kind::kKernel || (step.kind == Kind::kReshape && step.kernel >= 0)) {
       row["kernel"] = step.kernel;
       row["name"] = exe.kernels()[static_cast<std::size_t>(step.kernel)].graph().name;
+    } else if (step.kind == Kind::kLoop) {
+      const Node& node = program.nodes[static_cast<std::size_t>(step.node)];
+      row["name"] = std::string(info(node.op).name).c_str();
     } else if (step.kind == Kind::kCall) {
       row["name"] = python->target_name(step.target);
     }

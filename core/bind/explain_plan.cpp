@@ -42,6 +42,7 @@ Places places(const host::Executable& exe) {
     const int here = static_cast<int>(s);
     if (step.kind == Kind::kKernel) step_of_kernel[at(step.kernel)] = here;
     if (step.kind == Kind::kView || step.kind == Kind::kReshape) made(step.out, here);
+    if (step.kind == Kind::kLoop) result.step[at(step.node)] = here;
     if (step.kind == Kind::kCall) {
       for (int r = 0; r < step.n_out; ++r) made(step.out + r, here);
     }

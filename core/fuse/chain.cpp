@@ -54,7 +54,7 @@ class Joining {
       readers_[at(product.a)].push_back(i);
       readers_[at(product.b)].push_back(i);
       tail_of_[at(product.out)] = step.chain;
-    } else if (step.kind == Kind::kCall) {
+    } else if (step.kind == Kind::kCall || step.kind == Kind::kLoop) {
       for (const ValueId v : program_.nodes[at(step.node)].inputs) readers_[at(v)].push_back(i);
     }
   }

@@ -55,7 +55,8 @@ class Scheduler {
       while (first < waiting.size() && done[first]) ++first;
       if (unit.node < 0) {
         emit_group(unit.unit);
-      } else if (info(g_.program.nodes[at(unit.node)].op).cls == OpClass::kCall) {
+      } else if (const auto cls = info(g_.program.nodes[at(unit.node)].op).cls;
+                 cls == OpClass::kCall || cls == OpClass::kLoop) {
         emit_call(unit.node);
       } else {
         ensure_target(g_.program.nodes[at(unit.node)].out);  // a concat of nothing but empty parts
@@ -128,7 +129,9 @@ class Scheduler {
       if (!g_.program.type(v).weak) ensure(v);
     }
     if (is_product(g_.program, node)) return emit_product(node);
-    Step s = step(Step::Kind::kCall);
+    const bool loop = info(node.op).cls == OpClass::kLoop;
+    if (loop) ensure_target(node.out);
+    Step s = step(loop ? Step::Kind::kLoop : Step::Kind::kCall);
     s.node = n;
     plan_.steps.push_back(s);
     for (int i = 0; i < node.n_out; ++i) ready_[at(node.out + i)] = true;

@@ -117,6 +117,7 @@ void Grouping::place(int n) {
       return place_view(n);
     case OpClass::kLayout:
       return place_concat(n);
+    case OpClass::kLoop:
     case OpClass::kCall:
       return place_call(n);
     case OpClass::kCreate: {

@@ -82,6 +82,7 @@ struct Step {
                // pad)
     kKernel,   // run kernels[kernel]; its output operands have been allocated
     kChain,    // run chains[chain]; what it stores has been allocated
+    kLoop,     // program node `node`, which is a loop of its own; its result has been allocated
     kCall      // program node `node` through its call-out; defines its results
   };
   Kind kind;

@@ -144,6 +144,7 @@ void Executable::compile_steps() {
     step.axis = from.axis;
     step.offset = from.offset;
     step.chain = from.chain;
+    if (from.kind == Kind::kLoop) step.node = from.node;
     if (from.out >= 0) {
       // Of tensors that only call-outs understand, addresses count elements.
       const DType dtype = program.type(from.out).dtype;
@@ -170,6 +171,7 @@ void Executable::compile_steps() {
         break;
       case Kind::kKernel:
       case Kind::kChain:
+      case Kind::kLoop:
         break;
       case Kind::kCall: {
         const Node& node = program.nodes[static_cast<std::size_t>(from.node)];

@@ -68,6 +68,7 @@ struct HostStep {
   std::int32_t axis = -1;
   SizeId offset = shape::kNoSize;
   std::int32_t chain = -1;  // kChain
+  std::int32_t node = -1;   // kLoop: of the program
   int item_bytes = 0;
   bool owned = false;        // kAlloc, kReshape: the framework owns the buffer
   bool is_view = false;      // kReshape: whatever the sizes are, no copy
@@ -150,7 +151,7 @@ class Executable {
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
-  // Calls visit(value, is_written) for what the kernels and products of a step read and write.
+  // Calls visit(value, is_written) for what the kernels, products and loops of a step read and write.
   template <class AnyStep, class Visit>
   void visit_operands(const AnyStep& step, Visit&& visit) const {
     const auto kernel = [&](int k) {
@@ -160,6 +161,11 @@ class Executable {
       }
     };
     if (step.kind == fuse::Step::Kind::kKernel) kernel(step.kernel);
+    if (step.kind == fuse::Step::Kind::kLoop) {
+      const Node& node = plan_.program.nodes[static_cast<std::size_t>(step.node)];
+      for (const ValueId in : node.inputs) visit(in, false);
+      visit(node.out, true);
+    }
     if (step.kind != fuse::Step::Kind::kChain) return;
     for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
       if (stage.kernel >= 0) {
@@ -208,6 +214,7 @@ class Executable {
   std::shared_ptr<const float> packed(Frame& frame, ValueId value, const exec::gemm::Factor& factor,
                                       const exec::gemm::Tiles& tiles, int threads);
   void run_chain(Frame& frame, int chain);
+  void run_loop(Frame& frame, int node);
   void call_out(Frame& frame, const HostStep& step) const;
   void read_item(Frame& frame, const HostStep& step) const;
   Tape* tape_of(Frame& frame) const;
@@ -224,6 +231,7 @@ class Executable {
   Object fresh_copy(Frame& frame, std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
   [[noreturn]] void fail(exec::Status status, int kernel) const;
+  [[noreturn]] void fail_loop(exec::Status status, int node) const;
 
   fuse::Plan plan_;
   Framework& framework_;

@@ -156,7 +156,7 @@ void Executable::place_targets(const std::vector<int>& last, const std::vector<b
   const std::vector<int> writer = writers();
   int last_failing = -1;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    bool fails = steps_[i].kind == Kind::kCall;
+    bool fails = steps_[i].kind == Kind::kCall || steps_[i].kind == Kind::kLoop;
     visit_kernels(steps_[i], [&](int k) {
       fails = fails || can_fail(kernels_[static_cast<std::size_t>(k)].graph());
     });

@@ -28,6 +28,11 @@ class Counter {
       work_.read_bytes += bytes(step.in);
       work_.written_bytes += bytes(step.out);
     }
+    if (step.kind == Kind::kLoop) {
+      const Node& node = exe_.plan().program.nodes[at(step.node)];
+      for (const ValueId in : node.inputs) work_.read_bytes += bytes(in);
+      work_.written_bytes += bytes(node.out);
+    }
     if (step.kind == Kind::kCall) {
       for (const Source& arg : step.args) {
         if (arg.kind == Source::Kind::kTensor) work_.read_bytes += bytes(arg.value);

@@ -171,6 +171,9 @@ void Executable::run_steps(Frame& frame, Profile* profile) {
       case Kind::kChain:
         run_chain(frame, step.chain);
         break;
+      case Kind::kLoop:
+        run_loop(frame, step.node);
+        break;
       case Kind::kCall:
         call_out(frame, step);
         break;

@@ -114,6 +114,14 @@ void Executable::note_step(Frame& frame, const HostStep& step, std::size_t first
       stage = &plan_.chains[chain].stages[action.stage];
       stage_run = &frame.chains[chain].stages[action.stage];
     }
+    if (const auto* loop = std::get_if<exec::loops::Loop>(&action.what)) {
+      const Node& node = plan_.program.nodes[static_cast<std::size_t>(step.node)];
+      for (std::size_t i = 0; i < node.inputs.size(); ++i)
+        note(a, static_cast<int>(i), frame.records[index(node.inputs[i])], loop->in[i].data);
+      note(a, 3, frame.records[index(node.out)], loop->out.data);
+      tape.kernels.push_back(-2 - step.node);
+      continue;
+    }
     const int kernel = stage != nullptr ? stage->kernel : step.kernel;
     tape.kernels.push_back(kernel);
     if (const auto* launched = std::get_if<schedule::Launched>(&action.what)) {
@@ -168,6 +176,9 @@ void Executable::finish_tape(Frame& frame) const {
     if (auto* launched = std::get_if<schedule::Launched>(&what)) {
       const auto operand = static_cast<std::size_t>(address.where.operand);
       address.slot = &launches.bindings[launched->first + operand].base;
+    } else if (auto* loop = std::get_if<exec::loops::Loop>(&what)) {
+      const auto in = static_cast<std::size_t>(address.where.operand);
+      address.slot = in < loop->in.size() ? &loop->in[in].data : &loop->out.data;
     } else if (auto* product = std::get_if<schedule::Multiplied>(&what)) {
       address.slot = address.where.operand == 0   ? static_cast<void*>(&product->a.data)
                      : address.where.operand == 1 ? static_cast<void*>(&product->b.data)
@@ -212,7 +223,9 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
   const exec::Status status = tape.launches->run(failed);
   frame.packed.clear();
   count_launches(tape.n_launches);
-  if (status != exec::Status::kOk) fail(status, tape.kernels[failed]);
+  if (status == exec::Status::kOk) return true;
+  const int kernel = tape.kernels[failed];
+  kernel < -1 ? fail_loop(status, -2 - kernel) : fail(status, kernel);
   return true;
 }
 

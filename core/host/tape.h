@@ -16,7 +16,8 @@ struct Executable::Tape {
     kReady,  // and one was noted
     kNever   // what such calls do is not only launches on one thread
   };
-  // Which address of an action: an operand of a kernel; of a product or packing 0: a, 1: b, 2: out.
+  // Which address of an action: an operand of a kernel; of a product or packing 0: a, 1: b, 2: out;
+  // of a loop 0 to 2: in, 3: out.
   struct Where {
     std::size_t action;
     int operand;
@@ -45,7 +46,7 @@ struct Executable::Tape {
   std::vector<std::int64_t> key;
   State state = State::kSeen;
   std::unique_ptr<schedule::Tape> launches;
-  std::vector<std::int32_t> kernels;  // by action, for errors; -1: a product
+  std::vector<std::int32_t> kernels;  // by action, for errors; -1: a product; of a loop -2 - node
   std::vector<Address> addresses;
   std::vector<Made> made;
   std::vector<Kept> kept;

@@ -234,6 +234,8 @@ class Rules {
   Type pad();
   Type gather();
   Type take();
+  Type scatter();
+  Type argtopk();
   Type matmul();
 
   SizeTable& sizes_;
@@ -460,6 +462,39 @@ Type Rules::take() {
   return result;
 }
 
+Type Rules::scatter() {
+  const Type &x = in_[0], &index = in_[1], &source = in_[2];
+  common();
+  need_index(index);
+  if (x.dtype != source.dtype || x.weak || source.weak) {
+    bad_dtype("dtypes of x and z differ", "Cast one to the dtype of the other.");
+  }
+  const int at = axis(int_at(0), x.shape.rank);
+  if (index.shape.rank != x.shape.rank || source.shape.rank != x.shape.rank) {
+    bad_shape("ranks differ", "scatter needs equal ranks.");
+  }
+  for (int i = 0; i < x.shape.rank; ++i) {
+    same_size(index.shape[i], source.shape[i], "sizes of y and z differ",
+              "Slice z to the sizes of the index.");
+    if (i == at) continue;
+    check(index.shape[i], sizes_.min(index.shape[i], x.shape[i]),
+          "the index is larger than x on axis " + std::to_string(i),
+          "Beside the axis of scatter, sizes of the index are at most those of x.");
+  }
+  return {x.dtype, false, x.shape};
+}
+
+Type Rules::argtopk() {
+  const Shape& from = in_[0].shape;
+  const int at = axis(int_at(0), from.rank);
+  Type result{DType::kInt64, false, from};
+  const SizeId k = attrs_[1].sizes[0];
+  check(k, sizes_.min(k, from[at]), "k is larger than the axis", "Take at most all elements.");
+  check(k, sizes_.max(k, sizes_.constant(0)), "k is negative", "Take no element, or more.");
+  result.shape[at] = k;
+  return result;
+}
+
 Type Rules::matmul() {
   const Type &x = in_[0], &y = in_[1];
   if (x.dtype != y.dtype || x.weak || y.weak) {
@@ -605,6 +640,26 @@ Type Rules::apply() {
       return gather();
     case Rule::kTake:
       return take();
+    case Rule::kScan:
+      common();
+      axis(int_at(0), in_[0].shape.rank);
+      return {is_float(in_[0].dtype) ? settled(in_[0]) : DType::kInt64, false, in_[0].shape};
+    case Rule::kScanSame:
+      need_number(common());
+      axis(int_at(0), in_[0].shape.rank);
+      return {settled(in_[0]), false, in_[0].shape};
+    case Rule::kScatter:
+      return scatter();
+    case Rule::kScatterNumber:
+      need_number(in_[0].dtype);
+      return scatter();
+    case Rule::kArgsort:
+      common();
+      axis(int_at(0), in_[0].shape.rank);
+      return {DType::kInt64, false, in_[0].shape};
+    case Rule::kArgtopk:
+      common();
+      return argtopk();
     case Rule::kMatmul:
       return matmul();
     case Rule::kCall:

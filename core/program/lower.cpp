@@ -705,6 +705,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     case Rule::kReduceSum:
     case Rule::kReduceFloat:
     case Rule::kConcat:
+    case Rule::kScan:
       d = type.dtype;
       break;
     case Rule::kReduceBool:

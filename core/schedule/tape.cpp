@@ -51,6 +51,12 @@ exec::Status Tape::run(std::size_t& failed) const noexcept {
       failed = i;
       return status;
     }
+    if (const auto* loop = std::get_if<exec::loops::Loop>(&what)) {
+      const exec::Status status = exec::loops::run(*loop);
+      if (status == exec::Status::kOk) continue;
+      failed = i;
+      return status;
+    }
     if (const auto* product = std::get_if<Multiplied>(&what)) {
       schedule::run(*tiles, *product);
     } else {

@@ -8,6 +8,7 @@
 
 #include "exec/gemm/multiply.h"
 #include "exec/launch.h"
+#include "exec/loops/loops.h"
 #include "exec/memory.h"
 
 namespace tilevm::schedule {
@@ -46,7 +47,7 @@ struct Tape {
   static constexpr std::size_t kMostBindings = 2048;
 
   struct Action {
-    std::variant<Launched, Packed, Multiplied> what;
+    std::variant<Launched, Packed, Multiplied, exec::loops::Loop> what;
     std::size_t stage;  // of the chain; 0: of a kernel by itself
   };
 

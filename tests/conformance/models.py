@@ -102,9 +102,9 @@ def off(
         if not numbers.any():
             return f"number {i} has no numbers in eager mode either"
         # Masks by the least number of float64 are -inf where a model casts them to float32.
-        x = torch.where(x.isfinite(), x, e.double())
-        largest = x[numbers].abs().max().item()
-        ours, theirs = ((y.double() - x)[numbers].abs().max().item() for y in (f, e))
+        right = torch.where(x.isfinite(), x, e.double())
+        largest = right[numbers].abs().max().item()
+        ours, theirs = ((y.double() - right)[numbers].abs().max().item() for y in (f, e))
         if not ours <= WORSE * theirs + FLOOR * largest:
             return f"number {i} is off by {ours:.2g}, eager's by {theirs:.2g}"
     return ""

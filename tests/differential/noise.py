@@ -34,13 +34,16 @@ UNITS = 2.0
 # or of two doubles; those of float32 may add four elements before that: _of_groups.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
-    "maximum minimum floor ceil round trunc amax amin size_value sum mean matmul".split()
+    "maximum minimum floor ceil round trunc amax amin size_value sum mean matmul "
+    "cumsum cumprod cummax cummin scatter scatter_add scatter_mul scatter_max scatter_min".split()
 )
 _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in
+_SUMS = frozenset("cumsum cumprod scatter_add scatter_mul".split())
 _BY_OPERAND = frozenset(("gelu", "gelu_tanh", "silu"))  # their errors are absolute
 # The sign of a zero is the tier's choice, as it is eager's.
 _ANY_ZERO = frozenset(
-    "maximum minimum amax amin sum mean prod fmod remainder floor_div matmul".split()
+    "maximum minimum amax amin sum mean prod fmod remainder floor_div matmul "
+    "cumsum cumprod cummax cummin scatter_add scatter_mul scatter_max scatter_min".split()
 )
 _LOG_LARGEST = {"float32": 88.0, "float64": 709.0}
 
@@ -115,8 +118,35 @@ def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Ar
                 for test in (lambda z: (z != 0) & (np.abs(z) < 2.0**-126), np.isinf)
             )
             met = np.matmul(infinite[0], tiny[1]) + np.matmul(tiny[0], infinite[1])
+            lost = np.matmul(a * tiny[0], b) + np.matmul(a, b * tiny[1])
+            met = met + (lost > error)
             error = np.where(met > 0, np.nan, error)
     return np.asarray(rng.uniform(-1, 1, () if alike else error.shape) * error)
+
+
+def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> Array | float:
+    """The error of sums and products one after the other, in the type that holds them."""
+    type_ = node.types[0]
+    if type_.dtype not in FLOATS or not inputs[0].size:
+        return 0.0
+    low = type_.dtype in LOW_PRECISION
+    x, *rest = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in inputs)
+    axis = dict(node.params)["axis"]
+    if node.op.startswith("cum"):
+        eps, terms = float(np.finfo("float32" if low else "float64").eps), x.shape[axis]
+        fold = np.cumsum if node.op == "cumsum" else np.cumprod
+        with np.errstate(all="ignore"):
+            most = fold(x, axis=axis)
+    else:
+        eps = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}.get(
+            type_.dtype, 2.0**-52
+        )
+        terms = inputs[1].shape[axis] + 1
+        meaning = BY_NAME[node.op].meaning
+        assert meaning is not None
+        most = meaning(x, inputs[1], rest[1], axis=axis)
+    error = np.where(np.isfinite(most), most, 0) * eps * terms / 2
+    return np.asarray(rng.uniform(-1, 1, error.shape) * error)
 
 
 def _shaken(x: Array, units: Array | float, computed: str, rng: np.random.Generator) -> Array:
@@ -244,6 +274,8 @@ class _Sample:
             out = out + _of_groups(node, inputs[0], self.rng)
             if self.number % 2:
                 out = np.where(np.abs(out) <= _cancelled(node, inputs[0]), 0, out)
+        if node.op in _SUMS:
+            out = out + _of_loops(node, inputs, self.rng)
         if node.op == "matmul":
             out = out + _of_products(node, inputs[0], inputs[1], self.rng)
         if node.op in _BY_OPERAND:

@@ -54,12 +54,14 @@ WEIGHTS = {
     Class.VIEW: 18,
     Class.LAYOUT: 6,
     Class.GATHER: 6,
+    Class.LOOP: 5,
     Class.CREATE: 5,
     Class.COMPOSITE: 9,
     Class.CALL: 8,  # of which products alone are drawn
 }
 DIVIDES = ("floor_div", "remainder", "fmod")
-OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name != "call"]
+# Which of equal elements argtopk finds is PyTorch's choice: see test_loops.py.
+OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in ("call", "argtopk")]
 FACTORS = ("float32", "bfloat16", "float16")
 
 
@@ -221,6 +223,8 @@ class Generator:
             return []
         if op.cls is Class.GATHER:
             return self.gather_operands(op)
+        if op.name.startswith("scatter"):
+            return self.scatter_operands(op)
         if op.name == "matmul":
             return self.factors()
         strict = op.cls is not Class.ELEMENTWISE
@@ -287,6 +291,14 @@ class Generator:
         inside = index and least and self.add("remainder", [index, least])
         return [x, inside] if inside else None
 
+    def scatter_operands(self, op: Op) -> list[str] | None:
+        inputs = self.gather_operands(op)
+        if inputs is None:
+            return None
+        x = self.type(inputs[0])
+        source = self.pick(lambda t: t == x)
+        return [*inputs, source or inputs[0]]
+
     def factors(self) -> list[str] | None:
         """Two floats; the right one is a value that fits, or a transpose."""
         rng = self.rng
@@ -339,7 +351,7 @@ class Generator:
     def param(self, op: Op, name: str, kind: Kind, shape: tuple[AnySize, ...]) -> Any:
         rng, rank = self.rng, len(shape)
         if kind is Kind.AXIS:
-            if op.cls is Class.GATHER or op.name == "concat":
+            if op.cls is Class.GATHER or op.name.startswith(("concat", "scatter")):
                 return self.axis
             room = rank + (op.name == "unsqueeze")
             self.axis = rng.randrange(room) if room else 0

@@ -289,7 +289,8 @@ class Importer:
         """Whether result `index` of the current node is used."""
         assert self.node is not None
         return any(
-            user.target is not operator.getitem or user.args[1] == index for user in self.node.users
+            user.target is not operator.getitem or (user.args[1] == index and user.users)
+            for user in self.node.users
         )
 
     def not_one(self, size: Any) -> None:

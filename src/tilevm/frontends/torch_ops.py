@@ -129,7 +129,7 @@ def _text(text: str) -> Row:
         for result, op, operands in steps:
             if op == "scale":
                 number = args["xyzw".index(operands[1])]
-                known[result] = _scaled(b, operand(operands[0]), number)
+                known[result] = scaled(b, operand(operands[0]), number)
             else:
                 known[result] = b.add(op, *map(operand, operands))
         return int(known[steps[-1][0]])
@@ -166,7 +166,8 @@ def _round(b: Importer, out: Any, x: Tensor, decimals: int) -> int:
     return b.add("round", x.id)
 
 
-def _scaled(b: Importer, y: int, alpha: Any) -> int:
+def scaled(b: Importer, y: int, alpha: Any) -> int:
+    """Y * alpha."""
     return y if is_number(alpha) and alpha == 1 else b.add("mul", y, b.number(alpha))
 
 
@@ -174,7 +175,7 @@ def _scaled(b: Importer, y: int, alpha: Any) -> int:
 def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     if isinstance(x, Tensor) and type(y) is int and y == 0 and out.dtype == x.dtype == torch.int64:
         return x
-    return b.add("add", b.operand(x), _scaled(b, b.operand(y), alpha))
+    return b.add("add", b.operand(x), scaled(b, b.operand(y), alpha))
 
 
 def _check_sub(x: Any, y: Any) -> None:
@@ -187,13 +188,13 @@ def _check_sub(x: Any, y: Any) -> None:
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
     _check_sub(x, y)
-    return b.add("sub", b.operand(x), _scaled(b, b.operand(y), alpha))
+    return b.add("sub", b.operand(x), scaled(b, b.operand(y), alpha))
 
 
 @row("rsub.Tensor", "rsub.Scalar")
 def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
     _check_sub(x, y)
-    return b.add("sub", b.operand(y), _scaled(b, b.operand(x), alpha))
+    return b.add("sub", b.operand(y), scaled(b, b.operand(x), alpha))
 
 
 @row("div.Tensor", "div.Scalar", "divide.Tensor", "divide.Scalar", "true_divide.Tensor")
@@ -277,18 +278,18 @@ def _relu6(b: Importer, out: Any, x: Tensor) -> Any:
 
 @row("elu")
 def _elu(b: Importer, out: Any, x: Tensor, alpha: Any, scale: Any, input_scale: Any) -> int:
-    inner = _scaled(b, x.id, input_scale)
+    inner = scaled(b, x.id, input_scale)
     negative = b.add("mul", b.add("expm1", inner), b.number(alpha * scale))
-    return b.add("where", b.add("le", x.id, b.number(0)), negative, _scaled(b, x.id, scale))
+    return b.add("where", b.add("le", x.id, b.number(0)), negative, scaled(b, x.id, scale))
 
 
 @row("softplus")
 def _softplus(b: Importer, out: Any, x: Tensor, beta: Any, threshold: Any) -> int:
-    scaled = _scaled(b, x.id, beta)
-    soft = b.add("log1p", b.add("exp", scaled))
+    inner = scaled(b, x.id, beta)
+    soft = b.add("log1p", b.add("exp", inner))
     if not is_number(beta) or beta != 1:
         soft = b.add("div", soft, b.number(beta))
-    return b.add("where", b.add("gt", scaled, b.number(threshold)), x.id, soft)
+    return b.add("where", b.add("gt", inner, b.number(threshold)), x.id, soft)
 
 
 @row("log_sigmoid")
@@ -340,7 +341,8 @@ def _to(b: Importer, out: Any, x: Tensor, *_: Any) -> Any:
 # Reductions --------------------------------------------------------------------------------------
 
 
-def _as_dtype(b: Importer, x: Tensor, dtype: torch.dtype | None) -> int:
+def as_dtype(b: Importer, x: Tensor, dtype: torch.dtype | None) -> int:
+    """The tensor's value as dtype; None: as it is."""
     return x.id if dtype is None else b.cast(x.id, dtype)
 
 
@@ -350,50 +352,50 @@ def _reduce(b: Importer, op: str, x: int, rank: int, dims: Any, keep: bool) -> i
 
 @row("sum", "prod")
 def _fold_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> int:
-    return _reduce(b, _packet(b), _as_dtype(b, x, dtype), x.rank, None, False)
+    return _reduce(b, packet(b), as_dtype(b, x, dtype), x.rank, None, False)
 
 
 @row("sum.dim_IntList", "prod.dim_int")
 def _fold(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = None) -> int:
-    return _reduce(b, _packet(b), _as_dtype(b, x, dtype), x.rank, dims, keep)
+    return _reduce(b, packet(b), as_dtype(b, x, dtype), x.rank, dims, keep)
 
 
 @row("mean")
 def _mean_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> int:
-    return _reduce(b, "mean", _as_dtype(b, x, dtype), x.rank, None, False)
+    return _reduce(b, "mean", as_dtype(b, x, dtype), x.rank, None, False)
 
 
 @row("mean.dim")
 def _mean(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = None) -> int:
-    return _reduce(b, "mean", _as_dtype(b, x, dtype), x.rank, dims, keep)
+    return _reduce(b, "mean", as_dtype(b, x, dtype), x.rank, dims, keep)
 
 
-def _packet(b: Importer) -> str:
-    """The name of the current operator without namespace and overload."""
+def packet(b: Importer) -> str:
+    """The name of the current operator without namespace, overload, and the `_` of in place."""
     assert b.node is not None
-    return str(b.node.target).split(".")[1]
+    return str(b.node.target).split(".")[1].rstrip("_")
 
 
 @row("amax", "amin", "any.dims", "all.dims", "any.dim", "all.dim")
 def _fold_same(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
-    return _reduce(b, _packet(b), x.id, x.rank, dims, keep)
+    return _reduce(b, packet(b), x.id, x.rank, dims, keep)
 
 
 @row("any", "all")
 def _fold_bool(b: Importer, out: Any, x: Tensor) -> int:
-    return _reduce(b, _packet(b), x.id, x.rank, None, False)
+    return _reduce(b, packet(b), x.id, x.rank, None, False)
 
 
 @row("max", "min")
 def _extreme(b: Importer, out: Any, x: Tensor) -> int:
-    return _reduce(b, f"a{_packet(b)}", x.id, x.rank, None, False)
+    return _reduce(b, f"a{packet(b)}", x.id, x.rank, None, False)
 
 
 @row("max.dim", "min.dim")
 def _extreme_dim(b: Importer, out: Any, x: Tensor, dim: int, keep: bool) -> tuple[Any, ...]:
     if not x.rank:
         return x, b.add("full", shape=[], value=0, dtype="int64")
-    name, axis = _packet(b), axis_of(dim, x.rank)
+    name, axis = packet(b), axis_of(dim, x.rank)
     value = b.add(f"a{name}", x.id, axes=[axis], keepdims=keep) if b.used(0) else None
     index = b.add(f"arg{name}", x.id, axis=axis, keepdims=keep) if b.used(1) else None
     return value, index
@@ -403,9 +405,9 @@ def _extreme_dim(b: Importer, out: Any, x: Tensor, dim: int, keep: bool) -> tupl
 def _arg(b: Importer, out: Any, x: Tensor, dim: int | None, keep: bool) -> int:
     if dim is None or not x.rank:
         flat = b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
-        index = b.add(_packet(b), flat, axis=0, keepdims=False)
+        index = b.add(packet(b), flat, axis=0, keepdims=False)
         return b.add("reshape", index, shape=[1] * out.dim()) if out.dim() else index
-    return b.add(_packet(b), x.id, axis=axis_of(dim, x.rank), keepdims=keep)
+    return b.add(packet(b), x.id, axis=axis_of(dim, x.rank), keepdims=keep)
 
 
 def _variance(b: Importer, x: Tensor, dims: Any, correction: Any, keep: bool) -> int:
@@ -505,18 +507,18 @@ def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtyp
 
 @row("softmax.int", "log_softmax.int")
 def _softmax(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
-    value = _as_dtype(b, x, dtype)
+    value = as_dtype(b, x, dtype)
     if not x.rank:
-        row = b.add(_packet(b), b.add("reshape", value, shape=[1]), axis=0)
+        row = b.add(packet(b), b.add("reshape", value, shape=[1]), axis=0)
         return b.add("reshape", row, shape=[])
-    return b.add(_packet(b), value, axis=axis_of(dim, x.rank))
+    return b.add(packet(b), value, axis=axis_of(dim, x.rank))
 
 
 @row("_softmax", "_log_softmax")
 def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool) -> int:
     if not x.rank or half_to_float:
         raise Unsupported("a scalar, or half_to_float")
-    return b.add(_packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
+    return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
 
 
 def _affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -286,26 +286,6 @@ def _stack(b: Importer, out: Any, tensors: Sequence[Tensor], dim: int) -> int:
     return values[0] if len(values) == 1 else b.add("concat", *values, axis=axis)
 
 
-@row("constant_pad_nd")
-def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
-    low: list[Any] = [0] * x.rank
-    high: list[Any] = [0] * x.rank
-    for i in range(len(pad) // 2):
-        low[x.rank - 1 - i], high[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
-    if not all(isinstance(n, int) and n >= 0 for n in (*low, *high)):
-        raise Unsupported("padding that may be negative")
-    if not is_number(value):
-        raise Unsupported("the padding's value is not known")
-    return b.add("pad", x.id, low=low, high=high, value=value)
-
-
-@row("pad")
-def _pad_mode(b: Importer, out: Any, x: Tensor, pad: Any, mode: str, value: Any) -> Any:
-    if mode != "constant":
-        raise Unsupported(f"padding mode {mode}")
-    return _pad(b, out, x, pad, 0 if value is None else value)
-
-
 def _triangle(b: Importer, x: Tensor, diagonal: Any, compare: str) -> int:
     rows, columns = x.shape[-2], x.shape[-1]
     i = b.add("unsqueeze", b.add("iota", size=b.size(rows), start=b.size(diagonal)), axis=1)
@@ -362,31 +342,45 @@ def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -
     used = [index for index in indices if index is not None]
     if any(index.dtype is torch.bool for index in used):
         raise Unsupported("a mask as index")
-    if not axes or axes != list(range(axes[0], axes[0] + len(axes))):
-        raise Unsupported("indices on axes that are not neighbours")
-    first, last = axes[0], axes[-1]
-    if first == 0 and (view := _all_of(b, x, used)) is not None:
+    if axes == list(range(len(axes))) and (view := _all_of(b, x, used)) is not None:
         return view
+    first, last, position, total = sliced(b, x, axes, used)
+    value = x.id
+    if last > first:
+        shape = b.shape([*x.shape[:first], total, *x.shape[last + 1 :]])
+        value = b.add("reshape", value, shape=shape)
+    return b.add("take", value, position, axis=first)
+
+
+def place_of(b: Importer, index: Tensor, size: Any) -> int:
+    """The index, counted from the front where it is negative."""
+    negative = b.add("lt", index.id, b.number(0))
+    return b.add("where", negative, b.add("add", index.id, b.number(size)), index.id)
+
+
+def sliced(
+    b: Importer, x: Tensor, axes: Sequence[int], used: Sequence[Tensor]
+) -> tuple[int, int, int, Any]:
+    """First and last of neighbouring axes, the position among all their elements that indices on
+    them say together, and how many elements that is. Raises: Unsupported, if they are none.
+    """
+    if not axes or list(axes) != list(range(axes[0], axes[0] + len(axes))):
+        raise Unsupported("indices on axes that are not neighbours")
     position = -1
     inside = -1
+    total: Any = 1
     for axis, index in zip(axes, used, strict=True):
         size = b.number(x.shape[axis])
-        negative = b.add("lt", index.id, b.number(0))
-        wrapped = b.add("where", negative, b.add("add", index.id, size), index.id)
+        total = total * x.shape[axis]
+        wrapped = place_of(b, index, x.shape[axis])
         if len(axes) > 1:
             ok = b.add("logical_and", b.add("ge", wrapped, b.number(0)), b.add("lt", wrapped, size))
             inside = ok if inside < 0 else b.add("logical_and", inside, ok)
         position = wrapped if position < 0 else b.add("add", b.add("mul", position, size), wrapped)
-    value = x.id
     if len(axes) > 1:
-        total: Any = 1
-        for axis in axes:
-            total = total * x.shape[axis]
-        shape = b.shape([*x.shape[:first], total, *x.shape[last + 1 :]])
-        value = b.add("reshape", value, shape=shape)
         # an index that is out of bounds on its own axis must not find a neighbour's element
         position = b.add("where", inside, position, b.number(total))
-    return b.add("take", value, position, axis=first)
+    return axes[0], axes[-1], position, total
 
 
 def _all_of(b: Importer, x: Tensor, indices: Sequence[Tensor]) -> int | None:

@@ -71,6 +71,12 @@ RULES = {
     "pad": "as x, sizes grown",
     "gather": "dtype of x, shape of y; y is an integer",
     "take": "dtype of x, the axis replaced by the shape of y; y is an integer",
+    "scan": "as x (integers and bool: int64)",
+    "scan_same": "as x; not bool",
+    "scatter": "as x; y is an integer; z is of x's dtype and y's shape",
+    "scatter_number": "as x, not bool; y is an integer; z is of x's dtype and y's shape",
+    "argsort": "int64, shape of x",
+    "argtopk": "int64, the axis k long",
     "matmul": "as x; dtypes equal, not bool; shapes as NumPy's matmul",
     "call": "as the call says",
 }
@@ -82,6 +88,7 @@ CLASSES = {
     "GATHER": "Gathers",
     "CREATE": "Creation",
     "COMPOSITE": "Composite",
+    "LOOP": "Loops",
     "CALL": "Outside",
 }
 FAMILIES = {"f": "floats", "i": "integers", "b": "bool"}

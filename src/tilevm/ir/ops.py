@@ -31,6 +31,7 @@ class Class(Enum):
     GATHER = "gather"  # loads at run-time indices
     CREATE = "create"  # no tensor inputs
     COMPOSITE = "composite"  # always decomposed
+    LOOP = "loop"  # a loop of its own in the core
     CALL = "call"  # runs outside, through a call-out
 
 
@@ -192,6 +193,44 @@ def _gather(x: Array, index: Array, axis: int) -> Array:
     return np.take_along_axis(x[tuple(kept)], index.astype(np.int64), axis=axis)
 
 
+def _scan(op: Any) -> Callable[..., Any]:
+    def run(x: Array, axis: int) -> Array:
+        return op.accumulate(x, axis=axis)
+
+    return _quiet(run)
+
+
+def _scatter(op: Any) -> Callable[..., Any]:
+    def run(x: Array, index: Array, source: Array, axis: int) -> Array:
+        if np.any((index < 0) | (index >= x.shape[axis])):
+            raise IndexError("index out of range")
+        result = x.copy()
+        places = list(np.indices(source.shape, sparse=True))
+        places[axis] = index
+        to = np.broadcast_arrays(*places)
+        if op is None:  # one after the other: of equal places the last one stays
+            for i, value in enumerate(source.flat):
+                result[tuple(p.flat[i] for p in to)] = value
+        else:
+            op.at(result, tuple(to), source)
+        return result
+
+    return _quiet(run)
+
+
+def _argsort(x: Array, axis: int, descending: bool) -> Array:
+    if not descending:
+        return np.argsort(x, axis=axis, kind="stable")
+    # of equal ones the first stays first: sorted from behind, read from behind
+    order = np.argsort(np.flip(x, axis), axis=axis, kind="stable")
+    return x.shape[axis] - 1 - np.flip(order, axis)
+
+
+def _argtopk(x: Array, axis: int, k: int, largest: bool) -> Array:
+    order = _argsort(x, axis, largest)
+    return np.take(order, np.arange(k), axis=axis)
+
+
 def _softmax(x: Array, axis: int) -> Array:
     e = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
     return e / np.sum(e, axis=axis, keepdims=True)
@@ -347,6 +386,18 @@ OPS: tuple[Op, ...] = (
     # gather
     Op("gather", Class.GATHER, 2, "gather", _gather, "x[..., y[i], ...] element by element along an axis (torch.gather)", (_AXIS,), "gather", "fib"),
     Op("take", Class.GATHER, 2, "take", lambda x, index, axis: np.take(x, index, axis=axis), "x indexed by the tensor y on an axis (index_select, embedding for axis 0)", (_AXIS,), "gather", "fib"),
+    # loops of their own
+    Op("cumsum", Class.LOOP, 1, "scan", _scan(np.add), "sums of x[0], x[0:2], ... along an axis; integers and bools to int64", (_AXIS,)),
+    Op("cumprod", Class.LOOP, 1, "scan", _scan(np.multiply), "products of x[0], x[0:2], ... along an axis; integers and bools to int64", (_AXIS,)),
+    Op("cummax", Class.LOOP, 1, "scan_same", _scan(np.maximum), "maxima of x[0], x[0:2], ... along an axis; NaN stays", (_AXIS,)),
+    Op("cummin", Class.LOOP, 1, "scan_same", _scan(np.minimum), "minima of x[0], x[0:2], ... along an axis; NaN stays", (_AXIS,)),
+    Op("scatter", Class.LOOP, 3, "scatter", _scatter(None), "x, with z[..., i, ...] in place of element y[..., i, ...] on the axis; of several, the last in row-major order", (_AXIS,)),
+    Op("scatter_add", Class.LOOP, 3, "scatter_number", _scatter(np.add), "as scatter, adding", (_AXIS,)),
+    Op("scatter_mul", Class.LOOP, 3, "scatter_number", _scatter(np.multiply), "as scatter, multiplying", (_AXIS,)),
+    Op("scatter_max", Class.LOOP, 3, "scatter_number", _scatter(np.maximum), "as scatter, keeping the larger; NaN stays", (_AXIS,)),
+    Op("scatter_min", Class.LOOP, 3, "scatter_number", _scatter(np.minimum), "as scatter, keeping the smaller; NaN stays", (_AXIS,)),
+    Op("argsort", Class.LOOP, 1, "argsort", _argsort, "int64 places of the elements in ascending order, stable; NaN is largest", (_AXIS, Param("descending", Kind.BOOL, False))),
+    Op("argtopk", Class.LOOP, 1, "argtopk", _argtopk, "int64 places of the k largest, or smallest, elements in order; NaN is largest", (_AXIS, Param("k", Kind.SIZE), Param("largest", Kind.BOOL, True))),
     # rows that stay recognisable until the core decomposes them
     Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; t = reciprocal s; r = mul e, t"),
     Op("log_softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_log_softmax), "log(softmax(x)) over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; l = log s; r = sub d, l"),

@@ -24,10 +24,10 @@ from tilevm.runtime import program as runtime
 _AS_RESULT = frozenset(  # converted to the result's dtype
     "same same_number same_integer float_unary promote promote_number promote_float "
     "promote_integer promote_shift reduce_sum reduce_same reduce_float float_axis float_axes "
-    "concat matmul".split()
+    "concat scan scan_same matmul".split()
 )
 _ROUNDED = frozenset(  # rounded to their common dtype
-    "compare logical predicate round_unary reduce_bool reduce_index".split()
+    "compare logical predicate round_unary reduce_bool reduce_index argsort argtopk".split()
 )
 _ROUNDED_OPERATORS = frozenset(("floor_div", "remainder", "fmod", "sign"))
 

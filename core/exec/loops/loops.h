@@ -1,0 +1,72 @@
+// Operators that are a loop of their own: scans, scatters, orders. Nothing fuses with them, and
+// they run on one thread.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "bytecode/bytecode.h"
+#include "exec/launch.h"
+
+namespace tilevm::exec::loops {
+
+inline constexpr int kMaxRank = 8;
+
+// A tensor; strides in elements, any. No two elements of what is written share memory.
+struct Array {
+  std::byte* data = nullptr;
+  int rank = 0;
+  std::array<std::int64_t, kMaxRank> sizes{}, strides{};
+
+  std::int64_t elements() const {
+    std::int64_t n = 1;
+    for (int d = 0; d < rank; ++d) n *= sizes[static_cast<std::size_t>(d)];
+    return n;
+  }
+};
+
+// What is written, to `out`:
+enum class What : std::uint8_t {
+  // in[0][0] op ... op in[0][i] along `axis`. Sums and products of 16-bit floats are kept in
+  // float32,
+  // those of others in float64, and of integers in int64, as PyTorch's are. NaN stays.
+  kSum,
+  kProd,
+  kMax,
+  kMin,
+  // in[0], then for each element of in[2], in row-major order: what is at the same place, but at
+  // in[1][...] along `axis`, becomes that element, or itself op that element. in[1], of int32 or
+  // int64, has the sizes of in[2].
+  kScatter,
+  kScatterAdd,
+  kScatterMul,
+  kScatterMax,
+  kScatterMin,
+  // int64: where the elements of each row along `axis` are, the least first or, if `descending`,
+  // the largest; equal ones stay in their order. NaN is the largest.
+  kArgSort,
+  // The first of that order that `out` has room for along `axis`; which of equal ones, and in which
+  // order, is what PyTorch's choice is.
+  kArgTopK,
+};
+
+struct Loop {
+  What what;
+  bytecode::Storage storage;  // of in[0]
+  bytecode::Storage index = bytecode::Storage::kI64;
+  int axis = 0;
+  bool descending = false;
+  std::array<Array, 3> in;
+  Array out;
+};
+
+// kIndexOutOfRange: some index is not in 0 .. size; `out` is then as it happened to be. kNoMemory.
+Status run(const Loop& loop) noexcept;
+
+// Of each kind.
+void scan(const Loop& loop);
+Status scatter(const Loop& loop);
+void order(const Loop& loop);  // throws std::bad_alloc
+
+}  // namespace tilevm::exec::loops

@@ -1,0 +1,85 @@
+#include <cstdint>
+
+#include "exec/loops/elements.h"
+
+namespace tilevm::exec::loops {
+namespace {
+
+constexpr std::size_t kLanes = 16;  // rows at a time: one addition waits for the one before
+
+template <class T>
+using Sum =
+    std::conditional_t<kNarrow<T>, float, std::conditional_t<kFloating<T>, double, std::uint64_t>>;
+
+// Of equal ones the later: 0 of either sign.
+template <What what, class A, class T>
+A next(A so_far, T x) {
+  const auto wide = static_cast<A>(static_cast<Wide<T>>(x));
+  if constexpr (what == What::kSum) {
+    return so_far + wide;
+  } else if constexpr (what == What::kProd) {
+    return so_far * wide;
+  } else {
+    if (is_nan(so_far)) return so_far;
+    if (is_nan(x)) return wide;
+    return (what == What::kMax ? wide >= so_far : wide <= so_far) ? wide : so_far;
+  }
+}
+
+// `count` rows beside each other, each from x[from[l]] to out[to[l]].
+template <What what, class T>
+void rows(const T* x, T* out, const std::int64_t* from, const std::int64_t* to, std::size_t count,
+          std::int64_t n, std::int64_t step, std::int64_t out_step) {
+  constexpr bool kFolds = what == What::kSum || what == What::kProd;
+  using A = std::conditional_t<kFolds, Sum<T>, Wide<T>>;
+  std::array<A, kLanes> so_far;
+  for (std::size_t l = 0; l < count; ++l) {
+    so_far[l] = kFolds ? static_cast<A>(what == What::kProd ? 1 : 0)
+                       : static_cast<A>(static_cast<Wide<T>>(x[from[l]]));
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    for (std::size_t l = 0; l < count; ++l) {
+      so_far[l] = next<what>(so_far[l], x[from[l] + i * step]);
+      out[to[l] + i * out_step] = narrowed<T>(so_far[l]);
+    }
+  }
+}
+
+template <What what, class T>
+void scan_all(const Array& x, int axis, const Array& out) {
+  const std::int64_t n = x.sizes[at(axis)];
+  if (n == 0) return;
+  std::array<std::int64_t, kLanes> from, to;
+  std::size_t count = 0;
+  const auto run = [&] {
+    rows<what>(reinterpret_cast<const T*>(x.data), reinterpret_cast<T*>(out.data), from.data(),
+               to.data(), count, n, x.strides[at(axis)], out.strides[at(axis)]);
+    count = 0;
+  };
+  for_rows(x, axis, std::array{&x, &out}, [&](const auto& offset) {
+    from[count] = offset[0];
+    to[count] = offset[1];
+    if (++count == kLanes) run();
+  });
+  if (count > 0) run();
+}
+
+}  // namespace
+
+void scan(const Loop& loop) {
+  const Array &x = loop.in[0], &out = loop.out;
+  with_type(loop.storage, [&]<class T>(T) {
+    switch (loop.what) {
+      case What::kSum:
+        return scan_all<What::kSum, T>(x, loop.axis, out);
+      case What::kProd:
+        return scan_all<What::kProd, T>(x, loop.axis, out);
+      case What::kMax:
+        return scan_all<What::kMax, T>(x, loop.axis, out);
+      default:
+        return scan_all<What::kMin, T>(x, loop.axis, out);
+    }
+  });
+}
+
+}  // namespace tilevm::exec::loops

@@ -1,0 +1,359 @@
+"""ATen operators that write at run-time places, that scan, or that sort: rows as in `torch_ops`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_ops import (
+    Tensor,
+    Unsupported,
+    as_dtype,
+    axis_of,
+    is_number,
+    packet,
+    row,
+    scaled,
+)
+from tilevm.frontends.torch_products import ROWS
+from tilevm.frontends.torch_views import place_of, sliced
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+# Scans -------------------------------------------------------------------------------------------
+
+
+@row("cumsum", "cumprod")
+def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
+    value = as_dtype(b, x, dtype)
+    return b.add(packet(b), value, axis=axis_of(dim, x.rank)) if x.rank else value
+
+
+@row("cummax", "cummin")
+def _extremes(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
+    if b.used(1):
+        raise Unsupported("the indices are used")
+    return (b.add(packet(b), x.id, axis=axis_of(dim, x.rank)) if x.rank else x), None
+
+
+# Scatters ----------------------------------------------------------------------------------------
+
+_BY_NAME = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max",
+            "amin": "min", "mean": "add"}  # fmt: skip
+
+
+_NARROW = (torch.bfloat16, torch.float16)  # of scatters, PyTorch keeps the sums in float32
+
+
+def _identity(reduce: str, dtype: torch.dtype) -> float | int:
+    """What changes nothing that it is reduced with."""
+    kind = _BY_NAME[reduce]
+    if kind in ("add", "mul"):
+        return int(kind == "mul")
+    if dtype.is_floating_point:
+        return -math.inf if kind == "max" else math.inf
+    return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
+
+
+def _filled(b: Importer, value: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> int:
+    number = b.cast(b.operand(value), dtype)
+    return b.add("expand", number, shape=b.shape(sizes)) if len(sizes) else number
+
+
+def _as_rows(b: Importer, value: int, rank: int) -> int:
+    """A scalar as a row of one element."""
+    return value if rank else b.add("reshape", value, shape=[1])
+
+
+def _scattered(
+    b: Importer, op: str, x: Tensor, dim: int, index: Tensor, source: Tensor | int
+) -> int:
+    """source: a tensor that covers the index, or a value of its sizes."""
+    if max(x.rank, 1) != max(index.rank, 1):
+        raise Unsupported("other ranks")
+    value = source.id if isinstance(source, Tensor) else source
+    if isinstance(source, Tensor):
+        for axis, (whole, part) in enumerate(zip(source.shape, index.shape, strict=True)):
+            if b.size(whole) != b.size(part):
+                value = b.add("slice", value, axis=axis, start=0, stop=b.size(part), step=1)
+        value = _as_rows(b, value, source.rank)
+    elif not index.rank:
+        value = b.add("reshape", value, shape=[1])
+    whole, places = _as_rows(b, x.id, x.rank), _as_rows(b, index.id, index.rank)
+    wide = torch.float32 if x.dtype in _NARROW and packet(b).startswith("scatter") else x.dtype
+    whole, value = b.cast(whole, wide), b.cast(value, wide)
+    made = b.add(op, whole, places, value, axis=axis_of(dim, x.rank) if x.rank else 0)
+    made = b.cast(made, x.dtype)
+    return made if x.rank else b.add("reshape", made, shape=[])
+
+
+def _reduced(
+    b: Importer, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, whole: bool
+) -> int:
+    """whole: what x holds takes part. Means are sums over counts."""
+    op = f"scatter_{_BY_NAME[reduce]}"
+
+    def number(value: Any) -> int:
+        return _filled(b, value, x.dtype, index.shape)
+
+    start = x
+    if not whole:
+        empty = _scattered(b, "scatter", x, dim, index, number(_identity(reduce, x.dtype)))
+        start = Tensor(empty, x.fake)
+    value = _scattered(b, op, start, dim, index, source)
+    if reduce != "mean":
+        return value
+    counts = Tensor(_filled(b, 1, x.dtype, x.shape), x.fake)
+    if not whole:
+        counts = Tensor(_scattered(b, "scatter", counts, dim, index, number(0)), x.fake)
+    count = _scattered(b, op, counts, dim, index, number(1))
+    return b.add("div" if x.is_float else "floor_div", value, count)
+
+
+@row("scatter.src", "scatter_add")
+def _scatter(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor) -> int:
+    return _scattered(b, packet(b), x, dim, index, source)
+
+
+@row("scatter.value")
+def _scatter_value(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value: Any) -> int:
+    return _scattered(b, "scatter", x, dim, index, _filled(b, value, x.dtype, index.shape))
+
+
+@row("scatter_reduce.two", "scatter.reduce")
+def _scatter_reduce(
+    b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
+    include_self: bool = True,
+) -> int:  # fmt: skip
+    return _reduced(b, x, dim, index, source, reduce, include_self)
+
+
+def _along(b: Importer, x: Tensor, dim: int, index: Tensor, sizes: Sequence[Any]) -> Tensor:
+    """A row of indices for `dim`, as many as the `sizes` beside it."""
+    axis = axis_of(dim, x.rank)
+    shape = [1] * x.rank
+    shape[axis] = index.fake.numel()
+    value = b.add("reshape", index.id, shape=b.shape(shape))
+    wide = [*sizes[:axis], index.fake.numel(), *sizes[axis + 1 :]]
+    fake = index.fake.new_empty(wide)
+    return Tensor(b.add("expand", value, shape=b.shape(wide)), fake)
+
+
+@row("index_add", "index_copy")
+def _index_add(
+    b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
+) -> int:
+    if not x.rank or source.rank != x.rank:
+        raise Unsupported("a scalar")
+    value = Tensor(scaled(b, source.id, alpha), source.fake)
+    op = "scatter_add" if packet(b) == "index_add" else "scatter"
+    return _scattered(b, op, x, dim, _along(b, x, dim, index, source.shape), value)
+
+
+@row("index_reduce")
+def _index_reduce(
+    b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
+    include_self: bool,
+) -> int:  # fmt: skip
+    if not x.rank or source.rank != x.rank:
+        raise Unsupported("a scalar")
+    places = _along(b, x, dim, index, source.shape)
+    return _reduced(b, x, dim, places, source, reduce, include_self)
+
+
+@row("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _index_fill(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value: Any) -> int:
+    if not x.rank:
+        raise Unsupported("a scalar")
+    size = x.shape[axis_of(dim, x.rank)]
+    places = _along(b, x, dim, Tensor(place_of(b, index, size), index.fake), x.shape)
+    return _scattered(b, "scatter", x, dim, places, _filled(b, value, x.dtype, places.shape))
+
+
+def _masked_put(b: Importer, x: Tensor, mask: Tensor, value: Tensor, accumulate: bool) -> int:
+    """x[mask] = a number."""
+    number = b.cast(value.id, x.dtype)
+    if value.rank:
+        number = b.add("reshape", number, shape=[])
+    wide = mask.id
+    for _ in range(x.rank - mask.rank):
+        wide = b.add("unsqueeze", wide, axis=len(b.program.type(wide)[2]))
+    return b.add("where", wide, b.add("add", x.id, number) if accumulate else number, x.id)
+
+
+@row("index_put", "_unsafe_index_put")
+def _index_put(
+    b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None], values: Tensor,
+    accumulate: bool = False, *_: Any,
+) -> int:  # fmt: skip
+    """Integer tensors on neighbouring axes, or a mask on the first ones with one value."""
+    axes = [a for a, index in enumerate(indices) if index is not None]
+    used = [index for index in indices if index is not None]
+    if any(index.dtype in (torch.bool, torch.uint8) for index in used):
+        if axes != [0] or not all(is_number(n) and n == 1 for n in values.shape):
+            raise Unsupported("a mask as index")
+        return _masked_put(b, x, used[0], values, accumulate)
+    first, last, position, total = sliced(b, x, axes, used)
+    shape = [*x.shape[:first], total, *x.shape[last + 1 :]]
+    flat = x.fake.new_empty(shape)
+    whole = Tensor(b.add("reshape", x.id, shape=b.shape(shape)), flat)
+    common = sum((index.fake for index in used[1:]), used[0].fake).shape  # broadcast
+    count: Any = 1
+    for size in common:
+        count = count * size
+    wide = [*x.shape[:first], *common, *x.shape[last + 1 :]]
+    merged = [*x.shape[:first], count, *x.shape[last + 1 :]]
+    source = b.add("expand", b.cast(values.id, x.dtype), shape=b.shape(wide)) if wide else values.id
+    source = b.add("reshape", source, shape=b.shape(merged))
+    if b.shape(common):
+        position = b.add("expand", position, shape=b.shape(common))
+    index = Tensor(position, used[0].fake.new_empty(common))
+    places = _along(b, whole, first, index, merged)
+    made = _scattered(b, "scatter_add" if accumulate else "scatter", whole, first, places, source)
+    return b.add("reshape", made, shape=b.shape(x.shape))
+
+
+@row("put")
+def _put(b: Importer, out: Any, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> int:
+    count, size = index.fake.numel(), x.fake.numel()
+    row_of = [[b.size(n)] for n in (size, count, count)]
+    values = (x.id, place_of(b, index, size), source.id)
+    flat = [b.add("reshape", v, shape=s) for v, s in zip(values, row_of, strict=True)]
+    made = b.add("scatter_add" if accumulate else "scatter", *flat, axis=0)
+    return b.add("reshape", made, shape=b.shape(x.shape))
+
+
+@row("take")
+def _take(b: Importer, out: Any, x: Tensor, index: Tensor) -> int:
+    flat = b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
+    return b.add("take", flat, place_of(b, index, x.fake.numel()), axis=0)
+
+
+@row("embedding_dense_backward")
+def _embedding_backward(
+    b: Importer, out: Any, grad: Tensor, index: Tensor, weights: Any, padding: Any, by_count: bool
+) -> int:
+    if by_count:
+        raise Unsupported("gradients over counts")
+    width, count = grad.shape[-1], index.fake.numel()
+    rows = b.add("reshape", grad.id, shape=b.shape([count, width]))
+    places = b.add("reshape", index.id, shape=b.shape([count, 1]))
+    if not is_number(padding) or padding >= 0:
+        rows = b.add("where", b.add("eq", places, b.number(padding)), b.number(0), rows)
+    places = b.add("expand", places, shape=b.shape([count, width]))
+    start = _filled(b, 0, grad.dtype, [weights, width])
+    return b.add("scatter_add", start, places, b.cast(rows, grad.dtype), axis=0)
+
+
+@row("max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward")
+def _max_pool_backward(
+    b: Importer, out: Any, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Any,
+    padding: Any, dilation: Any, ceil: bool, index: Tensor,
+) -> int:  # fmt: skip
+    return _planes(b, "scatter_add", grad, index, x.shape, len(kernel))
+
+
+@row("max_unpool2d", "max_unpool3d")
+def _max_unpool(b: Importer, out: Any, x: Tensor, index: Tensor, *_: Any) -> int:
+    return _planes(b, "scatter", x, index, out.shape, 2 if packet(b) == "max_unpool2d" else 3)
+
+
+def _planes(
+    b: Importer, op: str, x: Tensor, index: Tensor, sizes: Sequence[Any], spatial: int
+) -> int:
+    """Elements of x at their places within zeros of `sizes`, counted over the last dims."""
+    outer = list(sizes[: len(sizes) - spatial])
+    inside, whole = math.prod(x.shape[x.rank - spatial :]), math.prod(sizes[len(outer) :])
+    values = [b.add("reshape", v, shape=b.shape([*outer, inside])) for v in (index.id, x.id)]
+    made = b.add(op, _filled(b, 0, x.dtype, [*outer, whole]), *values, axis=len(outer))
+    return b.add("reshape", made, shape=b.shape(sizes))
+
+
+@row("masked_scatter")
+def _masked_scatter(b: Importer, out: Any, x: Tensor, mask: Tensor, source: Tensor) -> int:
+    """The i-th true element takes the i-th element of source."""
+    count = source.fake.numel()
+    if not x.rank or (is_number(count) and count == 0):
+        raise Unsupported("a scalar, or no elements")
+    b.at_least(count, 1)
+    wide = b.add("expand", mask.id, shape=b.shape(out.shape))
+    total = [b.size(out.numel())]
+    flat = b.add("reshape", wide, shape=total)
+    place = b.add("sub", b.add("cumsum", flat, axis=0), b.number(1))
+    place = b.add("where", flat, place, b.number(0))
+    found = b.add("take", b.add("reshape", source.id, shape=[b.size(count)]), place, axis=0)
+    return b.add("where", wide, b.add("reshape", found, shape=b.shape(out.shape)), x.id)
+
+
+# Order -------------------------------------------------------------------------------------------
+
+
+def _in_order(b: Importer, x: Tensor, dim: int, index: int) -> tuple[Any, ...]:
+    value = b.add("gather", x.id, index, axis=axis_of(dim, x.rank)) if b.used(0) else None
+    return value, index
+
+
+@row("sort")
+def _sort(b: Importer, out: Any, x: Tensor, dim: int, descending: bool) -> tuple[Any, ...]:
+    if not x.rank:
+        return x, b.add("full", shape=[], value=0, dtype="int64")
+    index = b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
+    return _in_order(b, x, dim, index)
+
+
+@row("sort.stable")
+def _sort_stable(
+    b: Importer, out: Any, x: Tensor, stable: Any, dim: int, descending: bool
+) -> tuple[Any, ...]:
+    return _sort(b, out, x, dim, descending)  # type: ignore[no-any-return]
+
+
+@row("argsort")
+def _argsort(b: Importer, out: Any, x: Tensor, dim: int, descending: bool) -> int:
+    if not x.rank:
+        return b.add("full", shape=[], value=0, dtype="int64")
+    return b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
+
+
+@row("argsort.stable")
+def _argsort_stable(
+    b: Importer, out: Any, x: Tensor, stable: bool, dim: int, descending: bool
+) -> int:
+    return _argsort(b, out, x, dim, descending)  # type: ignore[no-any-return]
+
+
+@row("msort")
+def _msort(b: Importer, out: Any, x: Tensor) -> Any:
+    if not x.rank:
+        return x
+    return b.add("gather", x.id, b.add("argsort", x.id, axis=0), axis=0)
+
+
+@row("topk")
+def _topk(
+    b: Importer, out: Any, x: Tensor, k: Any, dim: int, largest: bool, ordered: bool
+) -> tuple[Any, ...]:
+    if not x.rank or not ordered:
+        raise Unsupported("a scalar, or in no order")
+    index = b.add("argtopk", x.id, axis=axis_of(dim, x.rank), k=b.size(k), largest=largest)
+    return _in_order(b, x, dim, index)
+
+
+@row("median")
+def _median(b: Importer, out: Any, x: Tensor) -> int:
+    """The lower of two; NaN if any is NaN."""
+    count = x.fake.numel()
+    if not x.rank or not x.is_float or (is_number(count) and count == 0):
+        raise Unsupported("a scalar, integers, or no elements")
+    b.at_least(count, 1)
+    flat = b.add("reshape", x.id, shape=[b.size(count)])
+    place = b.add("select", b.add("argsort", flat, axis=0), axis=0, index=b.size((count - 1) // 2))
+    value = b.add("take", flat, place, axis=0)
+    nans = b.add("any", b.add("isnan", flat), axes=[0])
+    return b.add("where", nans, b.number(math.nan), value)

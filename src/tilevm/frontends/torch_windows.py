@@ -1,0 +1,318 @@
+"""ATen operators over windows of neighbours: padding, pooling, patches. Rows as in `torch_ops`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_loops import ROWS
+from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+_MOST = 32  # elements of a window: each is a load of its kernel
+
+# Padding -----------------------------------------------------------------------------------------
+
+
+def _widths(rank: int, pad: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """By axis; the list has the last axis first."""
+    pairs = [(pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)]
+    return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
+
+
+def _is_wide(n: Any) -> bool:
+    return isinstance(n, int) and n >= 0
+
+
+@row("constant_pad_nd")
+def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
+    widths = _widths(x.rank, pad)
+    if all(_is_wide(n) for pair in widths for n in pair) and is_number(value):
+        low, high = ([pair[i] for pair in widths] for i in (0, 1))
+        return b.add("pad", x.id, low=low, high=high, value=value)
+    return _padded(b, out, x, widths, "constant", value)
+
+
+@row("pad")
+def _pad_mode(b: Importer, out: Any, x: Tensor, pad: Any, mode: str, value: Any) -> Any:
+    if mode == "constant":
+        return _pad(b, out, x, pad, 0 if value is None else value)
+    return _padded(b, out, x, _widths(x.rank, pad), mode, 0)
+
+
+@row("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
+def _reflect(b: Importer, out: Any, x: Tensor, pad: Any) -> int:
+    return _padded(b, out, x, _widths(x.rank, pad), "reflect", 0)
+
+
+@row("replication_pad1d", "replication_pad2d", "replication_pad3d")
+def _replicate(b: Importer, out: Any, x: Tensor, pad: Any) -> int:
+    return _padded(b, out, x, _widths(x.rank, pad), "replicate", 0)
+
+
+def _padded(
+    b: Importer, out: Any, x: Tensor, widths: Sequence[tuple[Any, Any]], mode: str, value: Any
+) -> int:
+    """Any mode, any signs: each axis is read where its elements come from."""
+    result = x.id
+    filler = b.cast(b.operand(value), x.dtype)
+    for axis, (low, high) in enumerate(widths):
+        if is_number(low) and is_number(high) and low == high == 0:
+            continue
+        size = x.shape[axis]
+        if is_number(size) and size == 0:
+            raise Unsupported("padding of no elements")
+        b.at_least(size, 1)
+        at = b.add("iota", size=b.size(out.shape[axis]), start=b.size(-low))
+        zero, last = b.number(0), b.number(size - 1)
+        if mode == "reflect":
+            back = b.add("abs", b.add("sub", last, b.add("abs", at)))
+            place = b.add("sub", last, back)
+        elif mode == "circular":
+            end = b.number(size)
+            place = b.add("where", b.add("lt", at, zero), b.add("add", at, end), at)
+            place = b.add("where", b.add("gt", place, last), b.add("sub", place, end), place)
+        else:
+            place = b.add("minimum", b.add("maximum", at, zero), last)
+        result = b.add("take", result, place, axis=axis)
+        if mode == "constant":
+            inside = b.add("eq", at, place)
+            shape = [1] * x.rank
+            shape[axis] = out.shape[axis]
+            inside = b.add("reshape", inside, shape=b.shape(shape))
+            result = b.add("where", inside, result, filler)
+    return result
+
+
+# Pooling -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How windows lie along an axis of the input: `out` of them, of `kernel` elements."""
+
+    axis: int
+    size: Any
+    out: Any
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int = 1
+
+    def first(self, b: Importer, rank: int) -> int:
+        """Where each window begins, int64, beside the other axes of `rank`."""
+        at = b.add("iota", size=b.size(self.out), start=-self.padding, step=self.stride)
+        shape = [1] * rank
+        shape[self.axis] = self.out
+        return b.add("reshape", at, shape=b.shape(shape))
+
+
+def _axes(
+    x: Tensor, out: torch.Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+) -> list[_Axis]:
+    count = len(kernel) if isinstance(kernel, list | tuple) else 1
+
+    def each(value: Any) -> list[int]:
+        given = list(value) if isinstance(value, list | tuple) else [value]
+        return given * count if len(given) == 1 else given
+
+    sizes = each(kernel), each(stride or kernel), each(padding), each(dilation)
+    if not all(isinstance(n, int) for part in sizes for n in part):
+        raise Unsupported("windows that are not known")
+    first = x.rank - count
+    return [
+        _Axis(first + i, x.shape[first + i], out.shape[first + i], *(part[i] for part in sizes))
+        for i in range(count)
+    ]
+
+
+def _spread(b: Importer, x: Tensor, axes: Sequence[_Axis], ceil: bool, value: Any) -> int:
+    """The input with all that windows reach."""
+    low, high = [0] * x.rank, [0] * x.rank
+    for a in axes:
+        low[a.axis], high[a.axis] = a.padding, a.padding + (a.stride - 1 if ceil else 0)
+    if not any(low) and not any(high):
+        return x.id
+    return b.add("pad", x.id, low=low, high=high, value=value)
+
+
+def _element(b: Importer, x: int, axes: Sequence[_Axis], place: Sequence[int]) -> int:
+    """Element `place` of every window."""
+    for a, i in zip(axes, place, strict=True):
+        start = i * a.dilation
+        stop = start + (a.out - 1) * a.stride + 1
+        x = b.add("slice", x, axis=a.axis, start=start, stop=b.size(stop), step=a.stride)
+    return x
+
+
+def _places(axes: Sequence[_Axis]) -> list[tuple[int, ...]]:
+    if math.prod(a.kernel for a in axes) > _MOST:
+        raise Unsupported("windows of many elements")
+    return list(product(*(range(a.kernel) for a in axes)))
+
+
+@row("max_pool1d", "max_pool2d", "max_pool3d")
+def _max_pool(
+    b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any,
+    ceil: bool,
+) -> int:  # fmt: skip
+    axes = _axes(x, out, kernel, stride, padding, dilation)
+    padded = _spread(b, x, axes, ceil, _least(x))
+    value = -1
+    for place in _places(axes):
+        element = _element(b, padded, axes, place)
+        value = element if value < 0 else b.add("maximum", value, element)
+    return value
+
+
+def _least(x: Tensor) -> float | int:
+    return -math.inf if x.is_float else torch.iinfo(x.dtype).min
+
+
+@row("max_pool2d_with_indices", "max_pool3d_with_indices", "max_pool1d_with_indices")
+def _max_pool_with_indices(
+    b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any,
+    ceil: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The index counts over all windowed axes; of equal elements the first, of NaNs the last."""
+    if not b.used(1):
+        return _max_pool(b, out[0], x, kernel, stride, padding, dilation, ceil), None
+    axes = _axes(x, out[0], kernel, stride, padding, dilation)
+    padded = _spread(b, x, axes, ceil, _least(x))
+    firsts = [a.first(b, x.rank) for a in axes]
+    value = index = -1
+    for place in _places(axes):
+        element = _element(b, padded, axes, place)
+        here = -1
+        for a, first, i in zip(axes, firsts, place, strict=True):
+            at = b.add("add", first, b.number(i * a.dilation)) if i else first
+            if value < 0 and a.padding:  # the first element that is inside
+                outside = b.add("minimum", at, b.number(0))
+                skipped = b.add("floor_div", outside, b.number(a.dilation))
+                at = b.add("sub", at, b.add("mul", skipped, b.number(a.dilation)))
+            size = b.number(a.size)
+            here = at if here < 0 else b.add("add", b.add("mul", here, size), at)
+        if value < 0:
+            value = element
+            index = b.add("expand", here, shape=b.shape(out[1].shape))
+            continue
+        better = b.add("gt", element, value)
+        if x.is_float:
+            better = b.add("logical_or", better, b.add("isnan", element))
+        value = b.add("where", better, element, value)
+        index = b.add("where", better, here, index)
+    return value, index
+
+
+@row("avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _avg_pool(
+    b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool,
+    count_padding: bool, divisor: Any = None,
+) -> int:  # fmt: skip
+    axes = _axes(x, out, kernel, stride, padding)
+    if not x.is_float or not (divisor is None or is_number(divisor)):
+        raise Unsupported("integers, or a divisor that is not known")
+    padded = _spread(b, x, axes, ceil, 0)
+    total = -1
+    for place in _places(axes):
+        element = _element(b, padded, axes, place)
+        total = element if total < 0 else b.add("add", total, element)
+    if divisor is not None:
+        return b.add("div", total, b.number(divisor))
+    whole = not any(a.padding for a in axes) or count_padding
+    if whole and not ceil:
+        return b.add("div", total, b.number(math.prod(a.kernel for a in axes)))
+    for a in axes:
+        first = a.first(b, x.rank)
+        reach = a.padding if count_padding else 0
+        end = b.add("add", first, b.number(a.kernel))
+        end = b.add("minimum", end, b.number(a.size + reach))
+        begin = first if count_padding else b.add("maximum", first, b.number(0))
+        total = b.add("div", total, b.cast(b.add("sub", end, begin), x.dtype))
+    return total
+
+
+@row("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d",
+     "_adaptive_avg_pool3d")  # fmt: skip
+def _adaptive_avg_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> int:
+    """Means of everything, or of equal parts."""
+    wanted = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
+    first = x.rank - len(wanted)
+    split = list(x.shape[:first])
+    folded = []
+    for axis, parts in enumerate(wanted, first):
+        size = x.shape[axis]
+        if is_number(parts) and parts == 1:
+            split += [1, size]
+        elif is_number(parts) and is_number(size) and parts and size % parts == 0:
+            split += [parts, size // parts]
+        else:
+            raise Unsupported("windows of unequal sizes")
+        folded.append(len(split) - 1)
+    if len(split) > 8 or not x.is_float:
+        raise Unsupported("too many axes, or integers")
+    parted = b.add("reshape", x.id, shape=b.shape(split))
+    return b.add("mean", parted, axes=folded, keepdims=False)
+
+
+# Patches -----------------------------------------------------------------------------------------
+
+
+@row("im2col")
+def _im2col(
+    b: Importer, out: Any, x: Tensor, kernel: Any, dilation: Any, padding: Any, stride: Any
+) -> int:
+    """[N, C, H, W] as [N, C * kernel, windows]."""
+    rows, columns = out.shape[-2], out.shape[-1]
+    if not all(isinstance(n, int) for part in (kernel, dilation, padding, stride) for n in part):
+        raise Unsupported("windows that are not known")
+    high, wide = (
+        (x.shape[x.rank - 2 + i] + 2 * padding[i] - dilation[i] * (kernel[i] - 1) - 1)
+        // stride[i] + 1
+        for i in (0, 1)
+    )  # fmt: skip
+    first = x.rank - 2
+    axes = [
+        _Axis(first + i, x.shape[first + i], n, kernel[i], stride[i], padding[i], dilation[i])
+        for i, n in enumerate((high, wide))
+    ]
+    padded = _spread(b, x, axes, False, 0)
+    parts = []
+    for place in _places(axes):
+        element = _element(b, padded, axes, place)
+        sizes = [*x.shape[:first], 1, columns]
+        parts.append(b.add("reshape", element, shape=b.shape(sizes)))
+    joined = b.add("concat", *parts, axis=first) if len(parts) > 1 else parts[0]
+    return b.add("reshape", joined, shape=b.shape([*x.shape[: first - 1], rows, columns]))
+
+
+@row("unfold_copy")
+def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) -> int:
+    if not x.rank:
+        raise Unsupported("a scalar")
+    axis = dim + x.rank if dim < 0 else dim
+    count = out.shape[axis]
+    first = b.add("iota", size=b.size(count), step=b.size(step))
+    place = b.add("add", b.add("unsqueeze", first, axis=1), b.add("iota", size=b.size(size)))
+    value = b.add("take", x.id, place, axis=axis)
+    order = [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1]
+    return b.add("permute", value, axes=order)
+
+
+@row("channel_shuffle")
+def _channel_shuffle(b: Importer, out: Any, x: Tensor, groups: Any) -> int:
+    batch, channels, *rest = x.shape
+    if len(rest) > 5:
+        raise Unsupported("too many axes")
+    split = b.add("reshape", x.id, shape=b.shape([batch, groups, channels // groups, *rest]))
+    order = [0, 2, 1, *range(3, 3 + len(rest))]
+    return b.add("reshape", b.add("permute", split, axes=order), shape=b.shape(x.shape))

@@ -1,0 +1,241 @@
+"""Scans, scatters and orders, which are loops of their own: bit by bit what PyTorch computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import tilevm
+
+T = torch.Tensor
+DTYPES = (
+    "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8",
+)  # fmt: skip
+SHAPES = ((7,), (0, 3), (33, 1), (2, 19, 5))
+SPECIAL = (0.0, -0.0, float("nan"), float("inf"), -float("inf"), 1e-40, 3e38, 1.0, 1.0, -1.0)
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int = 0) -> T:
+    """Few different ones, so that some are equal; and of floats a few special ones."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(-5, 6, shape, generator=generator)
+    if dtype == "uint8":
+        x = x.abs()
+    kind: torch.dtype = getattr(torch, dtype)
+    if not kind.is_floating_point:
+        return x.to(kind)
+    y = (x * 0.37).flatten()
+    places = torch.randperm(y.numel(), generator=generator)[: y.numel() // 6]
+    for i, place in enumerate(places.tolist()):
+        y[place] = SPECIAL[(seed + i) % len(SPECIAL)]
+    return y.view(shape).to(kind)
+
+
+def layouts(x: T) -> list[T]:
+    """The same elements row by row, column by column, and far apart."""
+    turned = x.permute(*reversed(range(x.dim()))).contiguous().permute(*reversed(range(x.dim())))
+    apart = x.new_zeros(*(2 * n + 1 for n in x.shape))[tuple(slice(1, None, 2) for _ in x.shape)]
+    return [x, turned, apart.copy_(x)]
+
+
+def same(found: Any, expected: Any) -> None:
+    """Equal results, bit by bit, but for what is in a NaN."""
+    for f, e in zip(*(y if isinstance(y, tuple) else (y,) for y in (found, expected)), strict=True):
+        assert f.dtype == e.dtype and f.shape == e.shape
+        if e.is_floating_point():
+            assert torch.equal(f.isnan(), e.isnan())
+            assert torch.equal(f.signbit()[~f.isnan()], e.signbit()[~e.isnan()])
+        assert torch.equal(f.nan_to_num(1.5), e.nan_to_num(1.5)), (f, e)
+
+
+def check(function: Callable[..., Any], *cases: tuple[Any, ...]) -> None:
+    """All in kernels and loops of the core, three times each: the third runs what was noted."""
+    compiled = tilevm.compile(function)
+    before = tilevm.stats()
+    for arguments in cases:
+        for _ in range(3):
+            same(compiled(*arguments), function(*arguments))
+    after = tilevm.stats()
+    assert after["callouts"] == before["callouts"]
+    assert after["flushes"] == before["flushes"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [torch.cumsum, torch.cumprod])
+def test_scans(op: Any, dtype: str) -> None:
+    for shape in SHAPES:
+        for axis in range(len(shape)):
+            check(lambda x, axis=axis: op(x, axis), *((x,) for x in layouts(numbers(shape, dtype))))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_running_extremes(dtype: str) -> None:
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        check(lambda x: (x.cummax(-1).values, x.cummin(0).values), *((y,) for y in layouts(x)))
+
+
+def test_scans_of_a_scalar_and_to_another_dtype() -> None:
+    check(lambda x: x.cumsum(0), (torch.tensor(2.5),))
+    check(lambda x: (x.cumsum(0), x.cumsum(0, dtype=torch.int32)), (numbers((9,), "int8"),))
+    check(lambda x: x.cumsum(0), (numbers((9,), "int8") > 0,))
+
+
+def test_long_scans() -> None:
+    """What overflows or cancels on the way is as PyTorch's."""
+    x = torch.randn(3, 70_001) * 1e30
+    check(lambda x: x.cumsum(1), (x,), (x.bfloat16(),))
+    check(lambda x: x.cumsum(0), (x.t().contiguous(),))
+    check(lambda x: x.cumprod(-1), (torch.rand(33, 1023) + 0.5,))
+
+
+def indices(x: T, axis: int, shape: tuple[int, ...], seed: int = 1) -> T:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, max(x.shape[axis], 1), shape, generator=generator)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "op",
+    [
+        torch.scatter,
+        torch.scatter_add,
+        *(
+            lambda x, d, i, s, how=how, whole=whole: torch.scatter_reduce(
+                x, d, i, s, how, include_self=whole
+            )
+            for how in ("sum", "prod", "amax", "amin", "mean")
+            for whole in (True, False)
+        ),
+    ],
+)
+def test_scatters(op: Any, dtype: str) -> None:
+    for shape in ((7,), (2, 9, 5)):
+        for axis in range(len(shape)):
+            x = numbers(shape, dtype)
+            if not x.shape[axis]:
+                continue
+            more = tuple(2 * n + 1 if d == axis else n for d, n in enumerate(shape))
+            part = tuple(max(n - 1, 0) if d != axis else n for d, n in enumerate(more))
+            source = numbers(more, dtype, 2)
+            check(
+                lambda x, i, s, axis=axis: op(x, axis, i, s),
+                *((y, indices(x, axis, c), source) for y in layouts(x) for c in (more, part)),
+            )
+
+
+def test_scatter_of_a_number_and_of_bools() -> None:
+    x, index = numbers((4, 5), "float32"), torch.tensor([[0, 3, 1]])
+    check(lambda x, i: x.scatter(0, i, 2.5), (x, index))
+    check(lambda x, i: x.scatter(1, i, True), (x > 0, index.t()))
+    check(lambda x, i: x.scatter(0, i, 1.5), (torch.tensor(2.0), torch.tensor(0)))
+
+
+def test_scatter_in_place_and_into_zeros() -> None:
+    def counts(index: T, weight: T) -> T:
+        return torch.zeros(7, 3).scatter_add_(0, index, weight) * 2
+
+    def changed(x: T, index: T, weight: T) -> T:
+        x.scatter_(0, index, weight)
+        return x + 1
+
+    index, weight = torch.randint(0, 7, (20, 3)), torch.randn(20, 3)
+    check(counts, (index, weight))
+    x, y = torch.zeros(7, 3), torch.zeros(7, 3)
+    same(tilevm.compile(changed)(x, index, weight), changed(y, index, weight))
+    same(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
+def test_rows_by_index(dtype: str) -> None:
+    x, source = numbers((6, 4, 3), dtype), numbers((6, 9, 3), dtype, 3)
+    index = torch.randint(0, 4, (9,))
+    check(lambda x, i, s: x.index_add(1, i, s), *((y, index, source) for y in layouts(x)))
+    check(lambda x, i, s: x.index_add(1, i, s, alpha=2), (x, index.int(), source))
+    check(lambda x, i, s: x.index_copy(1, i, s), (x, torch.randperm(4)[:3], source[:, :3]))
+    check(lambda x, i: x.index_fill(1, i, 2), (x, torch.tensor([1, -1])))
+    check(lambda x, i, s: x.index_reduce(1, i, s, "amax"), (x, index, source))
+    check(lambda x, i, s: x.put(i, s, accumulate=True), (x, index - 2, source[0, 0:9, 0]))
+    check(lambda x, i: x.take(i), (x, index - 70))
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_index_put(accumulate: bool) -> None:
+    x, i, j = numbers((5, 6, 3), "float32"), torch.tensor([4, -1, 0]), torch.tensor([2, 2, -6])
+
+    def put(x: T, *rest: Any) -> T:
+        *places, values = rest
+        return x.index_put(places, values, accumulate)
+
+    check(put, (x, i, torch.randn(3, 6, 3)), (x, i, torch.randn(3)))
+    check(put, (x, i, j, torch.randn(3, 3)), (x, i, j, torch.randn(())))
+    check(put, (x, x[:, :, 0] > 0, torch.tensor(2.0)))
+
+    def put_in_columns(x: T, i: T, values: T) -> T:
+        y = x.clone()
+        y[:, i] = values + y[:, i] if accumulate else values
+        return y
+
+    check(put_in_columns, (x, i, torch.randn(5, 3, 3)), (x, i, torch.randn(3)))
+
+
+def test_indices_out_of_range_raise() -> None:
+    x, source = torch.zeros(3, 4), torch.ones(3, 4)
+    for index in (torch.full((3, 4), 3), torch.full((3, 4), -1)):
+        compiled = tilevm.compile(lambda x, i, s: x.scatter_add(0, i, s))
+        for _ in range(3):
+            with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
+                compiled(x, index, source)
+        same(compiled(x, torch.zeros(3, 4, dtype=torch.int64), source)[0], torch.full((4,), 3.0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("descending", [False, True])
+def test_orders(descending: bool, dtype: str) -> None:
+    for shape in SHAPES:
+        for axis in range(len(shape)):
+            check(
+                lambda x, axis=axis: tuple(
+                    torch.sort(x, dim=axis, descending=descending, stable=True)
+                ),
+                *((y,) for y in layouts(numbers(shape, dtype))),
+            )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [False, True])
+def test_top(largest: bool, dtype: str) -> None:
+    """Which of equal ones, too."""
+    for shape, k in (((7,), 3), ((5, 3), 3), ((5, 3), 0), ((3, 700), 5), ((3, 700), 600)):
+        check(
+            lambda x, k=k: tuple(x.topk(k, -1, largest)),
+            *((y,) for y in layouts(numbers(shape, dtype))),
+        )
+    check(lambda x, k: tuple(x.topk(k, 0)), *((numbers((9, 4), dtype), k) for k in (1, 4, 9)))
+
+
+def test_other_orders() -> None:
+    x = numbers((9, 5), "float32")
+    check(lambda x: (x.msort(), x.argsort(dim=0, stable=True), torch.tensor(3.0).argsort()), (x,))
+    check(lambda x: x.median(), (x,), (torch.randn(4, 2),))
+
+
+def test_gradients_of_embeddings() -> None:
+    """Rows that are asked for twice add up; the padding gets nothing."""
+    index = torch.tensor([[1, 4, 1], [0, 2, 4]])
+    for padding in (None, 4):
+        weights = [torch.randn(6, 5).requires_grad_() for _ in range(2)]
+        with torch.no_grad():
+            weights[1].copy_(weights[0])
+
+        def function(w: T, padding: Any = padding) -> T:
+            return torch.nn.functional.embedding(index, w, padding).sin().sum()
+
+        before = tilevm.stats()["callouts"]
+        torch.compile(function, backend="tilevm")(weights[0]).backward()  # type: ignore[no-untyped-call]
+        assert tilevm.stats()["callouts"] == before
+        function(weights[1]).backward()  # type: ignore[no-untyped-call]
+        torch.testing.assert_close(weights[0].grad, weights[1].grad)
