@@ -260,6 +260,20 @@ Meta Trace::infer(Op op, std::span<const Value> in, std::span<const Param> param
       for (std::size_t i = 1; i < in.size(); ++i) out.sizes[a] += meta(in[i]).sizes[a];
       return out;
     }
+    case Op::cumsum:
+    case Op::cumprod:
+      out.weak = false;
+      if (!is_float(out.dtype)) out.dtype = DType::kInt64;
+      return out;
+    case Op::scatter:
+    case Op::scatter_add:
+      out.weak = false;
+      return out;
+    case Op::argsort:
+    case Op::argtopk:
+      out.dtype = DType::kInt64;
+      if (op == Op::argtopk) out.sizes[static_cast<std::size_t>(axis(0))] = params[1].one;
+      return out;
     case Op::gather:
       out.rank = operands[1]->rank;
       out.sizes = operands[1]->sizes;

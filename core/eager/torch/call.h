@@ -93,6 +93,7 @@ using Row = std::function<void(Call&)>;
 
 // The rows of operators whose arguments need more than text says, by their name and overload.
 const std::map<std::string, Row>& coded_rows();
+const std::map<std::string, Row>& loop_rows();
 // Views: only those of pending tensors are recorded.
 const std::map<std::string, Row>& view_rows();
 // A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a *

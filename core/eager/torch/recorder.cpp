@@ -558,6 +558,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
     install_products();
     install_quick_views();
     for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
+    for (const auto& [name, row] : loop_rows()) install_row(name, row, Place::kNew);
     for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
       const char *name, *text;

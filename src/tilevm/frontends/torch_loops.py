@@ -37,9 +37,21 @@ def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
 
 @row("cummax", "cummin")
 def _extremes(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
-    if b.used(1):
-        raise Unsupported("the indices are used")
-    return (b.add(packet(b), x.id, axis=axis_of(dim, x.rank)) if x.rank else x), None
+    """Of equal ones, the place of the last."""
+    if not x.rank:
+        return x, b.add("full", shape=[], value=0, dtype="int64")
+    axis = axis_of(dim, x.rank)
+    value = b.add(packet(b), x.id, axis=axis)
+    if not b.used(1):
+        return value, None
+    is_it = b.add("eq", x.id, value)
+    if x.is_float:
+        is_it = b.add("logical_or", is_it, b.add("isnan", x.id))
+    shape = [1] * x.rank
+    shape[axis] = x.shape[axis]
+    place = b.add("reshape", b.add("iota", size=b.size(x.shape[axis])), shape=b.shape(shape))
+    found = b.add("where", is_it, place, b.number(0))
+    return value, b.add("cummax", found, axis=axis)
 
 
 # Scatters ----------------------------------------------------------------------------------------
@@ -134,6 +146,11 @@ def _scatter_reduce(
     return _reduced(b, x, dim, index, source, reduce, include_self)
 
 
+def _lifted(b: Importer, x: Tensor) -> Tensor:
+    """A scalar as a row of one element."""
+    return x if x.rank else Tensor(_as_rows(b, x.id, 0), x.fake.reshape(1))
+
+
 def _along(b: Importer, x: Tensor, dim: int, index: Tensor, sizes: Sequence[Any]) -> Tensor:
     """A row of indices for `dim`, as many as the `sizes` beside it."""
     axis = axis_of(dim, x.rank)
@@ -149,11 +166,14 @@ def _along(b: Importer, x: Tensor, dim: int, index: Tensor, sizes: Sequence[Any]
 def _index_add(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
 ) -> int:
-    if not x.rank or source.rank != x.rank:
-        raise Unsupported("a scalar")
+    whole, source = _lifted(b, x), _lifted(b, source)
+    if source.rank != whole.rank:
+        raise Unsupported("other ranks")
     value = Tensor(scaled(b, source.id, alpha), source.fake)
     op = "scatter_add" if packet(b) == "index_add" else "scatter"
-    return _scattered(b, op, x, dim, _along(b, x, dim, index, source.shape), value)
+    places = _along(b, whole, dim, index, source.shape)
+    made = _scattered(b, op, whole, dim, places, value)
+    return b.add("reshape", made, shape=b.shape(x.shape))
 
 
 @row("index_reduce")
@@ -161,19 +181,41 @@ def _index_reduce(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
     include_self: bool,
 ) -> int:  # fmt: skip
-    if not x.rank or source.rank != x.rank:
-        raise Unsupported("a scalar")
-    places = _along(b, x, dim, index, source.shape)
-    return _reduced(b, x, dim, places, source, reduce, include_self)
+    whole, source = _lifted(b, x), _lifted(b, source)
+    if source.rank != whole.rank:
+        raise Unsupported("other ranks")
+    places = _along(b, whole, dim, index, source.shape)
+    made = _reduced(b, whole, dim, places, source, reduce, include_self)
+    return b.add("reshape", made, shape=b.shape(x.shape))
 
 
 @row("index_fill.int_Scalar", "index_fill.int_Tensor")
 def _index_fill(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value: Any) -> int:
-    if not x.rank:
-        raise Unsupported("a scalar")
-    size = x.shape[axis_of(dim, x.rank)]
-    places = _along(b, x, dim, Tensor(place_of(b, index, size), index.fake), x.shape)
-    return _scattered(b, "scatter", x, dim, places, _filled(b, value, x.dtype, places.shape))
+    whole = _lifted(b, x)
+    size = whole.shape[axis_of(dim, whole.rank)]
+    places = _along(b, whole, dim, Tensor(place_of(b, index, size), index.fake), whole.shape)
+    source = _filled(b, value, x.dtype, places.shape)
+    made = _scattered(b, "scatter", whole, dim, places, source)
+    return b.add("reshape", made, shape=b.shape(x.shape))
+
+
+@row("_unsafe_masked_index")
+def _masked_index(
+    b: Importer, out: Any, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any
+) -> int:
+    """x[indices] where the mask is true; elsewhere indices may be anything."""
+    axes = [a for a, index in enumerate(indices) if index is not None]
+    used = []
+    for axis in axes:
+        index = indices[axis]
+        assert index is not None
+        last = b.number(x.shape[axis] - 1)
+        inside = b.add("minimum", b.add("maximum", index.id, b.number(0)), last)
+        used.append(Tensor(inside, index.fake))
+    first, last_axis, position, total = sliced(b, x, axes, used)
+    shape = [*x.shape[:first], total, *x.shape[last_axis + 1 :]]
+    flat = b.add("reshape", x.id, shape=b.shape(shape))
+    return b.add("where", mask.id, b.add("take", flat, position, axis=first), b.operand(fill))
 
 
 def _masked_put(b: Importer, x: Tensor, mask: Tensor, value: Tensor, accumulate: bool) -> int:
@@ -299,40 +341,28 @@ def _in_order(b: Importer, x: Tensor, dim: int, index: int) -> tuple[Any, ...]:
     return value, index
 
 
-@row("sort")
-def _sort(b: Importer, out: Any, x: Tensor, dim: int, descending: bool) -> tuple[Any, ...]:
+def _need_stable(stable: Any) -> None:
+    if stable is not True:
+        raise Unsupported("equal elements are in PyTorch's own order")
+
+
+@row("sort.stable")
+def _sort(
+    b: Importer, out: Any, x: Tensor, stable: Any, dim: int, descending: bool
+) -> tuple[Any, ...]:
+    _need_stable(stable)
     if not x.rank:
         return x, b.add("full", shape=[], value=0, dtype="int64")
     index = b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
     return _in_order(b, x, dim, index)
 
 
-@row("sort.stable")
-def _sort_stable(
-    b: Importer, out: Any, x: Tensor, stable: Any, dim: int, descending: bool
-) -> tuple[Any, ...]:
-    return _sort(b, out, x, dim, descending)  # type: ignore[no-any-return]
-
-
-@row("argsort")
-def _argsort(b: Importer, out: Any, x: Tensor, dim: int, descending: bool) -> int:
+@row("argsort.stable")
+def _argsort(b: Importer, out: Any, x: Tensor, stable: bool, dim: int, descending: bool) -> int:
+    _need_stable(stable)
     if not x.rank:
         return b.add("full", shape=[], value=0, dtype="int64")
     return b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
-
-
-@row("argsort.stable")
-def _argsort_stable(
-    b: Importer, out: Any, x: Tensor, stable: bool, dim: int, descending: bool
-) -> int:
-    return _argsort(b, out, x, dim, descending)  # type: ignore[no-any-return]
-
-
-@row("msort")
-def _msort(b: Importer, out: Any, x: Tensor) -> Any:
-    if not x.rank:
-        return x
-    return b.add("gather", x.id, b.add("argsort", x.id, axis=0), axis=0)
 
 
 @row("topk")
@@ -343,17 +373,3 @@ def _topk(
         raise Unsupported("a scalar, or in no order")
     index = b.add("argtopk", x.id, axis=axis_of(dim, x.rank), k=b.size(k), largest=largest)
     return _in_order(b, x, dim, index)
-
-
-@row("median")
-def _median(b: Importer, out: Any, x: Tensor) -> int:
-    """The lower of two; NaN if any is NaN."""
-    count = x.fake.numel()
-    if not x.rank or not x.is_float or (is_number(count) and count == 0):
-        raise Unsupported("a scalar, integers, or no elements")
-    b.at_least(count, 1)
-    flat = b.add("reshape", x.id, shape=[b.size(count)])
-    place = b.add("select", b.add("argsort", flat, axis=0), axis=0, index=b.size((count - 1) // 2))
-    value = b.add("take", flat, place, axis=0)
-    nans = b.add("any", b.add("isnan", flat), axes=[0])
-    return b.add("where", nans, b.number(math.nan), value)

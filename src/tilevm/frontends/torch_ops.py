@@ -161,9 +161,13 @@ def _gelu(b: Importer, out: Any, x: Tensor, approximate: str) -> int:
 
 @row("round.decimals")
 def _round(b: Importer, out: Any, x: Tensor, decimals: int) -> int:
-    if not is_number(decimals) or decimals:
-        raise Unsupported("decimals is not 0")
-    return b.add("round", x.id)
+    if not is_number(decimals) or not x.is_float:
+        raise Unsupported("decimals are not known, or of integers")
+    if not decimals:
+        return b.add("round", x.id)
+    power, value = b.number(10.0 ** abs(decimals)), x.id
+    to, back = ("mul", "div") if decimals > 0 else ("div", "mul")
+    return b.add(back, b.add("round", b.add(to, value, power)), power)
 
 
 def scaled(b: Importer, y: int, alpha: Any) -> int:
@@ -317,7 +321,7 @@ def _lerp(b: Importer, out: Any, x: Tensor, end: Tensor, weight: Any) -> int:
 
 @row(
     "detach", "alias", "clone", "contiguous", "lift", "lift_fresh", "lift_fresh_copy", "positive",
-    "resolve_conj", "resolve_neg", "conj", "_conj", "detach_copy", "alias_copy",
+    "resolve_conj", "resolve_neg", "conj", "_conj", "real", "detach_copy", "alias_copy",
 )  # fmt: skip
 def _identity(b: Importer, out: Any, x: Tensor, *_: Any) -> Tensor:
     return x
@@ -471,9 +475,9 @@ def _var_mean(b: Importer, out: Any, x: Tensor, dims: Any, correction: Any, keep
 @row("logsumexp")
 def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
     axes = axes_of(dims, x.rank)
-    if not axes:
-        raise Unsupported("a scalar")
     value = b.cast(x.id, out.dtype)
+    if not axes:
+        return value
     top = b.add("amax", value, axes=axes, keepdims=True)
     infinite = b.add("eq", b.add("abs", top), b.number(math.inf))
     top = b.add("where", infinite, b.number(0.0), top)
@@ -483,8 +487,9 @@ def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
 
 @row("norm.ScalarOpt_dim", "linalg_vector_norm")
 def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
-    if not (p is None or is_number(p)) or not x.is_float:
-        raise Unsupported("a norm that is not known")
+    if not x.is_float:
+        raise Unsupported("a norm of integers")
+    p = None if p is None else constant(p)
     value = b.cast(x.id, out.dtype)
 
     def fold(op: str, value: int) -> int:
@@ -500,6 +505,18 @@ def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtyp
     if abs(p) == math.inf:
         return fold("amax" if p > 0 else "amin", size)
     return b.add("pow", fold("sum", b.add("pow", size, b.number(p))), b.number(1 / p))
+
+
+@row("norm.Scalar", "norm.ScalarOpt_dtype")
+def _norm_all(b: Importer, out: Any, x: Tensor, p: Any = None, dtype: Any = None) -> Any:
+    return _norm(b, out, x, p, None, False)
+
+
+@row("dist")
+def _dist(b: Importer, out: Any, x: Tensor, y: Tensor, p: Any) -> Any:
+    apart = b.cast(b.add("sub", x.id, y.id), out.dtype)
+    fake = torch.broadcast_tensors(x.fake, y.fake)[0]  # type: ignore[no-untyped-call]
+    return _norm(b, out, Tensor(apart, fake), p, None, False)
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -576,14 +593,38 @@ def _group_norm(
     b: Importer, out: Any, x: Tensor, groups: int, weight: Any, bias: Any, eps: Any, *_: Any
 ) -> int:
     batch, channels, *spatial = x.shape
-    if not isinstance(channels, int):
-        raise Unsupported("the number of channels is not known")
     inner: Any = channels // groups
     for size in spatial:
         inner = inner * size
     rows = b.add("reshape", x.id, shape=b.shape([batch, groups, inner]))
     rows = b.add("layer_norm", rows, axes=[2], eps=constant(eps))
     value = b.add("reshape", rows, shape=b.shape(x.shape))
+    return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
+
+
+@row("native_group_norm")
+def _native_group_norm(
+    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, batch: Any, channels: Any,
+    inner: Any, groups: int, eps: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    value = _group_norm(b, out[0], x, groups, weight, bias, eps)
+    if not (b.used(1) or b.used(2)):
+        return value, None, None
+    shape = b.shape([batch, groups, (channels // groups) * inner])
+    rows = b.add("reshape", x.id, shape=shape)
+    mean = b.add("mean", rows, axes=[2], keepdims=False)
+    variance = b.add("var", rows, axes=[2], keepdims=False, correction=0)
+    return value, mean, b.add("rsqrt", b.add("add", variance, b.number(eps)))
+
+
+@row("instance_norm")
+def _instance_norm(
+    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
+    own: bool, momentum: Any, eps: Any, *_: Any,
+) -> int:  # fmt: skip
+    if mean is not None or variance is not None or not own:
+        raise Unsupported("running statistics")
+    value = b.add("layer_norm", x.id, axes=list(range(2, x.rank)), eps=constant(eps))
     return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
 
 

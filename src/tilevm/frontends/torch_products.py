@@ -69,13 +69,13 @@ def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any) -> int:
     """The sum beta * x + alpha * product; with beta 0, x is not read, even if NaN."""
-    if not (is_number(beta) and is_number(alpha)):
-        raise Unsupported("alpha or beta is not known")
-    if alpha != 1:
+    if not (is_number(alpha) and alpha == 1):
         product = b.add("mul", product, b.number(alpha))
-    if beta == 0:
+    if is_number(beta) and beta == 0:
         return product
-    addend = x.id if beta == 1 else b.add("mul", x.id, b.number(beta))
+    addend = x.id if is_number(beta) and beta == 1 else b.add("mul", x.id, b.number(beta))
+    if not is_number(beta):
+        addend = b.add("where", b.add("eq", b.number(beta), b.number(0)), b.number(0), addend)
     return b.add("add", addend, product)
 
 

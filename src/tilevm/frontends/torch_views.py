@@ -155,7 +155,12 @@ def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, ste
     )
 
 
-@row("narrow")
+@row("matrix_H", "mH", "adjoint")
+def _adjoint(b: Importer, out: Any, x: Tensor) -> Any:
+    return _swapped(b, x, -1, -2) if x.rank > 1 else x
+
+
+@row("narrow", "narrow_copy")
 def _narrow(b: Importer, out: Any, x: Tensor, dim: int, start: Any, length: Any) -> int:
     axis = axis_of(dim, x.rank)
     if is_number(start) and start < 0:
@@ -298,6 +303,47 @@ def _tril(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
     return _triangle(b, x, diagonal, "le")
 
 
+def _on_diagonal(b: Importer, sizes: Sequence[Any], offset: Any) -> int:
+    """Whether an element of the last two axes is on a diagonal."""
+    i = b.add("unsqueeze", b.add("iota", size=b.size(sizes[-2]), start=b.size(offset)), axis=1)
+    return b.add("eq", b.add("iota", size=b.size(sizes[-1])), i)
+
+
+@row("trace")
+def _trace(b: Importer, out: Any, x: Tensor) -> int:
+    inside = b.add("where", _on_diagonal(b, x.shape, 0), x.id, b.number(0))
+    return b.add("sum", inside, axes=[0, 1], keepdims=False)
+
+
+@row("diag_embed")
+def _diag_embed(b: Importer, out: Any, x: Tensor, offset: Any, one: int, other: int) -> int:
+    """Elements along a diagonal of two new axes, zeros beside it."""
+    rank = out.dim()
+    one, other = axis_of(one, rank), axis_of(other, rank)
+    sizes = [n for d, n in enumerate(out.shape) if d not in (one, other)]
+    sizes += [out.shape[one], out.shape[other]]
+    low = -min(offset, 0) if is_number(offset) else torch.sym_max(-offset, 0)  # type: ignore[no-untyped-call]
+    high = low + offset  # of the column where the row is `low`
+    row, column = (
+        b.add("iota", size=b.size(n), start=b.size(-start))
+        for n, start in zip(sizes[-2:], (low, high), strict=True)
+    )
+    hit = b.add("eq", b.add("unsqueeze", row, axis=1), column)
+    count = x.shape[-1]
+    if is_number(count) and count == 0:
+        raise Unsupported("no elements")
+    b.at_least(count, 1)
+    last = b.number(count - 1)
+    place = b.add("minimum", b.add("maximum", row, b.number(0)), last)
+    value = b.add("unsqueeze", b.add("take", x.id, place, axis=x.rank - 1), axis=x.rank)
+    inside = b.add("logical_and", hit, b.add("unsqueeze", b.add("eq", place, row), axis=1))
+    made = b.add("where", inside, value, b.number(0))
+    made = b.cast(b.add("expand", made, shape=b.shape(sizes)), x.dtype)
+    order = [d for d in range(rank) if d not in (one, other)]
+    place_in = {d: i for i, d in enumerate([*order, one, other])}
+    return b.add("permute", made, axes=[place_in[d] for d in range(rank)])
+
+
 @row("triu")
 def _triu(b: Importer, out: Any, x: Tensor, diagonal: Any) -> int:
     return _triangle(b, x, diagonal, "ge")
@@ -322,10 +368,11 @@ def _embedding(b: Importer, out: Any, weight: Tensor, index: Tensor, *_: Any) ->
 
 @row("index_select")
 def _index_select(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor) -> int:
-    if not x.rank or index.rank != 1:
-        raise Unsupported("a scalar")
-    _check_slices(b, x, axis_of(dim, x.rank))
-    return b.add("take", x.id, index.id, axis=axis_of(dim, x.rank))
+    _check_slices(b, x, axis_of(dim, x.rank) if x.rank else 0)
+    whole = x.id if x.rank else b.add("reshape", x.id, shape=[1])
+    places = b.add("reshape", index.id, shape=[b.size(index.fake.numel())])
+    found = b.add("take", whole, places, axis=axis_of(dim, x.rank) if x.rank else 0)
+    return b.add("reshape", found, shape=b.shape(out.shape))
 
 
 @row("gather")

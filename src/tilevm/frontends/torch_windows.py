@@ -298,7 +298,7 @@ def _im2col(
 @row("unfold_copy")
 def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) -> int:
     if not x.rank:
-        raise Unsupported("a scalar")
+        return b.add("reshape", x.id, shape=b.shape(out.shape))
     axis = dim + x.rank if dim < 0 else dim
     count = out.shape[axis]
     first = b.add("iota", size=b.size(count), step=b.size(step))
@@ -306,6 +306,40 @@ def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) ->
     value = b.add("take", x.id, place, axis=axis)
     order = [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1]
     return b.add("permute", value, axes=order)
+
+
+@row("trapezoid.x", "trapz.x")
+def _trapezoid(b: Importer, out: Any, y: Tensor, x: Tensor, dim: int) -> int:
+    return b.add("sum", _strips(b, y, x, dim), axes=[dim % y.rank], keepdims=False)
+
+
+@row("cumulative_trapezoid.x")
+def _cumulative_trapezoid(b: Importer, out: Any, y: Tensor, x: Tensor, dim: int) -> int:
+    return b.add("cumsum", _strips(b, y, x, dim), axis=dim)
+
+
+def _strips(b: Importer, y: Tensor, x: Tensor, dim: int) -> int:
+    """Areas between neighbours along an axis, of floats of one rank."""
+    if not y.is_float or x.dtype != y.dtype or x.rank not in (1, y.rank) or not y.rank:
+        raise Unsupported("other ranks or dtypes")
+    axis = dim % y.rank
+    near, far = _ends(b, y.id, axis, y.shape[axis])
+    along = axis if x.rank == y.rank else 0
+    low, high = _ends(b, x.id, along, x.shape[along])
+    width = b.add("sub", high, low)
+    if x.rank != y.rank:
+        shape = [1] * y.rank
+        shape[axis] = x.shape[0] - 1
+        width = b.add("reshape", width, shape=b.shape(shape))
+    return b.add("mul", b.add("mul", width, b.add("add", near, far)), b.number(0.5))
+
+
+def _ends(b: Importer, x: int, axis: int, size: Any) -> tuple[int, int]:
+    """All but the last, and all but the first."""
+    b.at_least(size, 1)
+    whole = b.size(size)
+    first = b.add("slice", x, axis=axis, start=0, stop=b.size(size - 1), step=1)
+    return first, b.add("slice", x, axis=axis, start=1, stop=whole, step=1)
 
 
 @row("channel_shuffle")
