@@ -65,6 +65,16 @@ void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelow, stack);
 }
 
+// Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
+// operators, not by kernels that do their own work: those take addresses of what they wrote by name.
+void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
+                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
+  if (composite) return redispatch(op, keys, stack);
+  const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
+  redispatch(op, keys, stack);
+}
+
 // What an operator becomes. `place`: how its results relate to its arguments.
 // kFill: in place, with nothing computed: worth recording only where memory is waited for anyway.
 enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
@@ -85,8 +95,9 @@ class Recorded final : public c10::OperatorKernel {
     }
     if (C10_LIKELY(record(op, *stack))) return;
     if (in_place(place_)) settle(*stack, n_args);
-    if (place_ != Place::kView) finish_reads(*stack, n_args);
-    redispatch(op, keys, stack);
+    if (place_ == Place::kView) return redispatch(op, keys, stack);
+    finish_reads(*stack, n_args);
+    run_eagerly(op, keys, stack);
   }
 
  private:
@@ -210,16 +221,6 @@ class Writing final : public c10::OperatorKernel {
  private:
   std::vector<std::size_t> written_;
 };
-
-// Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
-// operators, not by kernels that do their own work.
-void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
-                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
-  if (composite) return redispatch(op, keys, stack);
-  const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-  redispatch(op, keys, stack);
-}
 
 // Every operator without a kernel of ours. Views read nothing.
 void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
