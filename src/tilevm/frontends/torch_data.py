@@ -110,12 +110,18 @@ def bring(b: Importer, node: torch.fx.Node) -> str | None:
     """Declare the sizes that a node brings. The last one's name, if there is any."""
     name = None
     for symbol in brought(node):
-        b.result.brings = True
-        name, low, high = b.sizes.bring(symbol)
-        b.program.symbol(name, low, high, 1)
+        name = _declare(b, symbol)
         known = b.sizes.env.replace(symbol)
         if known != symbol:
             _pin(b, name, known)
+    return name
+
+
+def _declare(b: Importer, symbol: sympy.Symbol) -> str:
+    """Let the program have a symbol that a step brings. Its name."""
+    b.result.brings = True
+    name, low, high = b.sizes.bring(symbol)
+    b.program.symbol(name, low, high, 1)
     return name
 
 
@@ -156,6 +162,8 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
         raise Refused("the value of a tensor is read")
     name = bring(b, node)
     b.result.brings = True
+    if name is None and b.sizes.is_new(value):  # Dynamo's symbol for the element of an input
+        name = _declare(b, value.node.expr)
     if name is None:  # tracing has found what it must be
         name = f"item{len(b.result.pinned)}"
         b.program.symbol(name, -MOST, MOST, 1)

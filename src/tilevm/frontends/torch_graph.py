@@ -83,6 +83,7 @@ def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
 def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
     """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors."""
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
     # Autocast is resolved below the level at which composite operators are still whole.
     autocast = torch.is_autocast_enabled("cpu") or any(
         getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes

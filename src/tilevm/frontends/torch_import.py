@@ -347,7 +347,7 @@ class Importer:
         for place, (node, value) in enumerate(zip(placeholders, values, strict=True)):
             index = len(result.input_names)
             if isinstance(value, torch.Tensor):
-                if item := getattr(value, "item_memo", None):
+                if (item := _float_of(node, value)) is not None:
                     result.float_inputs.append(index)
                     number = self.program.input("float64", [], True)
                     self.values[item.node.expr] = number
@@ -641,6 +641,16 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return type(a) is type(b) and bool(a == b)
+
+
+def _float_of(node: torch.fx.Node, value: torch.Tensor) -> torch.SymFloat | None:
+    """The float that Dynamo has put this input in the place of: the graph only reads its item.
+
+    Any tensor of a number has a memo of its item, if somebody asked.
+    """
+    item = getattr(value, "item_memo", None)
+    only = all(str(user.target) in _ITEM for user in node.users)
+    return item if only and isinstance(item, torch.SymFloat) else None
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

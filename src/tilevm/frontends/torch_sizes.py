@@ -189,6 +189,11 @@ class Sizes:
         bounds = self.env.var_to_range.get(symbol)
         return str(symbol), _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
 
+    def is_new(self, size: torch.SymInt) -> bool:
+        """Whether a size is a symbol that no input's size has and nothing has brought."""
+        expr = self.expr(size)
+        return isinstance(expr, sympy.Symbol) and expr not in self._names
+
     def define(self, symbol: sympy.Symbol, text: int | str) -> None:
         """Let a symbol stand for a size that the core has the text of."""
         self._names[symbol] = f"({text})"
