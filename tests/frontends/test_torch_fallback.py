@@ -153,6 +153,51 @@ def test_an_expanded_tensor_is_filled() -> None:
     assert "expanded tensor" in reasons()
 
 
+@pytest.fixture
+def operators() -> Iterator[Any]:
+    """Operators whose metadata are wrong: another dtype, and an error."""
+    made: Any = torch.library  # without types
+    library = made.Library("tilevm_wrong", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", lambda x: x.double(), "Meta")
+    library.define("untraced(Tensor x) -> Tensor")
+    library.impl("untraced", lambda x: x.clone(), "CPU")
+    library.impl("untraced", lambda x: x.nonesuch(), "Meta")
+    yield torch.ops.tilevm_wrong
+    library._destroy()
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_results_that_metadata_do_not_tell(operators: Any, wants_gradient: bool) -> None:
+    """They are found when the call runs: of a graph of torch.compile as of tilevm.compile."""
+
+    def f(x: Any, y: Any) -> Any:
+        return operators.double(y * 3), x + 1
+
+    x, y = torch.randn(4, requires_grad=wants_gradient), torch.randn(4)
+    torch._dynamo.reset()
+    for compiled in (torch.compile(f, backend="tilevm"), tilevm.compile(f)):
+        tilevm.stats.reset()
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, y), f(x, y))
+        assert "must be float64, but is torch.float32" in reasons()
+
+
+def test_gradients_of_what_dynamo_cannot_trace(operators: Any) -> None:
+    def f(x: Any) -> Any:
+        return operators.untraced(x.detach()) + x * 2
+
+    compiled = tilevm.compile(f)
+    for _ in range(5):
+        x = torch.randn(3, requires_grad=True)
+        y = compiled(x)
+        torch.testing.assert_close(y, f(x))
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert found.tolist() == [2.0] * 3
+    assert sum(tilevm.stats()["flushes"].values()) == 5
+
+
 def test_transforms_of_torch_func() -> None:
     compiled = tilevm.compile(lambda x: x * 2)
     x = torch.ones(3, 4)

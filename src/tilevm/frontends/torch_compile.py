@@ -23,6 +23,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters as dynamo_counters
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -42,12 +44,14 @@ from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.runtime.program import Dispatch, add_variant, check_knobs
 from tilevm.stats import stats
 
-MOST_EFFECTS = 4  # captures of a function that changes something else: the first may set it up
+# Captures of a function that changes something else (the first may set it up), or that Dynamo
+# cannot trace (other arguments may be simpler).
+MOST_EFFECTS = 4
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
 _is_inference = torch.is_inference_mode_enabled
@@ -134,6 +138,7 @@ class Compiled(Dispatch):
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
         self._effects = 0
+        self._untraced = 0  # calls that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
@@ -319,15 +324,33 @@ class Compiled(Dispatch):
 
     def _with_gradients(self, args: Any, kwargs: Any) -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate."""
-        if self._differentiable is None:
-            from tilevm.frontends.torch_graph import backend
+        if self._differentiable is not None:
+            return self._differentiable(*args, **kwargs)
+        from tilevm.frontends.torch_graph import backend
 
-            self._differentiable = torch.compile(
-                _own_code(self._fn),
-                backend=functools.partial(backend, options=self._knobs),
-                dynamic=True,
-            )
-        return self._differentiable(*args, **kwargs)
+        made = torch.compile(
+            _own_code(self._fn),
+            backend=functools.partial(backend, options=self._knobs),
+            dynamic=True,
+        )
+        frames = dynamo_counters["frames"]["total"]
+        try:
+            result = made(*args, **kwargs)
+        except TorchDynamoException as error:
+            # Dynamo cannot trace what PyTorch may well run. Beyond the first frame, some of it has.
+            if config.debug or dynamo_counters["frames"]["total"] > frames + 1:
+                raise
+            reason = reason_of(error)
+        else:
+            self._differentiable = made
+            return result
+        self._untraced += 1
+        if self._untraced >= MOST_EFFECTS:
+            self._differentiable = functools.partial(self._eager_always, reason)
+        return self._eager(reason, args, kwargs)
+
+    def _eager_always(self, reason: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._eager(reason, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)
@@ -412,12 +435,6 @@ def _promises(
         if dim.max is not None:
             yield f"{size} <= {dim.max}"
         yield f"{size} == {at.setdefault(id(dim), size)}"
-
-
-def reason_of(error: Exception) -> str:
-    """One line that says why a capture failed."""
-    text = str(error).strip().partition("\n")[0]
-    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
 class CompiledModule(Dispatch, nn.Module):

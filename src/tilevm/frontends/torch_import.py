@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends import torch_branches, torch_data
+from tilevm.frontends import torch_branches, torch_data, torch_tokens
 from tilevm.frontends.torch_functions import ROWS
 from tilevm.frontends.torch_memory import (
     Mutations,
@@ -352,6 +352,8 @@ class Importer:
                     number = self.program.input("float64", [], True)
                     self.values[item.node.expr] = number
                     self.values[node] = number
+                elif torch_tokens.is_token(node):
+                    continue
                 else:
                     self.check(value)
                     number = self.program.input(short_name(value.dtype), self.shape(value.shape))
@@ -414,6 +416,9 @@ class Importer:
         if isinstance(target, HigherOrderOperator):
             self.node, self.line = node, line_of(node)
             torch_data.bring(self, node)
+            if target is torch_tokens.with_effects:
+                self.values[node] = torch_tokens.call(self, node, value)
+                return
             arguments = [self.held(argument) for argument in node.args]
             results = torch_branches.branch(self, target.__name__, arguments, value)
             self.values[node] = tuple(results)
@@ -436,7 +441,7 @@ class Importer:
         if target._schema.is_mutable:
             mutations.check(node)
             target, name = functional(target)
-        arguments = self.arguments(target, node)
+        arguments = self.arguments(target, node.args, node.kwargs)
         tensors = value if isinstance(value, tuple | list) else (value,)
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
@@ -490,10 +495,11 @@ class Importer:
             raise ShapeError(f"{self.line}: inferred rank {len(shape)}, PyTorch says {fake.dim()}")
         return Tensor(value, fake)
 
-    def arguments(self, target: OpOverload, node: torch.fx.Node) -> list[Any]:
+    def arguments(
+        self, target: OpOverload, given: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         """Arguments in the schema's order, defaults filled in, nodes replaced by what they hold."""
         filled: list[Any] = []
-        given, kwargs = node.args, node.kwargs
         for position, argument in enumerate(target._schema.arguments):
             if position < len(given):
                 filled.append(self.held(given[position]))
