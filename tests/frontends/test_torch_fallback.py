@@ -139,6 +139,46 @@ def test_constants_in_graphs_that_are_differentiated() -> None:
     assert not reasons()
 
 
+@pytest.mark.parametrize("factor", [2.5, 0.7, 1.1])
+def test_sizes_that_floats_make(factor: float) -> None:
+    """Of one capture, also where the exact product would be rounded to another size."""
+
+    def resized(x: Any, factor: Any) -> Any:
+        return torch.nn.functional.interpolate(x, scale_factor=factor) * 2
+
+    def constant(x: Any) -> Any:
+        return resized(x, factor), x.new_zeros(math.ceil(x.shape[3] * factor)) + 1
+
+    images = [torch.randn(2, 3, n, 20 - n) for n in (10, 5, 13, 9)]
+    same(constant, *((x,) for x in images))
+    same(resized, *((x, factor) for x in images))
+    assert tilevm.stats()["captures"] == 2
+    assert not reasons()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: torch.signal.windows.hann(n) * 2,
+        lambda n: torch.signal.windows.nuttall(n, sym=False),
+        lambda n: torch.unravel_index(torch.arange(n), (4, n)),
+    ],
+)
+def test_constants_that_are_detached(function: Any) -> None:
+    same(function, (10,), (7,))
+    assert not reasons()
+
+
+def test_constants_that_are_changed() -> None:
+    def f(x: Any) -> Any:
+        made = torch.tensor([1.0, 2.0])
+        made += x
+        return made.sum(), made * x
+
+    same(f, (torch.randn(2),), (torch.randn(2),))
+    assert not reasons()
+
+
 # What runs eagerly --------------------------------------------------------------------------------
 
 
@@ -196,6 +236,15 @@ def test_gradients_of_what_dynamo_cannot_trace(operators: Any) -> None:
         (found,) = torch.autograd.grad(y.sum(), x)
         assert found.tolist() == [2.0] * 3
     assert sum(tilevm.stats()["flushes"].values()) == 5
+
+
+def test_views_whose_places_only_the_data_know() -> None:
+    compiled = tilevm.compile(lambda x, i: x.tensor_split(i))
+    x, i = torch.zeros(9), torch.tensor([2, 5])
+    for part in compiled(x, i):
+        part.add_(1)
+    assert x.tolist() == [1.0] * 9
+    assert "a result is a view of an input" in reasons()
 
 
 def test_transforms_of_torch_func() -> None:

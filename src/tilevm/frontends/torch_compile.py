@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters as dynamo_counters
+from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -52,6 +53,12 @@ from tilevm.stats import stats
 # Captures of a function that changes something else (the first may set it up), or that Dynamo
 # cannot trace (other arguments may be simpler).
 MOST_EFFECTS = 4
+# One operator cannot be traced: the others can be recorded.
+_OPERATOR = (
+    fake_tensor.DataDependentOutputException
+    | fake_tensor.DynamicOutputShapeException
+    | fake_tensor.UnsupportedOperatorException
+)
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
 _is_inference = torch.is_inference_mode_enabled
@@ -301,12 +308,17 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
-            family.branches = isinstance(error, GuardOnDataDependentSymNode | UsedInPython)
+            family.branches = isinstance(
+                error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
+            )
             return self._uncaptured(family, args, kwargs)
         return self._run(capture, leaves, args, kwargs)
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
-        """Eagerly, but for branches on data: what lies between them is recorded and fused."""
+        """Eagerly, but for branches on data: what lies between them is recorded and fused.
+
+        So is what lies between operators that depend on data.
+        """
         if not family.branches:
             return self._eager(family.reason, args, kwargs)
         try:

@@ -131,6 +131,30 @@ def _pin(b: Importer, name: str, known: Any) -> None:
     b.program.check(name, b.size(known), f"{name}, which depends on data, must be {known}")
 
 
+# How floats become ints: sympy's name, the operator that a cast to int needs first.
+_ROUNDED = {"TruncToInt": "", "FloorToInt": "floor", "CeilToInt": "ceil"}
+
+
+def compute(b: Importer, size: Any) -> bool:
+    """Let a size that floats make, as int(2.5 * n), be read where a kernel has computed it.
+
+    Whether there was one. Sizes of the core are exact: rounding at each step is what kernels do.
+    """
+    found = False
+    for part in sympy.preorder_traversal(b.sizes.expr(size)):
+        rounded = _ROUNDED.get(type(part).__name__)
+        if rounded is None or part.args[0].is_integer:
+            continue
+        value = b.cast(b.float_of(part.args[0]), torch.float64)
+        value = b.cast(b.add(rounded, value) if rounded else value, torch.int64)
+        name, low, high = b.sizes.compute(part)
+        b.program.symbol(name, low, high, 1)
+        b.program.item(value, name, b.line)
+        b.result.brings = True
+        found = True
+    return found
+
+
 def define(b: Importer, symbol: sympy.Symbol, fake: torch.Tensor, made: Any) -> None:
     """Let a size that PyTorch has a new symbol for be what typing infers."""
     shape = b.program.type(made.id if isinstance(made, Tensor) else made)[2]

@@ -269,11 +269,16 @@ class Importer:
 
     def size(self, value: Any) -> int | str:
         """A Python int or SymInt as the core takes it."""
-        return self.sizes.text(value)
+        try:
+            return self.sizes.text(value)
+        except Untranslatable:
+            if not torch_data.compute(self, value):
+                raise
+            return self.sizes.text(value)
 
     def shape(self, sizes: Iterable[Any]) -> list[int | str]:
         """Sizes as the core takes them."""
-        return [s if type(s) is int else self.sizes.text(s) for s in sizes]
+        return [s if type(s) is int else self.size(s) for s in sizes]
 
     def dtype(self, value: int) -> str:
         """Name of the dtype of a value."""

@@ -247,6 +247,8 @@ def check_functional(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
+        if node.target is torch.ops.aten.lift_fresh_copy.default:
+            continue  # a copy, whatever the trace's own tensors are
         if not any(r.alias_info for r in node.target._schema.returns):
             given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
             hidden |= dict.fromkeys(given.intersection(storages(node.meta.get("val"))), node.target)
@@ -272,6 +274,8 @@ def view_of(
             same = _same_storage(node.meta.get("val"), source.meta.get("val"))
             if not (same and may_alias(node)):
                 return None
+            if _like(node.args[1:]) and isinstance(node.meta["val"], list | tuple):
+                return None  # a tensor says where to split
             if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
                 viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
                 shape = list(node.meta["val"].shape)
