@@ -169,6 +169,21 @@ def test_constants_that_are_detached(function: Any) -> None:
     assert not reasons()
 
 
+@pytest.mark.parametrize(
+    "name", ["dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"]
+)
+@pytest.mark.parametrize("options", [{"training": False}, {"p": 0.0}])
+def test_dropouts_that_do_nothing(name: str, options: dict[str, Any]) -> None:
+    """Their result is the argument."""
+    dropout = getattr(torch.nn.functional, name)
+    compiled = tilevm.compile(lambda x: (dropout(x, **options), x + 1))
+    x = torch.randn(2, 3, 4, 5, 6)
+    found, more = compiled(x)
+    assert found.data_ptr() == x.data_ptr() and torch.equal(found, x)
+    assert torch.equal(more, x + 1)
+    assert not reasons()
+
+
 def test_constants_that_are_changed() -> None:
     def f(x: Any) -> Any:
         made = torch.tensor([1.0, 2.0])

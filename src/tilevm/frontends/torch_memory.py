@@ -143,7 +143,8 @@ def functional(target: OpOverload) -> tuple[OpOverload, str]:
 _MAYBE_ALIAS = {
     "reshape", "contiguous", "to", "type_as", "flatten", "expand_as", "view_as", "dropout",
     "reshape_as", "float", "matrix_H", "_to_copy", "numpy_T", "unflatten", "lift_fresh",
-    "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+    "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "feature_dropout", "alpha_dropout",
+    "feature_alpha_dropout",
 }  # fmt: skip
 
 
