@@ -184,6 +184,17 @@ def test_dropouts_that_do_nothing(name: str, options: dict[str, Any]) -> None:
     assert not reasons()
 
 
+def test_sizes_inside_of_operators() -> None:
+    """Which only the data know, and which are of none of the results."""
+
+    def f(x: Any, i: Any, before: int, after: int) -> Any:
+        padded = torch.nn.functional.pad(x, (before, after, -1, 1), mode="circular")
+        return padded * 2, torch.combinations(x[0, 0]).sum(0), x.narrow(2, i, 2) * 3
+
+    same(f, *((torch.randn(2, 5, n), torch.tensor(n - 4), 2, 0) for n in (5, 7)))
+    assert not reasons()
+
+
 def test_constants_that_are_changed() -> None:
     def f(x: Any) -> Any:
         made = torch.tensor([1.0, 2.0])
@@ -259,7 +270,9 @@ def test_views_whose_places_only_the_data_know() -> None:
     for part in compiled(x, i):
         part.add_(1)
     assert x.tolist() == [1.0] * 9
-    assert "a result is a view of an input" in reasons()
+    tilevm.compile(lambda x, i: x.narrow(0, i, 2))(x, i[0]).add_(1)
+    assert x.tolist() == [1.0] * 2 + [2.0] * 2 + [1.0] * 5
+    assert reasons().count("a result is a view of an input") == 2
 
 
 def test_transforms_of_torch_func() -> None:

@@ -275,9 +275,9 @@ def view_of(
             same = _same_storage(node.meta.get("val"), source.meta.get("val"))
             if not (same and may_alias(node)):
                 return None
-            if _like(node.args[1:]) and isinstance(node.meta["val"], list | tuple):
-                return None  # a tensor says where to split
             if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
+                if not target._schema.name.endswith("_as"):
+                    return None  # a tensor's elements, as of tensor_split and narrow
                 viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
                 shape = list(node.meta["val"].shape)
                 steps.append((getattr(torch.ops.aten, viewed).default, (shape,), {}))
