@@ -264,6 +264,33 @@ def test_gradients_of_what_dynamo_cannot_trace(operators: Any) -> None:
     assert sum(tilevm.stats()["flushes"].values()) == 5
 
 
+def test_gradients_of_what_dynamo_can_trace_of_other_arguments(operators: Any) -> None:
+    def f(x: Any, plain: bool) -> Any:
+        return x * 2 if plain else operators.untraced(x.detach()) + x * 2
+
+    compiled = tilevm.compile(f)
+    for plain in (True, False, True, False, True):
+        x = torch.randn(3, requires_grad=True)
+        torch.testing.assert_close(compiled(x, plain), f(x, plain))
+    assert sum(tilevm.stats()["flushes"].values()) == 2
+
+
+def test_gradients_of_what_dynamo_cannot_trace_after_a_graph_break(operators: Any) -> None:
+    """What came before has run: once."""
+    ran: list[int] = []
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        torch._dynamo.graph_break()
+        ran.append(1)
+        torch._dynamo.graph_break()
+        return operators.untraced(y.detach()) + y
+
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        tilevm.compile(f)(torch.randn(3, requires_grad=True))
+    assert ran == [1]
+
+
 def test_views_whose_places_only_the_data_know() -> None:
     compiled = tilevm.compile(lambda x, i: x.tensor_split(i))
     x, i = torch.zeros(9), torch.tensor([2, 5])

@@ -7,6 +7,7 @@ sizes and numbers of a call; where none holds, there is a new one.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import functools
@@ -24,7 +25,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
-from torch._dynamo.utils import counters as dynamo_counters
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
@@ -113,10 +113,20 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+_OWN = "<a function that tilevm differentiates>"
+
+
+def _is_of_the_whole(error: TorchDynamoException) -> bool:
+    """Whether Dynamo was at the whole function, so that nothing of it has run yet."""
+    stack: Any = getattr(error, "real_stack", None)
+    return bool(stack) and bool(stack[0].filename == _OWN)
+
+
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same as a code object of its own: Dynamo has a limit of captures for each of these."""
     scope: dict[str, Any] = {"function": function}
-    exec("def call(*args, **kwargs): return function(*args, **kwargs)", scope)
+    text = "def call(*args, **kwargs): return function(*args, **kwargs)"
+    exec(builtins.compile(text, _OWN, "exec"), scope)
     made: Callable[..., Any] = scope["call"]
     return made
 
@@ -145,7 +155,7 @@ class Compiled(Dispatch):
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
         self._effects = 0
-        self._untraced = 0  # calls that Dynamo could not trace
+        self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
@@ -336,25 +346,22 @@ class Compiled(Dispatch):
 
     def _with_gradients(self, args: Any, kwargs: Any) -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate."""
-        if self._differentiable is not None:
-            return self._differentiable(*args, **kwargs)
-        from tilevm.frontends.torch_graph import backend
+        if self._differentiable is None:
+            from tilevm.frontends.torch_graph import backend
 
-        made = torch.compile(
-            _own_code(self._fn),
-            backend=functools.partial(backend, options=self._knobs),
-            dynamic=True,
-        )
-        frames = dynamo_counters["frames"]["total"]
+            self._differentiable = torch.compile(
+                _own_code(self._fn),
+                backend=functools.partial(backend, options=self._knobs),
+                dynamic=True,
+            )
         try:
-            result = made(*args, **kwargs)
-        except TorchDynamoException as error:
-            # Dynamo cannot trace what PyTorch may well run. Beyond the first frame, some of it has.
-            if config.debug or dynamo_counters["frames"]["total"] > frames + 1:
+            result = self._differentiable(*args, **kwargs)
+        except TorchDynamoException as error:  # it cannot trace what PyTorch may well run
+            if config.debug or not _is_of_the_whole(error):
                 raise
             reason = reason_of(error)
         else:
-            self._differentiable = made
+            self._untraced = 0
             return result
         self._untraced += 1
         if self._untraced >= MOST_EFFECTS:
