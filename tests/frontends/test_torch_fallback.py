@@ -291,6 +291,14 @@ def test_gradients_of_what_dynamo_cannot_trace_after_a_graph_break(operators: An
     assert ran == [1]
 
 
+def test_batch_norm_without_channels() -> None:
+    """PyTorch looks for their number where there is none."""
+    compiled = tilevm.compile(torch.nn.functional.batch_norm)
+    with pytest.raises(RuntimeError):
+        compiled(torch.randn(4), torch.zeros(5), torch.ones(5))
+    assert "without channels" in reasons()
+
+
 def test_views_whose_places_only_the_data_know() -> None:
     compiled = tilevm.compile(lambda x, i: x.tensor_split(i))
     x, i = torch.zeros(9), torch.tensor([2, 5])
