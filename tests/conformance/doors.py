@@ -42,6 +42,16 @@ class Door:
             torch._dynamo.reset()
             return torch.compile(function, backend=self._backend, dynamic=True)
 
+        return self._recorded(function)
+
+    def untraceable(self, function: Function) -> Function | None:
+        """What raises, if calls through this door do whatever tilevm does: Dynamo alone."""
+        if self.name != "torch.compile":
+            return None
+        torch._dynamo.reset()
+        return torch.compile(function, backend="eager", dynamic=True)
+
+    def _recorded(self, function: Function) -> Function:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with tilevm.fuse():
                 result = function(*args, **kwargs)

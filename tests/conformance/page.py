@@ -38,8 +38,9 @@ random state. **ok**: the same dtype, sizes and values, all of it in kernels of 
 **{VERDICTS[1]}**: the same, and some operators were PyTorch's (in `fuse`: were not recorded).
 **{VERDICTS[2]}**: the same, since the call ran eagerly. **raises**: where eager mode does not.
 **WRONG**: other values, beyond PyTorch's own tolerance and beyond what rounding at each operator
-explains. **{SKIPPED}**: eager mode raises, or differs from itself. Numbers among the arguments are
-arguments of the compiled function. A gradient counts with the results of the call that it is of.
+explains. **{SKIPPED}**: eager mode raises, or differs from itself, or Dynamo raises whatever the
+backend. Numbers among the arguments are arguments of the compiled function. A gradient counts with
+the results of the call that it is of.
 By default two samples of an operator are run; the tables say how many operators the last runs had.
 """
 

@@ -54,6 +54,16 @@ def test_a_wrong_result_is_found() -> None:
     assert judge.judged(Door("fuse"), lambda x: x.nonesuch(), case, sample).verdict == "raises"
 
 
+def test_what_dynamo_raises_is_not_tilevms() -> None:
+    name = "max_pool2d_with_indices_backward"
+    (case,) = (c for c in samples.cases("float32", "forward") if c.name == name)
+    ((_, found),) = opinfo.findings(Door("torch.compile"), case, 1)
+    assert found.verdict == judge.SKIPPED
+    ((_, sample),) = case.samples(1)
+    found = judge.judged(Door("torch.compile"), lambda x, *_, **__: x.nonesuch(), case, sample)
+    assert found.verdict == "raises"
+
+
 def test_a_crash_is_attributed(tmp_path: Path, monkeypatch: Any) -> None:
     lines = [{"begin": 3, "op": "sin"}]
 

@@ -246,3 +246,42 @@ def test_ints_that_are_negative() -> None:
         for wants in (False, True):
             x = torch.arange(6.0, requires_grad=wants)
             torch.testing.assert_close(compiled(x, n), torch.roll(x * 2, n) + n)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float32])
+def test_tensors_of_one_number_are_tensors(dtype: Any) -> None:
+    def f(x: Any, n: Any) -> Any:
+        return x * n + 1, n * 2
+
+    compiled = torch.compile(f, backend="tilevm", dynamic=True)
+    for number in (3, 5, 0):
+        x, n = torch.randn(2, 7), torch.tensor(number, dtype=dtype)
+        torch.testing.assert_close(compiled(x, n), f(x, n))
+    assert tilevm.stats()["captures"] == 1
+    assert not eager_reasons()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_tensors_of_one_number_whose_item_is_read_too(dtype: Any) -> None:
+    def f(x: Any, n: Any) -> Any:
+        return x * n.item() + n + n.item()
+
+    def g(x: Any, n: Any) -> Any:
+        return x + torch.arange(n.item()).sum()
+
+    for function in (f, g) if dtype is torch.int64 else (f,):
+        compiled = torch.compile(function, backend="tilevm", dynamic=True)
+        with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            for number in (3, 5, 0, 2):
+                x = torch.randn(2, 7)
+                n = torch.tensor(number, dtype=dtype)
+                torch.testing.assert_close(compiled(x, n), function(x, n))
+    assert not eager_reasons()
+
+
+def test_graphs_without_tensors() -> None:
+    compiled = torch.compile(lambda n, m: torch.zeros(n, m) + n, backend="tilevm", dynamic=True)
+    for n, m in ((2, 3), (4, 7)):
+        assert torch.equal(compiled(n, m), torch.zeros(n, m) + n)
+    assert tilevm.stats()["captures"] == 1
+    assert not eager_reasons()

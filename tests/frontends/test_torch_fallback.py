@@ -139,6 +139,72 @@ def test_constants_in_graphs_that_are_differentiated() -> None:
     assert not reasons()
 
 
+@pytest.mark.parametrize("factor", [2.5, 0.7, 1.1])
+def test_sizes_that_floats_make(factor: float) -> None:
+    """Of one capture, also where the exact product would be rounded to another size."""
+
+    def resized(x: Any, factor: Any) -> Any:
+        return torch.nn.functional.interpolate(x, scale_factor=factor) * 2
+
+    def constant(x: Any) -> Any:
+        return resized(x, factor), x.new_zeros(math.ceil(x.shape[3] * factor)) + 1
+
+    images = [torch.randn(2, 3, n, 20 - n) for n in (10, 5, 13, 9)]
+    same(constant, *((x,) for x in images))
+    same(resized, *((x, factor) for x in images))
+    assert tilevm.stats()["captures"] == 2
+    assert not reasons()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda n: torch.signal.windows.hann(n) * 2,
+        lambda n: torch.signal.windows.nuttall(n, sym=False),
+        lambda n: torch.unravel_index(torch.arange(n), (4, n)),
+    ],
+)
+def test_constants_that_are_detached(function: Any) -> None:
+    same(function, (10,), (7,))
+    assert not reasons()
+
+
+@pytest.mark.parametrize(
+    "name", ["dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"]
+)
+@pytest.mark.parametrize("options", [{"training": False}, {"p": 0.0}])
+def test_dropouts_that_do_nothing(name: str, options: dict[str, Any]) -> None:
+    """Their result is the argument."""
+    dropout = getattr(torch.nn.functional, name)
+    compiled = tilevm.compile(lambda x: (dropout(x, **options), x + 1))
+    x = torch.randn(2, 3, 4, 5, 6)
+    found, more = compiled(x)
+    assert found.data_ptr() == x.data_ptr() and torch.equal(found, x)
+    assert torch.equal(more, x + 1)
+    assert not reasons()
+
+
+def test_sizes_inside_of_operators() -> None:
+    """Which only the data know, and which are of none of the results."""
+
+    def f(x: Any, i: Any, before: int, after: int) -> Any:
+        padded = torch.nn.functional.pad(x, (before, after, -1, 1), mode="circular")
+        return padded * 2, torch.combinations(x[0, 0]).sum(0), x.narrow(2, i, 2) * 3
+
+    same(f, *((torch.randn(2, 5, n), torch.tensor(n - 4), 2, 0) for n in (5, 7)))
+    assert not reasons()
+
+
+def test_constants_that_are_changed() -> None:
+    def f(x: Any) -> Any:
+        made = torch.tensor([1.0, 2.0])
+        made += x
+        return made.sum(), made * x
+
+    same(f, (torch.randn(2),), (torch.randn(2),))
+    assert not reasons()
+
+
 # What runs eagerly --------------------------------------------------------------------------------
 
 
@@ -151,6 +217,97 @@ def test_an_expanded_tensor_is_filled() -> None:
     assert compiled(base.expand(4)).tolist() == [4.0] * 4
     assert base.item() == 3
     assert "expanded tensor" in reasons()
+
+
+@pytest.fixture
+def operators() -> Iterator[Any]:
+    """Operators whose metadata are wrong: another dtype, and an error."""
+    made: Any = torch.library  # without types
+    library = made.Library("tilevm_wrong", "FRAGMENT")
+    library.define("double(Tensor x) -> Tensor")
+    library.impl("double", lambda x: x * 2, "CPU")
+    library.impl("double", lambda x: x.double(), "Meta")
+    library.define("untraced(Tensor x) -> Tensor")
+    library.impl("untraced", lambda x: x.clone(), "CPU")
+    library.impl("untraced", lambda x: x.nonesuch(), "Meta")
+    yield torch.ops.tilevm_wrong
+    library._destroy()
+
+
+@pytest.mark.parametrize("wants_gradient", [False, True])
+def test_results_that_metadata_do_not_tell(operators: Any, wants_gradient: bool) -> None:
+    """They are found when the call runs: of a graph of torch.compile as of tilevm.compile."""
+
+    def f(x: Any, y: Any) -> Any:
+        return operators.double(y * 3), x + 1
+
+    x, y = torch.randn(4, requires_grad=wants_gradient), torch.randn(4)
+    torch._dynamo.reset()
+    for compiled in (torch.compile(f, backend="tilevm"), tilevm.compile(f)):
+        tilevm.stats.reset()
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x, y), f(x, y))
+        assert "must be float64, but is torch.float32" in reasons()
+
+
+def test_gradients_of_what_dynamo_cannot_trace(operators: Any) -> None:
+    def f(x: Any) -> Any:
+        return operators.untraced(x.detach()) + x * 2
+
+    compiled = tilevm.compile(f)
+    for _ in range(5):
+        x = torch.randn(3, requires_grad=True)
+        y = compiled(x)
+        torch.testing.assert_close(y, f(x))
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert found.tolist() == [2.0] * 3
+    assert sum(tilevm.stats()["flushes"].values()) == 5
+
+
+def test_gradients_of_what_dynamo_can_trace_of_other_arguments(operators: Any) -> None:
+    def f(x: Any, plain: bool) -> Any:
+        return x * 2 if plain else operators.untraced(x.detach()) + x * 2
+
+    compiled = tilevm.compile(f)
+    for plain in (True, False, True, False, True):
+        x = torch.randn(3, requires_grad=True)
+        torch.testing.assert_close(compiled(x, plain), f(x, plain))
+    assert sum(tilevm.stats()["flushes"].values()) == 2
+
+
+def test_gradients_of_what_dynamo_cannot_trace_after_a_graph_break(operators: Any) -> None:
+    """What came before has run: once."""
+    ran: list[int] = []
+
+    def f(x: Any) -> Any:
+        y = x * 2
+        torch._dynamo.graph_break()
+        ran.append(1)
+        torch._dynamo.graph_break()
+        return operators.untraced(y.detach()) + y
+
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        tilevm.compile(f)(torch.randn(3, requires_grad=True))
+    assert ran == [1]
+
+
+def test_batch_norm_without_channels() -> None:
+    """PyTorch looks for their number where there is none."""
+    compiled = tilevm.compile(torch.nn.functional.batch_norm)
+    with pytest.raises(RuntimeError):
+        compiled(torch.randn(4), torch.zeros(5), torch.ones(5))
+    assert "without channels" in reasons()
+
+
+def test_views_whose_places_only_the_data_know() -> None:
+    compiled = tilevm.compile(lambda x, i: x.tensor_split(i))
+    x, i = torch.zeros(9), torch.tensor([2, 5])
+    for part in compiled(x, i):
+        part.add_(1)
+    assert x.tolist() == [1.0] * 9
+    tilevm.compile(lambda x, i: x.narrow(0, i, 2))(x, i[0]).add_(1)
+    assert x.tolist() == [1.0] * 2 + [2.0] * 2 + [1.0] * 5
+    assert reasons().count("a result is a view of an input") == 2
 
 
 def test_transforms_of_torch_func() -> None:

@@ -82,6 +82,52 @@ def test_gradient(name: str) -> None:
     assert not stats["callouts"]
 
 
+def same_gradients(function: Callable[..., Any], x: Any, *others: Any) -> None:
+    """Compare with eager code, in float32."""
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    calls = (lambda x: compiled(x, *others)), (lambda x: function(x, *others))
+    for found, expected in zip(*(gradient(f, x) for f in calls), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert not tilevm.stats()["flushes"]
+
+
+def positive(n: int) -> Any:
+    x = torch.randn(n, n)
+    return x @ x.T + torch.eye(n)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.linalg.cholesky(x) * 2,
+        lambda x: torch.linalg.inv(x) @ torch.linalg.inv(x + 1),
+        lambda x: torch.linalg.solve(x, x.sin()),
+        lambda x: torch.linalg.eigh(x).eigenvalues,
+    ],
+)
+def test_operators_that_check_for_errors(function: Callable[[Any], Any]) -> None:
+    torch.manual_seed(0)
+    same_gradients(function, positive(5))
+
+
+def test_errors_that_are_checked_for_are_raised() -> None:
+    compiled = tilevm.compile(lambda x: torch.linalg.inv(x).sum())
+    x = torch.zeros(3, 3, requires_grad=True)
+    for _ in range(2):
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            compiled(x)
+    compiled(torch.eye(3, requires_grad=True))
+
+
+def test_zeros_without_memory() -> None:
+    same_gradients(torch.sgn, torch.randn(4, 5))
+
+
+def test_a_size_that_tracing_finds_to_be_one() -> None:
+    same_gradients(lambda x, n: torch.as_strided_copy(x, (n,), (1,), 0), torch.randn(1), 1)
+
+
 def test_ignored_targets_alone() -> None:
     """The mean over no row is NaN; its gradient is what eager code says."""
     torch._dynamo.reset()

@@ -339,7 +339,9 @@ def _attempt(
         examples.append(example)
         shapes.append(dynamic)
     settings: Any = symbolic_config
-    oblivious = settings.patch(backed_size_oblivious=True)
+    oblivious = settings.patch(
+        backed_size_oblivious=True, soft_pending_unbacked_not_found_error=True
+    )
     from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
     proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))

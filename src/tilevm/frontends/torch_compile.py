@@ -7,6 +7,7 @@ sizes and numbers of a call; where none holds, there is a new one.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import functools
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
@@ -42,12 +45,20 @@ from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import State, modules_of
 from tilevm.runtime.program import Dispatch, add_variant, check_knobs
 from tilevm.stats import stats
 
-MOST_EFFECTS = 4  # captures of a function that changes something else: the first may set it up
+# Captures of a function that changes something else (the first may set it up), or that Dynamo
+# cannot trace (other arguments may be simpler).
+MOST_EFFECTS = 4
+# One operator cannot be traced: the others can be recorded.
+_OPERATOR = (
+    fake_tensor.DataDependentOutputException
+    | fake_tensor.DynamicOutputShapeException
+    | fake_tensor.UnsupportedOperatorException
+)
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
 _is_inference = torch.is_inference_mode_enabled
@@ -102,10 +113,20 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+_OWN = "<a function that tilevm differentiates>"
+
+
+def _is_of_the_whole(error: TorchDynamoException) -> bool:
+    """Whether Dynamo was at the whole function, so that nothing of it has run yet."""
+    stack: Any = getattr(error, "real_stack", None)
+    return bool(stack) and bool(stack[0].filename == _OWN)
+
+
 def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same as a code object of its own: Dynamo has a limit of captures for each of these."""
     scope: dict[str, Any] = {"function": function}
-    exec("def call(*args, **kwargs): return function(*args, **kwargs)", scope)
+    text = "def call(*args, **kwargs): return function(*args, **kwargs)"
+    exec(builtins.compile(text, _OWN, "exec"), scope)
     made: Callable[..., Any] = scope["call"]
     return made
 
@@ -134,6 +155,7 @@ class Compiled(Dispatch):
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
         self._effects = 0
+        self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
@@ -296,12 +318,17 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
-            family.branches = isinstance(error, GuardOnDataDependentSymNode | UsedInPython)
+            family.branches = isinstance(
+                error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
+            )
             return self._uncaptured(family, args, kwargs)
         return self._run(capture, leaves, args, kwargs)
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
-        """Eagerly, but for branches on data: what lies between them is recorded and fused."""
+        """Eagerly, but for branches on data: what lies between them is recorded and fused.
+
+        So is what lies between operators that depend on data.
+        """
         if not family.branches:
             return self._eager(family.reason, args, kwargs)
         try:
@@ -327,7 +354,22 @@ class Compiled(Dispatch):
                 backend=functools.partial(backend, options=self._knobs),
                 dynamic=True,
             )
-        return self._differentiable(*args, **kwargs)
+        try:
+            result = self._differentiable(*args, **kwargs)
+        except TorchDynamoException as error:  # it cannot trace what PyTorch may well run
+            if config.debug or not _is_of_the_whole(error):
+                raise
+            reason = reason_of(error)
+        else:
+            self._untraced = 0
+            return result
+        self._untraced += 1
+        if self._untraced >= MOST_EFFECTS:
+            self._differentiable = functools.partial(self._eager_always, reason)
+        return self._eager(reason, args, kwargs)
+
+    def _eager_always(self, reason: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._eager(reason, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)
@@ -412,12 +454,6 @@ def _promises(
         if dim.max is not None:
             yield f"{size} <= {dim.max}"
         yield f"{size} == {at.setdefault(id(dim), size)}"
-
-
-def reason_of(error: Exception) -> str:
-    """One line that says why a capture failed."""
-    text = str(error).strip().partition("\n")[0]
-    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
 class CompiledModule(Dispatch, nn.Module):

@@ -110,12 +110,18 @@ def bring(b: Importer, node: torch.fx.Node) -> str | None:
     """Declare the sizes that a node brings. The last one's name, if there is any."""
     name = None
     for symbol in brought(node):
-        b.result.brings = True
-        name, low, high = b.sizes.bring(symbol)
-        b.program.symbol(name, low, high, 1)
+        name = _declare(b, symbol)
         known = b.sizes.env.replace(symbol)
         if known != symbol:
             _pin(b, name, known)
+    return name
+
+
+def _declare(b: Importer, symbol: sympy.Symbol) -> str:
+    """Let the program have a symbol that a step brings. Its name."""
+    b.result.brings = True
+    name, low, high = b.sizes.bring(symbol)
+    b.program.symbol(name, low, high, 1)
     return name
 
 
@@ -123,6 +129,30 @@ def _pin(b: Importer, name: str, known: Any) -> None:
     """Let calls check what tracing has decided: that a size of data is a size of the inputs."""
     b.result.pinned.append(f"{name} == {known}")
     b.program.check(name, b.size(known), f"{name}, which depends on data, must be {known}")
+
+
+# How floats become ints: sympy's name, the operator that a cast to int needs first.
+_ROUNDED = {"TruncToInt": "", "FloorToInt": "floor", "CeilToInt": "ceil"}
+
+
+def compute(b: Importer, size: Any) -> bool:
+    """Let a size that floats make, as int(2.5 * n), be read where a kernel has computed it.
+
+    Whether there was one. Sizes of the core are exact: rounding at each step is what kernels do.
+    """
+    found = False
+    for part in sympy.preorder_traversal(b.sizes.expr(size)):
+        rounded = _ROUNDED.get(type(part).__name__)
+        if rounded is None or part.args[0].is_integer:
+            continue
+        value = b.cast(b.float_of(part.args[0]), torch.float64)
+        value = b.cast(b.add(rounded, value) if rounded else value, torch.int64)
+        name, low, high = b.sizes.compute(part)
+        b.program.symbol(name, low, high, 1)
+        b.program.item(value, name, b.line)
+        b.result.brings = True
+        found = True
+    return found
 
 
 def define(b: Importer, symbol: sympy.Symbol, fake: torch.Tensor, made: Any) -> None:
@@ -156,6 +186,8 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
         raise Refused("the value of a tensor is read")
     name = bring(b, node)
     b.result.brings = True
+    if name is None and b.sizes.is_new(value):  # Dynamo's symbol for the element of an input
+        name = _declare(b, value.node.expr)
     if name is None:  # tracing has found what it must be
         name = f"item{len(b.result.pinned)}"
         b.program.symbol(name, -MOST, MOST, 1)

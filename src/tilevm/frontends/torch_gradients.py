@@ -49,6 +49,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     )
     table.pop(_aten._to_copy.default, None)
     table[_aten.nll_loss_backward.default] = _nll_loss_backward
+    table[_aten._efficientzerotensor.default] = torch.zeros  # which has memory
     return table
 
 

@@ -16,7 +16,6 @@ from tilevm.errors import TilevmError
 from tilevm.frontends import torch_gradients, torch_memory, torch_program
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_compile import check_freeze, compile
-from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured
 from tilevm.runtime.program import check_knobs
 from tilevm.stats import stats
@@ -44,7 +43,8 @@ def backend(
     try:
         if not _needs_gradients(gm, fakes):
             try:
-                return capture(gm, fakes, knobs, freeze=freeze).run
+                captured = capture(gm, fakes, knobs, freeze=freeze)
+                return torch_program.or_eager(captured, gm.forward)
             except torch_program.Mutates:
                 pass  # AOTAutograd makes it functional and writes back
         return _through_autograd(gm, example_inputs, knobs)
@@ -53,7 +53,7 @@ def backend(
     except Exception as reason:
         if config.debug:
             raise
-        stats.add("flushes", f"eager: {_reason(reason)}")
+        stats.add("flushes", f"eager: {torch_program.reason_of(reason)}")
         return gm.forward
 
 
@@ -83,6 +83,7 @@ def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
 def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
     """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors."""
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
+    mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
     # Autocast is resolved below the level at which composite operators are still whole.
     autocast = torch.is_autocast_enabled("cpu") or any(
         getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
@@ -137,11 +138,6 @@ def _knobs(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, 
     knobs = dict(options or {})
     freeze = check_freeze(knobs.pop("freeze", False), source)
     return check_knobs(config.checked_local(knobs, source), source), freeze
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
 __all__ = ["TilevmError", "backend", "capture", "compile", "to_aten"]

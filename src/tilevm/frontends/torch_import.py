@@ -16,7 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends import torch_branches, torch_data
+from tilevm.frontends import torch_branches, torch_data, torch_tokens
 from tilevm.frontends.torch_functions import ROWS
 from tilevm.frontends.torch_memory import (
     Mutations,
@@ -269,11 +269,16 @@ class Importer:
 
     def size(self, value: Any) -> int | str:
         """A Python int or SymInt as the core takes it."""
-        return self.sizes.text(value)
+        try:
+            return self.sizes.text(value)
+        except Untranslatable:
+            if not torch_data.compute(self, value):
+                raise
+            return self.sizes.text(value)
 
     def shape(self, sizes: Iterable[Any]) -> list[int | str]:
         """Sizes as the core takes them."""
-        return [s if type(s) is int else self.sizes.text(s) for s in sizes]
+        return [s if type(s) is int else self.size(s) for s in sizes]
 
     def dtype(self, value: int) -> str:
         """Name of the dtype of a value."""
@@ -348,11 +353,13 @@ class Importer:
         for place, (node, value) in enumerate(zip(placeholders, values, strict=True)):
             index = len(result.input_names)
             if isinstance(value, torch.Tensor):
-                if item := getattr(value, "item_memo", None):
+                if (item := _float_of(node, value)) is not None:
                     result.float_inputs.append(index)
                     number = self.program.input("float64", [], True)
                     self.values[item.node.expr] = number
                     self.values[node] = number
+                elif torch_tokens.is_token(node):
+                    continue
                 else:
                     self.check(value)
                     number = self.program.input(short_name(value.dtype), self.shape(value.shape))
@@ -415,6 +422,9 @@ class Importer:
         if isinstance(target, HigherOrderOperator):
             self.node, self.line = node, line_of(node)
             torch_data.bring(self, node)
+            if target is torch_tokens.with_effects:
+                self.values[node] = torch_tokens.call(self, node, value)
+                return
             arguments = [self.held(argument) for argument in node.args]
             results = torch_branches.branch(self, target.__name__, arguments, value)
             self.values[node] = tuple(results)
@@ -437,7 +447,7 @@ class Importer:
         if target._schema.is_mutable:
             mutations.check(node)
             target, name = functional(target)
-        arguments = self.arguments(target, node)
+        arguments = self.arguments(target, node.args, node.kwargs)
         tensors = value if isinstance(value, tuple | list) else (value,)
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
@@ -491,10 +501,11 @@ class Importer:
             raise ShapeError(f"{self.line}: inferred rank {len(shape)}, PyTorch says {fake.dim()}")
         return Tensor(value, fake)
 
-    def arguments(self, target: OpOverload, node: torch.fx.Node) -> list[Any]:
+    def arguments(
+        self, target: OpOverload, given: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
         """Arguments in the schema's order, defaults filled in, nodes replaced by what they hold."""
         filled: list[Any] = []
-        given, kwargs = node.args, node.kwargs
         for position, argument in enumerate(target._schema.arguments):
             if position < len(given):
                 filled.append(self.held(given[position]))
@@ -642,6 +653,16 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
         return False
     return type(a) is type(b) and bool(a == b)
+
+
+def _float_of(node: torch.fx.Node, value: torch.Tensor) -> torch.SymFloat | None:
+    """The float that Dynamo has put this input in the place of: the graph only reads its item.
+
+    Any tensor of a number has a memo of its item, if somebody asked.
+    """
+    item = getattr(value, "item_memo", None)
+    only = all(str(user.target) in _ITEM for user in node.users)
+    return item if only and isinstance(item, torch.SymFloat) else None
 
 
 def _tensors(values: Any) -> Iterator[torch.Tensor]:

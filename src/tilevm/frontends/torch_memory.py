@@ -143,7 +143,8 @@ def functional(target: OpOverload) -> tuple[OpOverload, str]:
 _MAYBE_ALIAS = {
     "reshape", "contiguous", "to", "type_as", "flatten", "expand_as", "view_as", "dropout",
     "reshape_as", "float", "matrix_H", "_to_copy", "numpy_T", "unflatten", "lift_fresh",
-    "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk",
+    "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk", "feature_dropout", "alpha_dropout",
+    "feature_alpha_dropout",
 }  # fmt: skip
 
 
@@ -247,6 +248,8 @@ def check_functional(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
+        if node.target is torch.ops.aten.lift_fresh_copy.default:
+            continue  # a copy, whatever the trace's own tensors are
         if not any(r.alias_info for r in node.target._schema.returns):
             given = {m for n in node.all_input_nodes for m in storages(n.meta.get("val"))}
             hidden |= dict.fromkeys(given.intersection(storages(node.meta.get("val"))), node.target)
@@ -273,6 +276,8 @@ def view_of(
             if not (same and may_alias(node)):
                 return None
             if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
+                if not target._schema.name.endswith("_as"):
+                    return None  # a tensor's elements, as of tensor_split and narrow
                 viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
                 shape = list(node.meta["val"].shape)
                 steps.append((getattr(torch.ops.aten, viewed).default, (shape,), {}))

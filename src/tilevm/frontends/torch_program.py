@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +14,7 @@ import torch.fx
 from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
+from tilevm.errors import InternalError, WrongResult
 from tilevm.frontends import torch_check, torch_decompose, torch_frozen, torch_import
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
@@ -23,7 +25,7 @@ from tilevm.stats import stats
 
 runtime.on_frozen(torch_frozen.owner)
 
-__all__ = ["Captured", "FloatInput", "Mutates", "build", "compile_aten"]
+__all__ = ["Captured", "FloatInput", "Mutates", "build", "compile_aten", "or_eager", "reason_of"]
 
 
 @dataclass(frozen=True)
@@ -129,17 +131,55 @@ def _guarded(environment: Any, condition: Any) -> bool:
         raise Refused(f"the graph needs {condition}, and its guards are made already") from error
 
 
+def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs a captured graph that changes nothing; if that fails, the graph as it is.
+
+    PyTorch may take what its metadata does not say, as results of another dtype. Where it raises,
+    too, our error is closer to the call: the graph's operators need not be those of the function.
+    """
+    run, imported = captured.run, captured.imported
+    may_draw_twice = imported.draws and bool(imported.brings or imported.callouts)
+
+    def call(*args: Any) -> Any:
+        drawn = torch.get_rng_state() if may_draw_twice else None
+        try:
+            return run(*args)
+        except WrongResult:
+            raise
+        except Exception as error:
+            if config.debug:
+                raise
+            if drawn is not None:
+                torch.set_rng_state(drawn)
+            try:
+                results = graph(*args)
+            except Exception:
+                raise error from None
+            if isinstance(error, InternalError):  # a defect: it says where the call is saved
+                warnings.warn(f"runs eagerly: {error}", stacklevel=2)
+            stats.add("flushes", f"eager: {reason_of(error)}")
+            return results
+
+    return call
+
+
+def reason_of(error: Exception) -> str:
+    """One line that says why a capture failed."""
+    text = str(error).strip().partition("\n")[0]
+    return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
+
+
 def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:
     """A functional graph of AOTAutograd, compiled; as it is, counted, if it cannot be."""
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     try:
-        return build(gm.graph, inputs, knobs, views=False).run
+        return or_eager(build(gm.graph, inputs, knobs, views=False), gm.forward)
     except RestartAnalysis:
         raise
     except Exception as error:
         if config.debug:
             raise
-        stats.add("flushes", f"eager: {error}")
+        stats.add("flushes", f"eager: {reason_of(error)}")
         return gm.forward
 
 

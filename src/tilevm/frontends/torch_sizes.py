@@ -90,6 +90,7 @@ class Sizes:
         self._texts: dict[Any, int | str] = {}
         self._names: dict[sympy.Symbol, str] = {}
         self._solved: dict[sympy.Symbol, sympy.Expr] = {}
+        self._computed: dict[sympy.Expr, sympy.Symbol] = {}  # by floats, for the core's text
         self._maybe_one: set[sympy.Symbol] = set()  # of guards that were dropped
         self._most: dict[sympy.Symbol, int] = {}
         self._guards = list(self._read_guards())
@@ -189,6 +190,19 @@ class Sizes:
         bounds = self.env.var_to_range.get(symbol)
         return str(symbol), _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
 
+    def compute(self, expr: Any) -> tuple[str, int, int]:
+        """Let the core have a symbol for what floats make: its name, min and max."""
+        made = sympy.Symbol(f"computed{len(self._computed)}", integer=True)
+        self._computed[expr] = made
+        self._names[made] = str(made)
+        bounds = self.env.bound_sympy(expr)
+        return str(made), _bound(bounds.lower, -MOST), _bound(bounds.upper, MOST)
+
+    def is_new(self, size: torch.SymInt) -> bool:
+        """Whether a size is a symbol that no input's size has and nothing has brought."""
+        expr = self.expr(size)
+        return isinstance(expr, sympy.Symbol) and expr not in self._names
+
     def define(self, symbol: sympy.Symbol, text: int | str) -> None:
         """Let a symbol stand for a size that the core has the text of."""
         self._names[symbol] = f"({text})"
@@ -227,6 +241,7 @@ class Sizes:
         known = self._texts.get(expr)
         if known is None:
             full = self._without_min(self.over_sources(expr))
+            full = full.xreplace(self._computed) if self._computed else full
             known = (
                 int(full) if isinstance(full, sympy.Integer) else _strip(_text(full, self._name))
             )

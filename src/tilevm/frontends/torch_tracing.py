@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from tilevm.config import config
 from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_memory import Refused
 
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
@@ -87,12 +88,35 @@ def _sizes_as_arguments() -> Iterator[None]:
         return attention(*values, **named)
 
     modules: tuple[Any, Any] = math, functional
-    with _changing:
+    with _changing, _no_sizes_beyond():
         modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
         try:
             yield
         finally:
             modules[0].sqrt, modules[1].scaled_dot_product_attention = root, attention
+
+
+@contextmanager
+def _no_sizes_beyond() -> Iterator[None]:
+    """Batch norm of fewer than two dims is refused, not traced.
+
+    PyTorch reads the size of dim 1 without a look at the rank: of symbols, that is a pointer, and
+    the process may die.
+    """
+    module: Any = torch
+    whole = module.batch_norm
+
+    def batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if x.dim() < 2:
+            raise Refused("batch norm of a tensor without channels")
+        result: torch.Tensor = whole(x, *args, **kwargs)
+        return result
+
+    module.batch_norm = batch_norm
+    try:
+        yield
+    finally:
+        module.batch_norm = whole
 
 
 def _asks(symbolic: type, plain: type) -> type:

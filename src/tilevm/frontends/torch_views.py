@@ -117,7 +117,7 @@ def squeezed(b: Importer, x: Tensor, dims: Any = None) -> list[int]:
     none = isinstance(dims, list | tuple) and not dims
     for axis in [] if none else axes_of(dims, x.rank):
         size = x.shape[axis]
-        if isinstance(size, int) and size == 1:
+        if b.size(size) == 1:  # a symbol may have become a constant
             gone.append(axis)
         else:
             b.not_one(size)
