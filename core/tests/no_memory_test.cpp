@@ -83,6 +83,13 @@ void* __wrap_mmap(void* p, std::size_t n, int protection, int flags, int file, o
   if (p != nullptr) --living;
   std::free(p);
 }
+// (A sanitizer has its own of these, which would not be deleted by ours.)
+[[gnu::noinline]] void* operator new(std::size_t n, const std::nothrow_t&) noexcept {
+  void* const p = fails() ? nullptr : __real_malloc(n == 0 ? 1 : n);
+  if (p != nullptr) ++living;
+  return p;
+}
+void operator delete(void* p, const std::nothrow_t&) noexcept { operator delete(p); }
 void operator delete(void* p, std::size_t) noexcept { operator delete(p); }
 void operator delete(void* p, std::align_val_t) noexcept { operator delete(p); }
 void operator delete(void* p, std::size_t, std::align_val_t) noexcept { operator delete(p); }
