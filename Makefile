@@ -126,18 +126,13 @@ valgrind: build ## tests that emit machine code under Valgrind's memcheck
 
 # Lines of core/ that the tests run, by folder, in build/coverage/lines.txt; ARGS for some of the
 # Python tests.
-coverage: $(STAMPS)/coverage ## which lines of the core C++ and Python tests run
+coverage: venv ## which lines of the core C++ and Python tests run
 	$(INSTRUMENTED) -B build/coverage -DTILEVM_COVERAGE=ON
 	find build/coverage -name '*.gcda' -delete
 	cmake --build build/coverage --target _core _recorder core_tests
 	ctest --test-dir build/coverage --output-on-failure --no-tests=ignore -j $(JOBS)
 	-.ci/sanitized build/coverage none -m pytest -n $(JOBS) $(or $(ARGS),tests)
 	.ci/lines build/coverage
-
-$(STAMPS)/coverage: $(STAMPS)/venv
-	.ci/requirements coverage > $(VENV)/requirements-coverage.txt
-	$(PY) -m pip install --quiet -r $(VENV)/requirements-coverage.txt
-	@touch $@
 
 # Coverage guides mutation: of programs, and of their text. FOUND begins as what core/tests/guided
 # keeps; `make corpus` keeps what covers something new.
