@@ -16,8 +16,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilev
 FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize fuzz \
-    corpus wheel test-wheel clean FORCE
+.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
+    sanitize-python sanitize-threads valgrind coverage fuzz corpus wheel test-wheel clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -94,11 +94,43 @@ docs: build ## docs/ops.md, isa.md, config.md from their tables, docs/api.md fro
 	$(PY) -m tilevm.config docs/config.md
 	$(PY) -m tilevm.tools.api docs/api.md
 
+# Builds of their own, with what counts lines or finds errors; machine code that we emit has neither.
+INSTRUMENTED = cmake -S . -G Ninja -DCMAKE_BUILD_TYPE=Debug -DPython_EXECUTABLE=$(CURDIR)/$(PY) \
+  -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g"
 sanitize: venv ## core tests under address and undefined-behaviour sanitizers
-	cmake -S . -B build/sanitize -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O1 -g" \
-	  -DTILEVM_PYTHON=OFF -DTILEVM_SANITIZE=address,undefined -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+	$(INSTRUMENTED) -B build/sanitize -DTILEVM_SANITIZE=address,undefined
 	cmake --build build/sanitize --target core_tests
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
+
+sanitize-python: venv ## Python tests under the same; ARGS="tests/host -k views" for some
+	$(INSTRUMENTED) -B build/sanitize -DTILEVM_SANITIZE=address,undefined
+	cmake --build build/sanitize --target _core _recorder
+	.ci/sanitized build/sanitize address -m pytest -n $(JOBS) $(or $(ARGS),tests)
+
+THREADED := ahead_test threads_test trace_test
+sanitize-threads: venv ## core and Python tests with several threads under ThreadSanitizer
+	$(INSTRUMENTED) -B build/threads -DTILEVM_SANITIZE=thread
+	cmake --build build/threads --target _core _recorder $(THREADED)
+	for name in $(THREADED); do build/threads/$$name || exit 1; done
+	.ci/sanitized build/threads thread -m pytest $(or $(ARGS),tests -k "thread or threads")
+
+# Valgrind knows no AVX-512: the processor that it shows has AVX2. Code is written through another
+# mapping than it runs from, so each piece is looked at before it runs.
+valgrind: build ## a test that emits machine code under Valgrind's memcheck
+	@.ci/deps $(PYTHON) $(CXX) valgrind
+	dir=$$($(PY) -c 'import sys; print("build/" + sys.implementation.cache_tag)') \
+	  && cmake --build $$dir --target x86_encoder_test \
+	  && valgrind --quiet --smc-check=all --error-exitcode=1 $$dir/x86_encoder_test
+
+# Lines of core/ that the tests run, by folder, in build/coverage/lines.txt; ARGS for some of the
+# Python tests.
+coverage: venv ## which lines of the core C++ and Python tests run
+	$(INSTRUMENTED) -B build/coverage -DTILEVM_COVERAGE=ON
+	find build/coverage -name '*.gcda' -delete
+	cmake --build build/coverage --target _core _recorder core_tests
+	ctest --test-dir build/coverage --output-on-failure --no-tests=ignore -j $(JOBS)
+	-.ci/sanitized build/coverage none -m pytest -n $(JOBS) $(or $(ARGS),tests)
+	.ci/lines build/coverage
 
 # Coverage guides mutation: of programs, and of their text. FOUND begins as what core/tests/guided
 # keeps; `make corpus` keeps what covers something new.

@@ -4,6 +4,7 @@
 #include <nanobind/stl/string.h>
 
 #include <memory>
+#include <new>
 #include <string_view>
 
 #include "bind/variant.h"
@@ -37,7 +38,7 @@ DispatchObject* as_dispatch(PyObject* self) { return reinterpret_cast<DispatchOb
 
 // ---- Calling
 
-PyObject* call_slowly(PyObject* self, PyObject* const* args, std::size_t n, PyObject* names) {
+PyObject* call_slowly(PyObject* self, PyObject* const* args, std::size_t n, PyObject* names) try {
   static PyObject* const name = PyUnicode_InternFromString("_call");
   const std::size_t n_names =
       names != nullptr ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
@@ -51,6 +52,8 @@ PyObject* call_slowly(PyObject* self, PyObject* const* args, std::size_t n, PyOb
   all[0] = self;
   std::copy(args, args + n + n_names, all + 1);
   return PyObject_VectorcallMethod(name, all, n + 1, names);
+} catch (const std::bad_alloc&) {
+  return PyErr_NoMemory();
 }
 
 // Whether the variants may run at all now. modes: filled if they count.

@@ -38,7 +38,7 @@ PyObject* wrong_count(std::size_t wanted, std::size_t given) {
   return nullptr;
 }
 
-PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {
+PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) try {
   ExecutableObject& object = *as_executable(self);
   if (names != nullptr && PyTuple_GET_SIZE(names) != 0) {
     PyErr_SetString(PyExc_TypeError, "this program takes no keyword arguments");
@@ -67,6 +67,8 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObjec
     }
   }
   return tuple;
+} catch (const std::bad_alloc&) {
+  return PyErr_NoMemory();
 }
 
 int traverse(PyObject* self, visitproc visit, void* arg) {

@@ -112,7 +112,8 @@ std::int8_t first_like(const Arguments& args, std::size_t i) {
   return static_cast<std::int8_t>(first);
 }
 
-bool fits(const Argument& want, const TorchDirect& torch, Arguments& args, std::size_t i) {
+// torch: null where no argument is a tensor of its.
+bool fits(const Argument& want, const TorchDirect* torch, Arguments& args, std::size_t i) {
   PyObject* object = args[i];
   switch (want.kind) {
     case Kind::kAny:
@@ -128,14 +129,14 @@ bool fits(const Argument& want, const TorchDirect& torch, Arguments& args, std::
     case Kind::kTensor:
       break;
   }
-  const dlpack::Tensor* t = args.tensor(torch, i);
+  const dlpack::Tensor* t = args.tensor(*torch, i);
   if (t == nullptr || t->ndim != want.rank || t->dtype.code != want.dtype.code ||
-      t->dtype.bits != want.dtype.bits || torch.requires_grad(object) != want.requires_grad) {
+      t->dtype.bits != want.dtype.bits || torch->requires_grad(object) != want.requires_grad) {
     return false;
   }
   if (first_like(args, i) != want.first || is_contiguous(*t) != want.contiguous) return false;
   if (!want.contiguous && layout_of(*t) != want.layout) return false;
-  return !want.floating || !torch.is_neg(object);
+  return !want.floating || !torch->is_neg(object);
 }
 
 }  // namespace
@@ -196,7 +197,7 @@ bool Variant::learn(PyObject* const* args, std::size_t n) {
 bool Variant::matches(const TorchDirect* torch, Arguments& args) const {
   if (args.size() != arguments.size()) return false;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    if (!fits(arguments[i], *torch, args, i)) return false;
+    if (!fits(arguments[i], torch, args, i)) return false;
   }
   return holds(args);
 }

@@ -8,6 +8,7 @@
 #include <list>
 #include <map>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 
 #include "exec/memory.h"
@@ -56,15 +57,14 @@ class Memory final : public host::Framework {
   }
   Object empty(DType dtype, std::int64_t elements, Record& out) override {
     const auto bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
-    const exec::Block block = exec::acquire(bytes);
-    if (block.data == nullptr) {
+    auto made = std::make_unique<Held>();
+    made->block = exec::acquire(bytes);
+    if (made->block.data == nullptr) {
       throw host::MemoryError("no memory for a tensor of " + std::to_string(bytes) + " bytes");
     }
-    auto* made = new Held;
-    made->block = block;
     made->geometry = out;
-    made->data = out.data = block.data;
-    return made;
+    made->data = out.data = made->block.data;
+    return made.release();
   }
   Object view(Object owner, const Record&, DType, const Record& part) override {
     auto* made = new Held;
@@ -171,17 +171,16 @@ class Cache {
     }
     misses.fetch_add(1, std::memory_order_relaxed);
     std::shared_ptr<Segment> made = compile(words, hash);
-    std::vector<std::shared_ptr<Segment>> gone;  // freed without the lock
+    std::list<std::shared_ptr<Segment>> own{made}, gone;  // what is gone is freed without the lock
     const std::lock_guard lock(mutex_);
-    recent_.push_front(made);
-    by_hash_.emplace(hash, recent_.begin());
+    by_hash_.emplace(hash, own.begin());
+    recent_.splice(recent_.begin(), own);
     const auto most = static_cast<std::size_t>(std::max<std::int64_t>(most_segments, 1));
     while (recent_.size() > most) {
       const auto oldest = std::prev(recent_.end());
       const auto [first, last] = by_hash_.equal_range((*oldest)->hash);
       by_hash_.erase(std::find_if(first, last, [&](auto& e) { return e.second == oldest; }));
-      gone.push_back(*oldest);
-      recent_.erase(oldest);
+      gone.splice(gone.begin(), recent_, oldest);
     }
     return made;
   }
@@ -270,22 +269,35 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
     same = same && (wanted.size(d) < 2 || wanted.stride(d) == output->geometry.stride(d));
   }
   if (same || wanted.empty()) return output;
-  const exec::Block block = exec::acquire(static_cast<std::size_t>(wanted.elements() * item_bytes));
-  if (block.data == nullptr) throw host::MemoryError("no memory for a copy of a result");
+  auto made = std::make_unique<Held>();
+  made->block = exec::acquire(static_cast<std::size_t>(wanted.elements() * item_bytes));
+  if (made->block.data == nullptr) throw host::MemoryError("no memory for a copy of a result");
   Record from;
   static_cast<Geometry&>(from) = output->geometry;
   from.data = output->data;
-  wanted.data = block.data;
+  wanted.data = made->block.data;
   host::copy(from, wanted, item_bytes);
-  auto* made = new Held;
   made->geometry = wanted;
-  made->data = block.data;
-  made->block = block;
+  made->data = wanted.data;
   drop_held(output);
-  return made;
+  return made.release();
 }
 
 std::atomic<bool (*)(Failure&) noexcept> finish_of_recorder{nullptr};
+
+// Calls of an executable are profiled while this lives.
+class Profiled {
+ public:
+  explicit Profiled(host::Executable& executable) : executable_(executable) {
+    executable_.set_profiled(true);
+  }
+  ~Profiled() { executable_.set_profiled(false); }
+  Profiled(const Profiled&) = delete;
+  Profiled& operator=(const Profiled&) = delete;
+
+ private:
+  host::Executable& executable_;
+};
 
 class Runner final : public Engine {
  public:
@@ -295,21 +307,31 @@ class Runner final : public Engine {
            Failure& failure) noexcept override {
     using Kind = Failure::Kind;
     const trace::Span span("flush", flush_reason);
+    const auto failed = [&](Kind kind, const char* what) {
+      failure.kind = kind;
+      try {
+        failure.message = what;
+      } catch (const std::bad_alloc&) {
+        failure.message = "no memory";
+      }
+      return false;
+    };
     try {
       execute(trace, outputs, threads);
       return true;
     } catch (const host::IndexError& e) {
-      failure = {Kind::kIndex, e.what()};
+      return failed(Kind::kIndex, e.what());
     } catch (const host::DivisionError& e) {
-      failure = {Kind::kDivision, e.what()};
+      return failed(Kind::kDivision, e.what());
     } catch (const host::MemoryError& e) {
-      failure = {Kind::kMemory, e.what()};
+      return failed(Kind::kMemory, e.what());
+    } catch (const std::bad_alloc&) {
+      return failed(Kind::kMemory, "no memory");
     } catch (const ShapeError& e) {
-      failure = {Kind::kShape, e.what()};
+      return failed(Kind::kShape, e.what());
     } catch (const std::exception& e) {
-      failure = {Kind::kInternal, e.what()};
+      return failed(Kind::kInternal, e.what());
     }
-    return false;
   }
 
   void release(void* owner) noexcept override { drop_held(static_cast<Held*>(owner)); }
@@ -358,28 +380,36 @@ class Runner final : public Engine {
     }
     a.outputs.assign(outputs.size(), nullptr);
     host::Call call{a.objects, a.outputs, a.seen.data()};
-    if (watched == nullptr) {
-      segment->executable->run(call);
-    } else {
-      run_watched(segment, call);
+    try {
+      if (watched == nullptr) {
+        segment->executable->run(call);
+      } else {
+        run_watched(segment, call);
+      }
+      for (std::size_t o = 0; o < outputs.size(); ++o) {
+        const OutputPlace& place = segment->outputs[o];
+        if (place.target >= 0) continue;
+        a.outputs[o] = settle(held(a.outputs[o]), place.order, segment->item_bytes[o]);
+      }
+    } catch (...) {
+      for (const Object output : a.outputs) drop_held(held(output));
+      throw;
     }
     for (std::size_t o = 0; o < outputs.size(); ++o) {
-      const OutputPlace& place = segment->outputs[o];
-      if (place.target >= 0) {  // what was handed out is the input
-        drop_held(held(a.outputs[o]));
-        continue;
+      Held* const h = held(a.outputs[o]);
+      if (segment->outputs[o].target >= 0) {  // what was handed out is the input
+        drop_held(h);
+      } else {
+        outputs[o] = {h->data, h};
       }
-      Held* const h = settle(held(a.outputs[o]), place.order, segment->item_bytes[o]);
-      outputs[o] = {h->data, h};
     }
   }
 
   static void run_watched(const std::shared_ptr<Segment>& segment, host::Call& call) {
     const std::shared_ptr<host::Executable> executable(segment, segment->executable.get());
-    executable->set_profiled(true);
+    const Profiled profiled(*executable);
     executable->run(call);
     watched->push_back({flush_reason, executable, executable->profile()});
-    executable->set_profiled(false);
   }
 
   int (*threads_)() noexcept;

@@ -46,7 +46,10 @@ std::string first_line(const Program& program, const fuse::KernelGraph& graph) {
 }  // namespace
 
 Executable::Executable(fuse::Plan plan, const Options& options, Framework& framework)
-    : plan_(std::move(plan)), framework_(framework), tier_(options.settings.tier) {
+    : plan_(std::move(plan)),
+      framework_(framework),
+      constants_(framework),
+      tier_(options.settings.tier) {
   kernels_.reserve(plan_.kernels.size());
   for (fuse::KernelGraph& graph : plan_.kernels) {
     most_operands_ = std::max(most_operands_, graph.operands.size());
@@ -74,10 +77,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   compile_tapes(options);
 }
 
-Executable::~Executable() {
-  for (const Object constant : constants_) framework_.drop(constant);
-  delete spare_.load();
-}
+Executable::~Executable() { delete spare_.load(); }
 
 std::string Executable::input_name(const Options& options, std::size_t i) const {
   if (i < options.input_names.size()) return "input '" + options.input_names[i] + "'";
@@ -101,11 +101,12 @@ Source Executable::source_of(ValueId value) {
   } else if (node.op == Op::scalar) {
     const Attr& attr = node.attrs[0];
     source.kind = Source::Kind::kConstant;
-    source.constant =
-        attr.number_kind == Attr::NumberKind::kInt    ? framework_.from_integer(attr.integer)
-        : attr.number_kind == Attr::NumberKind::kBool ? framework_.from_boolean(attr.integer != 0)
-                                                      : framework_.from_real(attr.number);
-    constants_.push_back(source.constant);
+    source.constant = constants_.keep([&] {
+      return attr.number_kind == Attr::NumberKind::kInt ? framework_.from_integer(attr.integer)
+             : attr.number_kind == Attr::NumberKind::kBool
+                 ? framework_.from_boolean(attr.integer != 0)
+                 : framework_.from_real(attr.number);
+    });
   } else if (!is_call(node)) {
     source.kind = Source::Kind::kNumber;
     source.storage = number_storage_[index(value)];

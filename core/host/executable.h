@@ -98,6 +98,28 @@ struct Call {
   bool began = false;          // inputs were accepted: something may have been done
 };
 
+// References of a program, given back whatever becomes of its executable.
+class Constants {
+ public:
+  explicit Constants(Framework& framework) : framework_(framework) {}
+  ~Constants() {
+    for (const Object constant : objects_) {
+      if (constant != nullptr) framework_.drop(constant);
+    }
+  }
+  Constants(const Constants&) = delete;
+  Constants& operator=(const Constants&) = delete;
+  template <class Make>
+  Object keep(Make make) {
+    objects_.push_back(nullptr);
+    return objects_.back() = make();
+  }
+
+ private:
+  Framework& framework_;
+  std::vector<Object> objects_;
+};
+
 class Executable {
  public:
   // Throws ShapeError if a size cannot be known from the inputs. Borrows `framework`.
@@ -254,11 +276,11 @@ class Executable {
   std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in
   std::vector<bytecode::Storage> number_storage_;  // by value: how kernels store weak values
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
-  std::vector<Object> constants_;                  // owned
-  std::optional<schedule::Tier> tier_;             // what its kernels were asked for
-  std::vector<bool> frozen_;                       // by value: an input that does not change
-  bool tapes_ = false;                             // calls may be noted
-  std::vector<ValueId> key_ints_;                  // inputs that are sizes
+  Constants constants_;
+  std::optional<schedule::Tier> tier_;  // what its kernels were asked for
+  std::vector<bool> frozen_;            // by value: an input that does not change
+  bool tapes_ = false;                  // calls may be noted
+  std::vector<ValueId> key_ints_;       // inputs that are sizes
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
 

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <new>
 
 #include "host/errors.h"
 #include "host/executable.h"
@@ -127,7 +128,10 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
   frame.reset(spare_.exchange(frame.release(), std::memory_order_acq_rel));
   if (!frame) return;
   const std::lock_guard lock(mutex_);
-  frames_.push_back(std::move(frame));
+  try {
+    frames_.push_back(std::move(frame));
+  } catch (const std::bad_alloc&) {  // a later call makes another
+  }
 }
 
 void Executable::run(Call& call) {
@@ -230,7 +234,7 @@ void Executable::run(Call& call, Profile* profile) {
     if (writes_) write_targets(frame, call.inputs, outputs);
   } catch (...) {
     while (done > 0) {
-      if (outputs[--done] != nullptr) framework_.drop(outputs[done]);
+      if (outputs[--done] != nullptr) framework_.drop(std::exchange(outputs[done], nullptr));
     }
     throw;
   }

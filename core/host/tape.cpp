@@ -51,10 +51,14 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
     std::rotate(tapes.begin(), found, found + 1);
     return tapes.front().get();
   }
-  if (tapes.size() < kMostTapes) tapes.emplace_back();
+  auto seen = std::make_unique<Tape>();
+  seen->key = key;
+  if (tapes.size() < kMostTapes) {
+    tapes.push_back(std::move(seen));
+  } else {
+    tapes.back() = std::move(seen);
+  }
   std::rotate(tapes.begin(), tapes.end() - 1, tapes.end());
-  tapes.front() = std::make_unique<Tape>();
-  tapes.front()->key = key;
   return nullptr;
 }
 
@@ -63,8 +67,8 @@ void Executable::begin_tape(Frame& frame, Tape* tape) const {
   frame.tape = nullptr;
   if (tape == nullptr || tape->state == Tape::State::kNever) return;
   auto fresh = std::make_unique<Tape>();
-  fresh->key = std::move(tape->key);
   fresh->launches = std::make_unique<schedule::Tape>();
+  fresh->key = std::move(tape->key);
   frame.tapes.front() = std::move(fresh);
   frame.tape = frame.tapes.front().get();
 }

@@ -182,6 +182,9 @@ class Running {
     }
     room_offset_ = bytes;
     bytes += bytes_of(room);
+    // Nothing may throw between a block and the list that gives it back.
+    blocks_.reserve(at(threads_) + 1);
+    memories_.reserve(at(threads_));
     if (shared > 0) {
       const exec::Block block = exec::acquire(at(shared));
       if (block.data == nullptr) return false;
@@ -272,7 +275,7 @@ class Running {
            batch * item_rows_ * stride_of(launch_.panels[at(panel)]);
   }
 
-  void run_item(std::int64_t i, int thread, int threads) noexcept {
+  void run_item(std::int64_t i, int thread, int threads) noexcept try {
     const Item box = item(i);
     for (std::size_t s = 0; s < launch_.stages.size(); ++s) {
       if (launch_.stages[s].kernel != nullptr) {
@@ -282,6 +285,8 @@ class Running {
       for (std::int64_t batch = 0; batch < box.batches; ++batch)
         run_product(s, box, batch, thread, threads);
     }
+  } catch (const std::bad_alloc&) {
+    status_.store(Status::kNoMemory, std::memory_order_relaxed);
   }
 
   void run_product(std::size_t s, const Item& box, std::int64_t batch, int thread, int threads) {
@@ -465,7 +470,7 @@ class ByColumns {
   }
 
  private:
-  void run_part(int i) noexcept {
+  void run_part(int i) noexcept try {
     const std::int64_t begin = panels_ * i / threads_ * tiles_.columns;
     const std::int64_t end = std::min(panels_ * (i + 1) / threads_ * tiles_.columns, n_);
     for (std::int64_t first = begin; first < end; first += std::min(step_, end - first)) {
@@ -474,6 +479,8 @@ class ByColumns {
       const Status status = Running(part, tiles_, 1).run();
       if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
     }
+  } catch (const std::bad_alloc&) {
+    status_.store(Status::kNoMemory, std::memory_order_relaxed);
   }
 
   const ChainLaunch& launch_;

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <stdexcept>
 
@@ -158,14 +159,10 @@ struct Kernel::Impl {
                          bytecode::disassemble(encoded.bytes));
     }
     if (native == nullptr && !tier.interpret) interpreted.add(refusal);
-    auto* const variant = new Variant{cls,
-                                      target,
-                                      streams,
-                                      std::move(encoded),
-                                      std::move(native),
-                                      std::move(refusal),
-                                      n_operands,
-                                      variants.load()};
+    std::unique_ptr<Variant> made(new Variant{cls, target, streams, std::move(encoded),
+                                              std::move(native), std::move(refusal), n_operands,
+                                              variants.load()});
+    Variant* const variant = made.get();
     if (variant->native == nullptr) variant->interpreter();
     if (variant->native != nullptr && exec::native::wants_names()) {
       exec::native::announce(variant->native->machine_code(), function_name(*variant));
@@ -176,9 +173,9 @@ struct Kernel::Impl {
     variant->compile_ns = ns;
     if (n_variants < most_variants.load()) {
       ++n_variants;
-      variants.store(variant, std::memory_order_release);
+      variants.store(made.release(), std::memory_order_release);
     } else {
-      once.reset(variant);
+      once = std::move(made);
     }
     counters.compiles += 1;
     counters.total_ns += ns;
@@ -204,7 +201,8 @@ const fuse::KernelGraph& Kernel::graph() const { return impl_->graph; }
 
 namespace {
 
-exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept {
+// On whichever thread it is, nothing is thrown.
+exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept try {
   thread_local exec::interp::Scratch scratch;
   if (variant.native != nullptr && variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
@@ -218,6 +216,8 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
   }
   const auto interpret = [&] { return variant.interpreter().run(launch, scratch); };
   return exec::recording() ? exec::record(variant.encoded.bytes, launch, interpret) : interpret();
+} catch (const std::bad_alloc&) {
+  return exec::Status::kNoMemory;
 }
 
 // One launch cut into parts along a kept axis; results do not depend on the cut.
@@ -312,7 +312,7 @@ exec::Status run_again(const Variant& variant, const exec::Launch& launch) noexc
 
 exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
                          std::span<const OperandView> operands, int threads, bool large, Tape* tape,
-                         std::size_t stage) noexcept {
+                         std::size_t stage) noexcept try {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Layout layout = lay_out(impl_->graph, axis_sizes, operands, bindings);
   if (layout.empty) return exec::Status::kOk;
@@ -338,6 +338,8 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   if (parts.n == 1) return run_inline(*variant, launch);
   exec::parallel(parts.n, [](void* data, int i) { static_cast<Parts*>(data)->run(i); }, &parts);
   return parts.status.load();
+} catch (const std::bad_alloc&) {
+  return exec::Status::kNoMemory;
 }
 
 std::vector<Kernel::VariantInfo> Kernel::variants() const {

@@ -1,9 +1,12 @@
 // A framework without Python: tensors of float32 on the heap.
 #pragma once
 
+#include <atomic>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "host/errors.h"
@@ -24,7 +27,7 @@ struct Tensor {
 
 class Heap final : public host::Framework {
  public:
-  int living = 0;
+  std::atomic<int> living{0};
 
   void describe(Object tensor, const Type&, const std::string&, Record& out) override {
     const ValueId root = out.root;
@@ -38,8 +41,9 @@ class Heap final : public host::Framework {
     return t;
   }
   Object view(Object, const Record&, DType, const Record& part) override {
+    auto* t = new Tensor{part, {}, 1};
     ++living;
-    return new Tensor{part, {}, 1};
+    return t;
   }
   bool negative_strides() const override { return true; }
   std::int64_t integer(Object n, const std::string&) override {
@@ -47,11 +51,13 @@ class Heap final : public host::Framework {
   }
   double real(Object n, const std::string&) override { return *static_cast<double*>(n); }
   bool boolean(Object n, const std::string&) override { return *static_cast<bool*>(n); }
-  Object from_integer(std::int64_t) override { return nullptr; }
-  Object from_real(double) override { return nullptr; }
-  Object from_boolean(bool) override { return nullptr; }
+  // Numbers that are made are tensors nobody looks into.
+  Object from_integer(std::int64_t) override { return number(); }
+  Object from_real(double) override { return number(); }
+  Object from_boolean(bool) override { return number(); }
   void call(std::int64_t, std::span<const Object> args, std::span<Object> results) override {
     if (fail) throw ForeignError();
+    if (during_call) std::exchange(during_call, nullptr)();
     results[0] = retain(args[0]);
   }
   Object retain(Object o) noexcept override {
@@ -70,11 +76,19 @@ class Heap final : public host::Framework {
   }
   void unlock() noexcept override {}
   void lock() noexcept override {}
-  int threads() noexcept override { return 1; }
+  int threads() noexcept override { return team; }
 
+  Object number() {
+    auto* t = new Tensor;
+    ++living;
+    return t;
+  }
+
+  int team = 1;
+  std::function<void()> during_call;  // once
   bool fail = false;
   std::map<Object, std::uint64_t> owners;
-  int asked = 0;  // for an owner
+  std::atomic<int> asked{0};  // for an owner
 };
 
 }  // namespace tilevm::test

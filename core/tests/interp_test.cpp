@@ -3,11 +3,13 @@
 #include <hwy/targets.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
@@ -36,10 +38,43 @@ void each_tier(Work work) {
   }
 }
 
+constexpr int kTrials = 400;
+
 int failures = 0;
 void check(bool ok, const std::string& what) {
   if (ok) return;
   if (++failures <= 20) std::printf("FAILED on %s: %s\n", exec::native::name(tier), what.c_str());
+}
+
+// Instructions of launches that ran where they were meant to, by tier: what machine code leaves to
+// the interpreter does not count.
+std::map<exec::native::Target, std::bitset<kOpCount>> executed;
+
+void note_executed(const std::vector<std::byte>& program, const test::Ready& kernel,
+                   const exec::Launch& launch) {
+  const Space& space = launch.space;
+  bool empty = space.rows == 0 || space.cols == 0;
+  for (int i = 0; i < space.n_outer; ++i) empty = empty || space.outer[i] == 0;
+  for (int i = 0; i < space.n_reduced; ++i) empty = empty || space.reduced[i] == 0;
+  if (empty || (tier != exec::native::Target::kNone && !kernel.native(launch))) return;
+  for (const Instr& instr : view(program).code) executed[tier].set(instr.op);
+}
+
+// Machine code of pow needs more registers than AVX2 has: it is interpreted there.
+bool is_refused(int op) {
+  return tier == exec::native::Target::kAvx2 && static_cast<Op>(op) == Op::pow_f32;
+}
+
+// `all`: each instruction of the table must have run on each tier.
+void report_executed(bool all) {
+  each_tier([&] {
+    const auto& ran = executed[tier];
+    std::printf("%s: %zu of %d instructions ran\n", exec::native::name(tier), ran.count(),
+                kOpCount);
+    for (int op = 0; all && op < kOpCount; ++op)
+      check(ran.test(static_cast<std::size_t>(op)) != is_refused(op),
+            std::string(kIsa[op].name) + (is_refused(op) ? " runs now" : " never ran"));
+  });
 }
 
 bool same_memory(const std::vector<std::byte>& a, const std::vector<std::byte>& b, Storage s) {
@@ -126,6 +161,7 @@ void random_trial(const Trial& trial, const std::vector<std::byte>& program, Sta
     std::printf("%s  m%zu\n", disassemble(program).c_str(), trial.output_operands[output - 1]);
     print_difference(after, want, i, s);
   }
+  note_executed(program, kernel, {trial.space, trial.bindings});
   if (v.header->fold == Fold::kColumns && trial.space.rows > 3) {
     restore(trial, before);
     cut(trial, v, kernel, after, name);
@@ -324,8 +360,10 @@ void every_map_instruction() {
       check(verify(program).empty(), std::string(row.name) + ": " + verify(program));
       Space space;
       space.cols = static_cast<int64_t>(n);
-      const Status status = ready(program).run({space, bindings}, scratch);
+      const test::Ready kernel = ready(program);
+      const Status status = kernel.run({space, bindings}, scratch);
       check(status == Status::kOk, std::string(row.name) + ": status");
+      note_executed(program, kernel, {space, bindings});
       for (std::size_t i = 0; i < n; ++i) {
         const auto at = [&](int k) { return values[k].empty() ? Value{} : values[k][i]; };
         Value want;
@@ -628,8 +666,9 @@ int main(int argc, char** argv) {
     every_half();
     empty_reductions_give_identities();
   });
-  const int trials = argc > 1 ? std::atoi(argv[1]) : 400;
+  const int trials = argc > 1 ? std::atoi(argv[1]) : kTrials;
   random_trials(argc > 2 ? std::atoi(argv[2]) : 0, trials, argc > 2);
+  report_executed(trials >= kTrials && argc < 3);
   std::printf(failures == 0 ? "ok\n" : "%d failures\n", failures);
   return failures != 0;
 }

@@ -332,14 +332,13 @@ struct Trial {
     const auto done = [&](RegType t, Reg r) { folded.push_back({t, r}); };
     switch (pick(0, 6)) {
       case 0:
-        done(RegType::kF32, builder.fold(Op::sum_f32, any(RegType::kF32)));
+        done(RegType::kF32, builder.fold(choice({Op::sum_f32, Op::mean_f32}), any(RegType::kF32)));
         break;
       case 6: {
-        const Reg a = any(RegType::kF64);
-        const int mask = static_cast<int>(fold_) | (static_cast<int>(a.cls) & kept);
-        done(RegType::kF64, builder.fold(choice({Op::sum_f64, Op::max_f64, Op::min_f64}), a));
-        done(RegType::kI64,
-             builder.fold(choice({Op::argmax_f64, Op::argmin_f64}), a, any(RegType::kI64, mask)));
+        const Op op = choice({Op::sum_f64, Op::mean_f64, Op::max_f64, Op::min_f64, Op::prod_f64});
+        Reg a = any(RegType::kF64);
+        if (op == Op::prod_f64) a = builder.map(Op::sign_f64, a);
+        done(RegType::kF64, builder.fold(op, a));
         break;
       }
       case 1: {
@@ -360,14 +359,12 @@ struct Trial {
         done(RegType::kB8, builder.fold(choice({Op::any_b8, Op::all_b8}), any(RegType::kB8)));
         break;
       case 5: {
-        const Op op = choice({Op::argmax_f32, Op::argmin_f32});
-        const Reg a = any(RegType::kF32);
+        // One, since some processors have registers for few.
+        const Op op = choice({Op::argmax_f32, Op::argmin_f32, Op::argmax_f64, Op::argmin_f64,
+                              Op::argmax_i32, Op::argmin_i32, Op::argmax_i64, Op::argmin_i64});
+        const Reg a = any(bytecode::kIsa[static_cast<int>(op)].fields[1].type);
         const int mask = static_cast<int>(fold_) | (static_cast<int>(a.cls) & kept);
         done(RegType::kI64, builder.fold(op, a, any(RegType::kI64, mask)));
-        const Reg w = any(RegType::kI32);
-        const int wide = static_cast<int>(fold_) | (static_cast<int>(w.cls) & kept);
-        done(RegType::kI64,
-             builder.fold(choice({Op::argmax_i32, Op::argmin_i32}), w, any(RegType::kI64, wide)));
         break;
       }
     }

@@ -273,7 +273,8 @@ def test_new_weights_at_the_address_of_old_ones() -> None:
         del module
     gc.collect()
     assert packed() == 0
-    assert len(set(addresses)) < len(addresses), "the allocator gave no address twice"
+    if os.environ.get("TILEVM_SANITIZED") != "address":  # which gives no address soon again
+        assert len(set(addresses)) < len(addresses), "the allocator gave no address twice"
 
 
 def test_bounded() -> None:

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <new>
 #include <string_view>
 #include <utility>
 
@@ -82,13 +83,15 @@ int Listing::offset() const {
   return static_cast<int>(static_cast<asmjit::BaseAssembler*>(holder_.emitters()[0])->offset());
 }
 
-asmjit::Error Listing::_log(const char* data, std::size_t size) noexcept {
+asmjit::Error Listing::_log(const char* data, std::size_t size) noexcept try {
   std::string_view text(data, size);
   while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.remove_suffix(1);
   while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
   const bool directive = text.empty() || text.front() == '.' || text.starts_with("align ");
   if (!directive) lines_.push_back({Line::Kind::kHost, offset(), -1, std::string(text)});
   return asmjit::kErrorOk;
+} catch (const std::bad_alloc&) {
+  return asmjit::kErrorOutOfMemory;
 }
 
 void Listing::add_data() {
