@@ -77,6 +77,16 @@ bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) cons
       dtype_bytes(program.type(in).dtype) != dtype_bytes(program.type(out).dtype)) {
     return false;
   }
+  const auto overlaps = [&](ValueId value) {
+    return std::ranges::find(roots_[index(value)], in) != roots_[index(value)].end();
+  };
+  if (step.kind == Kind::kLoop) {
+    const Node& node = program.nodes[static_cast<std::size_t>(step.node)];
+    const bool scatters =
+        info(node.op).rule == Rule::kScatter || info(node.op).rule == Rule::kScatterNumber;
+    return scatters && node.inputs[0] == in && !overlaps(node.inputs[1]) &&
+           !overlaps(node.inputs[2]);
+  }
   bool may = true;
   const fuse::OperandRef* target = nullptr;
   visit_kernels(step, [&](int k) {
@@ -88,9 +98,6 @@ bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) cons
     }
   });
   if (target == nullptr || !may) return false;
-  const auto overlaps = [&](ValueId value) {
-    return std::ranges::find(roots_[index(value)], in) != roots_[index(value)].end();
-  };
   visit_kernels(step, [&](int k) {
     const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(k)].graph();
     const bool same_kernel =
@@ -156,7 +163,9 @@ void Executable::place_targets(const std::vector<int>& last, const std::vector<b
   const std::vector<int> writer = writers();
   int last_failing = -1;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
-    bool fails = steps_[i].kind == Kind::kCall || steps_[i].kind == Kind::kLoop;
+    // Loops fail before they write: only what comes earlier must not be in place.
+    if (steps_[i].kind == Kind::kLoop) last_failing = static_cast<int>(i) - 1;
+    bool fails = steps_[i].kind == Kind::kCall;
     visit_kernels(steps_[i], [&](int k) {
       fails = fails || can_fail(kernels_[static_cast<std::size_t>(k)].graph());
     });

@@ -192,6 +192,44 @@ def test_indices_out_of_range_raise() -> None:
         same(compiled(x, torch.zeros(3, 4, dtype=torch.int64), source)[0], torch.full((4,), 3.0))
 
 
+def test_arguments_that_are_scattered_into_in_place() -> None:
+    """In their own memory, and as they were where an index is out of range."""
+
+    def write(x: T, index: T, source: T) -> T:
+        x.index_copy_(1, index, source)
+        x[:, index] += source
+        return x.sum(1)
+
+    compiled = tilevm.compile(write)
+    for turned in (False, True):
+        x = torch.randn(9, 6, 4)
+        x, source = (
+            (x.transpose(0, 2), torch.randn(4, 2, 9)) if turned else (x, torch.randn(9, 2, 4))
+        )
+        y, kept = x.clone(), x.clone()
+        index = torch.tensor([5, 0])
+        for _ in range(3):
+            same(compiled(x, index, source), write(y, index, source))
+            same(x, y)
+        kept.copy_(x)
+        with pytest.raises((IndexError, RuntimeError)):
+            compiled(x, torch.tensor([6, 0]), source)
+        same(x[:, 1:5], kept[:, 1:5])
+
+
+def test_what_is_scattered_may_be_the_argument_itself() -> None:
+    def write(x: T, index: T) -> T:
+        x.scatter_add_(0, index, x.sin())
+        x.scatter_(0, index, x.flip(0))
+        return x * 2
+
+    x, index = torch.randn(7, 3), torch.randint(0, 7, (7, 3))
+    y, compiled = x.clone(), tilevm.compile(write)
+    for _ in range(3):
+        same(compiled(x, index), write(y, index))
+        same(x, y)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("descending", [False, True])
 def test_orders(descending: bool, dtype: str) -> None:

@@ -35,7 +35,7 @@ enum class What : std::uint8_t {
   kProd,
   kMax,
   kMin,
-  // in[0], then for each element of in[2], in row-major order: what is at the same place, but at
+  // in[0], which may be where `out` is, then for each element of in[2], in row-major order: what is at the same place, but at
   // in[1][...] along `axis`, becomes that element, or itself op that element. in[1], of int32 or
   // int64, has the sizes of in[2].
   kScatter,
@@ -61,7 +61,7 @@ struct Loop {
   Array out;
 };
 
-// kIndexOutOfRange: some index is not in 0 .. size; `out` is then as it happened to be. kNoMemory.
+// kIndexOutOfRange: some index is not in 0 .. size; nothing was written. kNoMemory.
 Status run(const Loop& loop) noexcept;
 
 // Of each kind.

@@ -1,8 +1,10 @@
 #include <algorithm>
+#include <new>
+#include <span>
 #include <utility>
-#include <vector>
 
 #include "exec/loops/elements.h"
+#include "exec/memory.h"
 
 namespace tilevm::exec::loops {
 namespace {
@@ -17,15 +19,27 @@ bool before(W a, W b) {
   return (!is_nan(a) && is_nan(b)) || a < b;
 }
 
+// A block of the pool: fresh pages would take as long as a choice among many does.
+struct Room {
+  Block block;
+  explicit Room(std::size_t bytes) : block(acquire(bytes)) {
+    if (block.data == nullptr) throw std::bad_alloc();
+  }
+  ~Room() { release(block); }
+  Room(const Room&) = delete;
+  Room& operator=(const Room&) = delete;
+};
+
 // Calls order(items) for each row, and writes the places of the first ones.
 template <class T, class Order>
 void each_row(const Array& x, int axis, const Array& out, Order&& order) {
   const std::int64_t n = x.sizes[at(axis)], kept = out.sizes[at(axis)];
-  std::vector<Item<T>> items(static_cast<std::size_t>(n));
+  const Room room(static_cast<std::size_t>(std::max<std::int64_t>(n, 1)) * sizeof(Item<T>));
+  const std::span items(reinterpret_cast<Item<T>*>(room.block.data), static_cast<std::size_t>(n));
   for_rows(x, axis, std::array{&x, &out}, [&](const auto& offset) {
     const T* row = reinterpret_cast<const T*>(x.data) + offset[0];
     for (std::int64_t i = 0; i < n; ++i)
-      items[static_cast<std::size_t>(i)] = {row[i * x.strides[at(axis)]], i};
+      new (&items[static_cast<std::size_t>(i)]) Item<T>(row[i * x.strides[at(axis)]], i);
     order(items);
     auto* to = reinterpret_cast<std::int64_t*>(out.data) + offset[1];
     for (std::int64_t i = 0; i < kept; ++i)
@@ -35,7 +49,7 @@ void each_row(const Array& x, int axis, const Array& out, Order&& order) {
 
 template <bool descending, class T>
 void sort_rows(const Array& x, int axis, const Array& out) {
-  each_row<T>(x, axis, out, [](auto& items) {
+  each_row<T>(x, axis, out, [](auto items) {
     std::ranges::stable_sort(
         items, [](const auto& a, const auto& b) { return before<descending>(a.first, b.first); });
   });
@@ -46,7 +60,7 @@ template <bool largest, class T>
 void top_rows(const Array& x, int axis, const Array& out) {
   const std::int64_t n = x.sizes[at(axis)], k = out.sizes[at(axis)];
   if (k == 0) return;
-  each_row<T>(x, axis, out, [n, k](auto& items) {
+  each_row<T>(x, axis, out, [n, k](auto items) {
     const auto less = [](const auto& a, const auto& b) {
       return before<largest>(a.first, b.first);
     };

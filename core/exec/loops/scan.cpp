@@ -5,7 +5,7 @@
 namespace tilevm::exec::loops {
 namespace {
 
-constexpr std::size_t kLanes = 16;  // rows at a time: one addition waits for the one before
+constexpr std::size_t kLanes = 8;  // rows at a time: one addition waits for the one before
 
 template <class T>
 using Sum =
@@ -26,21 +26,22 @@ A next(A so_far, T x) {
   }
 }
 
-// `count` rows beside each other, each from x[from[l]] to out[to[l]].
-template <What what, class T>
-void rows(const T* x, T* out, const std::int64_t* from, const std::int64_t* to, std::size_t count,
-          std::int64_t n, std::int64_t step, std::int64_t out_step) {
+// `count` rows beside each other, each from x[l] to out[l].
+template <What what, std::size_t count, class T>
+void rows(std::array<const T*, kLanes> x, std::array<T*, kLanes> out, std::int64_t n,
+          std::int64_t step, std::int64_t out_step) {
   constexpr bool kFolds = what == What::kSum || what == What::kProd;
   using A = std::conditional_t<kFolds, Sum<T>, Wide<T>>;
-  std::array<A, kLanes> so_far;
+  std::array<A, count> so_far;
   for (std::size_t l = 0; l < count; ++l) {
     so_far[l] = kFolds ? static_cast<A>(what == What::kProd ? 1 : 0)
-                       : static_cast<A>(static_cast<Wide<T>>(x[from[l]]));
+                       : static_cast<A>(static_cast<Wide<T>>(*x[l]));
   }
   for (std::int64_t i = 0; i < n; ++i) {
+#pragma GCC unroll 8
     for (std::size_t l = 0; l < count; ++l) {
-      so_far[l] = next<what>(so_far[l], x[from[l] + i * step]);
-      out[to[l] + i * out_step] = narrowed<T>(so_far[l]);
+      so_far[l] = next<what>(so_far[l], x[l][i * step]);
+      out[l][i * out_step] = narrowed<T>(so_far[l]);
     }
   }
 }
@@ -49,19 +50,22 @@ template <What what, class T>
 void scan_all(const Array& x, int axis, const Array& out) {
   const std::int64_t n = x.sizes[at(axis)];
   if (n == 0) return;
-  std::array<std::int64_t, kLanes> from, to;
+  const std::int64_t step = x.strides[at(axis)], out_step = out.strides[at(axis)];
+  std::array<const T*, kLanes> from{};
+  std::array<T*, kLanes> to{};
   std::size_t count = 0;
-  const auto run = [&] {
-    rows<what>(reinterpret_cast<const T*>(x.data), reinterpret_cast<T*>(out.data), from.data(),
-               to.data(), count, n, x.strides[at(axis)], out.strides[at(axis)]);
-    count = 0;
-  };
   for_rows(x, axis, std::array{&x, &out}, [&](const auto& offset) {
-    from[count] = offset[0];
-    to[count] = offset[1];
-    if (++count == kLanes) run();
+    from[count] = reinterpret_cast<const T*>(x.data) + offset[0];
+    to[count] = reinterpret_cast<T*>(out.data) + offset[1];
+    if (++count < kLanes) return;
+    rows<what, kLanes>(from, to, n, step, out_step);
+    count = 0;
   });
-  if (count > 0) run();
+  for (std::size_t l = 0; l < count; ++l) {
+    from[0] = from[l];
+    to[0] = to[l];
+    rows<what, 1>(from, to, n, step, out_step);
+  }
 }
 
 }  // namespace

@@ -41,26 +41,41 @@ void copy(const Array& x, const Array& out) {
   });
 }
 
+// Looks at each index before anything is written: what fails leaves everything as it was.
+template <class I>
+bool all_inside(Array index, std::int64_t size) {
+  for (int d = 0; d < index.rank; ++d) {
+    if (index.strides[at(d)] == 0)
+      index.sizes[at(d)] = std::min<std::int64_t>(index.sizes[at(d)], 1);
+  }
+  const int last = index.rank - 1;
+  bool inside = true;
+  for_rows(index, last, std::array{static_cast<const Array*>(&index)}, [&](const auto& offset) {
+    const I* row = reinterpret_cast<const I*>(index.data) + offset[0];
+    for (std::int64_t i = 0; i < index.sizes[at(last)]; ++i) {
+      const std::int64_t place = row[i * index.strides[at(last)]];
+      inside = inside && place >= 0 && place < size;
+    }
+  });
+  return inside;
+}
+
 template <What how, class T, class I>
-Status scatter_all(const Array& index, const Array& src, int axis, const Array& out) {
+void scatter_all(const Array& index, const Array& src, int axis, const Array& out) {
   const int last = src.rank - 1;
   const std::int64_t n = src.sizes[at(last)];
-  const std::int64_t size = out.sizes[at(axis)], stride = out.strides[at(axis)];
+  const std::int64_t stride = out.strides[at(axis)];
   Array places = out;  // beside `axis`, src's positions
   places.strides[at(axis)] = 0;
   const std::int64_t to = places.strides[at(last)], from = src.strides[at(last)];
   const std::int64_t step = index.strides[at(last)];
-  bool inside = true;
   for_rows(src, last, std::array{&index, &src, static_cast<const Array*>(&places)},
            [&](const auto& offset) {
              const I* place = reinterpret_cast<const I*>(index.data) + offset[0];
              const T* x = reinterpret_cast<const T*>(src.data) + offset[1];
              T* y = reinterpret_cast<T*>(out.data) + offset[2];
-             const auto ok = [&](std::int64_t i) { return i >= 0 && i < size; };
              if (step == 0 && last != axis) {  // whole rows
                if (n == 0) return;
-               inside = inside && ok(*place);
-               if (!inside) return;
                y += *place * stride;
                if (to == 1 && from == 1) {
                  for (std::int64_t i = 0; i < n; ++i) y[i] = changed<how>(y[i], x[i]);
@@ -71,27 +86,28 @@ Status scatter_all(const Array& index, const Array& src, int axis, const Array& 
                return;
              }
              for (std::int64_t i = 0; i < n; ++i) {
-               const std::int64_t at_axis = place[i * step];
-               inside = inside && ok(at_axis);
-               if (!inside) return;
-               T& old = y[i * to + at_axis * stride];
+               T& old = y[i * to + place[i * step] * stride];
                old = changed<how>(old, x[i * from]);
              }
            });
-  return inside ? Status::kOk : Status::kIndexOutOfRange;
 }
 
 template <What how, class T>
-Status scatter_by(const Loop& loop) {
+void scatter_by(const Loop& loop) {
   if (loop.index == bytecode::Storage::kI32)
     return scatter_all<how, T, std::int32_t>(loop.in[1], loop.in[2], loop.axis, loop.out);
-  return scatter_all<how, T, std::int64_t>(loop.in[1], loop.in[2], loop.axis, loop.out);
+  scatter_all<how, T, std::int64_t>(loop.in[1], loop.in[2], loop.axis, loop.out);
 }
 
 }  // namespace
 
 Status scatter(const Loop& loop) {
-  return with_type(loop.storage, [&]<class T>(T) {
+  const std::int64_t size = loop.out.sizes[at(loop.axis)];
+  const bool inside = loop.index == bytecode::Storage::kI32
+                          ? all_inside<std::int32_t>(loop.in[1], size)
+                          : all_inside<std::int64_t>(loop.in[1], size);
+  if (!inside) return Status::kIndexOutOfRange;
+  with_type(loop.storage, [&]<class T>(T) {
     if (loop.in[0].data != loop.out.data) copy<T>(loop.in[0], loop.out);
     switch (loop.what) {
       case What::kScatterAdd:
@@ -106,6 +122,7 @@ Status scatter(const Loop& loop) {
         return scatter_by<What::kScatter, T>(loop);
     }
   });
+  return Status::kOk;
 }
 
 }  // namespace tilevm::exec::loops

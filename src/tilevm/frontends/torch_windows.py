@@ -72,6 +72,11 @@ def _padded(
         if is_number(size) and size == 0:
             raise Unsupported("padding of no elements")
         b.at_least(size, 1)
+        if _is_wide(low) and _is_wide(high) and mode != "constant":
+            sizes = [*out.shape[:axis], *x.shape[axis:]]
+            parts = _margins(b, result, sizes, axis, (low, high), mode)
+            result = b.add("concat", *parts, axis=axis)
+            continue
         at = b.add("iota", size=b.size(out.shape[axis]), start=b.size(-low))
         zero, last = b.number(0), b.number(size - 1)
         if mode == "reflect":
@@ -91,6 +96,30 @@ def _padded(
             inside = b.add("reshape", inside, shape=b.shape(shape))
             result = b.add("where", inside, result, filler)
     return result
+
+
+def _margins(
+    b: Importer, x: int, sizes: Sequence[Any], axis: int, widths: tuple[int, int], mode: str
+) -> list[int]:
+    """What is put before it on an axis, x, and what is put behind it."""
+    size = sizes[axis]
+
+    def part(start: Any, stop: Any) -> int:
+        return b.add("slice", x, axis=axis, start=b.size(start), stop=b.size(stop), step=1)
+
+    def margin(width: int, reflected: Any, wrapped: Any, edge: Any) -> list[int]:
+        if not width:
+            return []
+        if mode == "reflect":
+            return [b.add("flip", part(reflected, reflected + width), axes=[axis])]
+        if mode == "circular":
+            return [part(wrapped, wrapped + width)]
+        wide = b.shape([*sizes[:axis], width, *sizes[axis + 1 :]])
+        return [b.add("expand", part(edge, edge + 1), shape=wide)]
+
+    low, high = widths
+    before = margin(low, 1, size - low, 0)
+    return [*before, x, *margin(high, size - 1 - high, 0, size - 1)]
 
 
 # Pooling -----------------------------------------------------------------------------------------
