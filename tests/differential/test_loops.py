@@ -198,7 +198,7 @@ def test_arguments_that_are_scattered_into_in_place() -> None:
     def write(x: T, index: T, source: T) -> T:
         x.index_copy_(1, index, source)
         x[:, index] += source
-        return x.sum(1)
+        return x * 2
 
     compiled = tilevm.compile(write)
     for turned in (False, True):
@@ -219,7 +219,7 @@ def test_arguments_that_are_scattered_into_in_place() -> None:
 
 def test_what_is_scattered_may_be_the_argument_itself() -> None:
     def write(x: T, index: T) -> T:
-        x.scatter_add_(0, index, x.sin())
+        x.scatter_add_(0, index, x * 0.5)
         x.scatter_(0, index, x.flip(0))
         return x * 2
 

@@ -288,9 +288,42 @@ def test_gathers_and_joins() -> None:
     agree(only(graph, X, w), x @ tensor(w))
 
 
+LOOPS: dict[str, Callable[..., Any]] = {
+    "cumsum": lambda x: x.cumsum(1),
+    "cumprod": lambda x: x.cumprod(1),
+    "cummax": lambda x: x.cummax(1).values,
+    "cummin": lambda x: x.cummin(1).values,
+    "argsort": lambda x: x.argsort(dim=1, stable=True),
+    "scatter": lambda x, i, s: x.scatter(1, i, s),
+    "scatter_add": lambda x, i, s: x.scatter_add(1, i, s),
+    "scatter_mul": lambda x, i, s: x.scatter_reduce(1, i, s, "prod"),
+    "scatter_max": lambda x, i, s: x.scatter_reduce(1, i, s, "amax"),
+    "scatter_min": lambda x, i, s: x.scatter_reduce(1, i, s, "amin"),
+}
+
+
+@pytest.mark.parametrize("op", LOOPS)
+def test_loops(op: str) -> None:
+    x = np.array([[3, 1, 2, 1], [0, -1, 7, 2]], np.float32)
+    index, source = np.array([[3, 0, 3]]), np.array([[5, -2, 4]], np.float32)
+    arrays = (x, index, source) if op.startswith("scatter") else (x,)
+    types = [Type(str(a.dtype), a.shape) for a in arrays]
+    agree(only(graph_of(op, types, axis=1), *arrays), LOOPS[op](*map(tensor, arrays)))
+
+
+def test_orders() -> None:
+    x = np.array([[3, 1, np.nan, 1], [0, -1, 7, 2]], np.float32)
+    types = [Type("float32", x.shape)]
+    falling = tensor(x).argsort(dim=1, descending=True, stable=True)
+    agree(only(graph_of("argsort", types, axis=1, descending=True), x), falling)
+    agree(only(graph_of("argtopk", types, axis=1, k=2), x), tensor(x).topk(2).indices)
+    least = graph_of("argtopk", types, axis=0, k=1, largest=False)
+    agree(only(least, x), tensor(x).topk(1, 0, False).indices)
+
+
 def test_every_operator_of_the_table_is_tested_here() -> None:
     elementwise = {op.name for op in OPS if op.cls is Class.ELEMENTWISE}
-    tested = elementwise | set(SHAPED) | SEPARATE | {"call"}
+    tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | {"argtopk", "call"}
     assert {op.name for op in OPS} <= tested
 
 
