@@ -416,6 +416,67 @@ def gather(x: Any, index: Any, axis: int) -> Array:
     return _trace(x, index).add("gather", x, index, axis=axis)
 
 
+# Loops ------------------------------------------------------------------------------------------
+
+
+def cumsum(x: Any, axis: int) -> Array:
+    """Sums of the first element, the first two, ... on an axis, as torch.cumsum."""
+    return _trace(x).add("cumsum", x, axis=axis)
+
+
+def cumprod(x: Any, axis: int) -> Array:
+    """Products of the first element, the first two, ... on an axis, as torch.cumprod."""
+    return _trace(x).add("cumprod", x, axis=axis)
+
+
+def cummax(x: Any, axis: int) -> Array:
+    """The largest of the first element, the first two, ... on an axis."""
+    return _trace(x).add("cummax", x, axis=axis)
+
+
+def cummin(x: Any, axis: int) -> Array:
+    """The smallest of the first element, the first two, ... on an axis."""
+    return _trace(x).add("cummin", x, axis=axis)
+
+
+def scatter(x: Any, index: Any, source: Any, axis: int) -> Array:
+    """`x` with source[..., i, ...] at index[..., i, ...] on an axis, as torch.scatter."""
+    return _trace(x, index, source).add("scatter", x, index, source, axis=axis)
+
+
+def scatter_add(x: Any, index: Any, source: Any, axis: int) -> Array:
+    """As scatter, but adds, as torch.scatter_add."""
+    return _trace(x, index, source).add("scatter_add", x, index, source, axis=axis)
+
+
+def scatter_mul(x: Any, index: Any, source: Any, axis: int) -> Array:
+    """As scatter, but multiplies."""
+    return _trace(x, index, source).add("scatter_mul", x, index, source, axis=axis)
+
+
+def scatter_max(x: Any, index: Any, source: Any, axis: int) -> Array:
+    """As scatter, but keeps the larger."""
+    return _trace(x, index, source).add("scatter_max", x, index, source, axis=axis)
+
+
+def scatter_min(x: Any, index: Any, source: Any, axis: int) -> Array:
+    """As scatter, but keeps the smaller."""
+    return _trace(x, index, source).add("scatter_min", x, index, source, axis=axis)
+
+
+def argsort(x: Any, axis: int = -1, descending: bool = False) -> Array:
+    """Places of the elements on an axis in order, int64; equal ones stay in theirs."""
+    return _trace(x).add("argsort", x, axis=axis, descending=descending)
+
+
+def argtopk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> Array:
+    """Places of the k largest, or smallest, elements on an axis in order, int64."""
+    return _trace(x).add("argtopk", x, axis=axis, k=k, largest=largest)
+
+
+# More gathers -----------------------------------------------------------------------------------
+
+
 def embedding(index: Any, weight: Any) -> Array:
     """Rows of `weight`, as torch.nn.functional.embedding."""
     return take(weight, index, 0)

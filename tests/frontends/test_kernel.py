@@ -224,6 +224,19 @@ def test_integer_operators() -> None:
     close(tilevm.kernel(lambda x: np.float32(2) * x)(randn(3)), randn(3) * 2)
 
 
+def _scatter(how: str, reduce: str) -> tuple[Any, Any]:
+    """Ours and PyTorch's, at places that the array's own order says."""
+
+    def ours(x: Any) -> Any:
+        return getattr(lang, f"scatter{how}")(x, lang.argsort(x, 1), x + 1, 1)
+
+    def theirs(x: Any) -> Any:
+        index = x.argsort(1)
+        return x.scatter_reduce(1, index, x + 1, reduce) if reduce else x.scatter(1, index, x + 1)
+
+    return ours, theirs
+
+
 LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "square": (lang.square, torch.square),
     "clip": (lambda x: lang.clip(x, -0.5, 0.5), lambda x: x.clip(-0.5, 0.5)),
@@ -280,6 +293,22 @@ LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda x: lang.arange(1, x.shape[0] + 5, 3, dtype="float32"),
         lambda x: torch.arange(1, len(x) + 5, 3, dtype=torch.float32),
     ),
+    "cumsum": (lambda x: lang.cumsum(x, 1), lambda x: x.cumsum(1)),
+    "cumprod": (lambda x: lang.cumprod(x, 0), lambda x: x.cumprod(0)),
+    "cummax": (lambda x: lang.cummax(x, 1), lambda x: x.cummax(1).values),
+    "cummin": (lambda x: lang.cummin(x, 1), lambda x: x.cummin(1).values),
+    "argsort": (lambda x: lang.argsort(x, 0, True), lambda x: x.argsort(0, True)),
+    "argtopk": (lambda x: lang.argtopk(x, 2), lambda x: x.topk(2).indices),
+    **{
+        f"scatter{how}": _scatter(how, reduce)
+        for how, reduce in (
+            ("", ""),
+            ("_add", "sum"),
+            ("_mul", "prod"),
+            ("_max", "amax"),
+            ("_min", "amin"),
+        )
+    },
     "constants": (lambda x: x * lang.pi + lang.e, lambda x: x * math.pi + math.e),
 }
 

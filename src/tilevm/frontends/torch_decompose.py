@@ -39,9 +39,8 @@ NAMES = frozenset(
     pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm roll rot90 selu sinc
     smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
     special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
-    take_along_dim tile triplet_margin_loss upsample_nearest1d upsample_nearest2d
-    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
-    unbind_copy unfold_copy vsplit vstack xlogy
+    take_along_dim tile trapezoid trapz triplet_margin_loss unbind_copy unfold_copy vsplit
+    vstack xlogy
     """.split()
 )
 

@@ -62,7 +62,7 @@ def _replicate(b: Importer, out: Any, x: Tensor, pad: Any) -> int:
 def _padded(
     b: Importer, out: Any, x: Tensor, widths: Sequence[tuple[Any, Any]], mode: str, value: Any
 ) -> int:
-    """Any mode, any signs: each axis is read where its elements come from."""
+    """Any mode, axis by axis; by where elements come from, if widths may be negative."""
     result = x.id
     filler = b.cast(b.operand(value), x.dtype)
     for axis, (low, high) in enumerate(widths):
@@ -77,15 +77,13 @@ def _padded(
             parts = _margins(b, result, sizes, axis, (low, high), mode)
             result = b.add("concat", *parts, axis=axis)
             continue
+        if mode == "circular":
+            raise Unsupported("circular padding that may be negative")
         at = b.add("iota", size=b.size(out.shape[axis]), start=b.size(-low))
         zero, last = b.number(0), b.number(size - 1)
         if mode == "reflect":
             back = b.add("abs", b.add("sub", last, b.add("abs", at)))
             place = b.add("sub", last, back)
-        elif mode == "circular":
-            end = b.number(size)
-            place = b.add("where", b.add("lt", at, zero), b.add("add", at, end), at)
-            place = b.add("where", b.add("gt", place, last), b.add("sub", place, end), place)
         else:
             place = b.add("minimum", b.add("maximum", at, zero), last)
         result = b.add("take", result, place, axis=axis)
