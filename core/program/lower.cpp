@@ -719,9 +719,13 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   }
   Operands operands;
   operands.reserve(in.size());
+  const bool scatters = row.rule == Rule::kScatter || row.rule == Rule::kScatterNumber;
   for (ValueId i : in) {
     const High& h = at(i);
-    operands.push_back(materialise(h, d ? *d : settled(h.type)));
+    DType as = d ? *d : settled(h.type);
+    // Loops read indices of these two types.
+    if (scatters && operands.size() == 1 && as != DType::kInt32) as = DType::kInt64;
+    operands.push_back(materialise(h, as));
   }
   if (!in.empty() && changes_nothing(op, out_.type(operands[0]), attrs, type)) {
     return value(operands[0], type);

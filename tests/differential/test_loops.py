@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tilevm
+from tilevm import lang
 
 T = torch.Tensor
 DTYPES = (
@@ -147,6 +148,13 @@ def test_scatter_in_place_and_into_zeros() -> None:
     x, y = torch.zeros(7, 3), torch.zeros(7, 3)
     same(tilevm.compile(changed)(x, index, weight), changed(y, index, weight))
     same(x, y)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int16", "int8", "uint8"])
+def test_indices_of_few_bytes(dtype: str) -> None:
+    kernel = tilevm.kernel(lambda x, i, s: lang.scatter_add(x, i, s, 0))
+    x, source, index = torch.zeros(3), torch.ones(9), torch.randint(0, 3, (9,))
+    same(kernel(x, index.to(getattr(torch, dtype)), source), x.scatter_add(0, index, source))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])

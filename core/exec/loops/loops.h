@@ -29,15 +29,14 @@ struct Array {
 // What is written, to `out`:
 enum class What : std::uint8_t {
   // in[0][0] op ... op in[0][i] along `axis`. Sums and products of 16-bit floats are kept in
-  // float32,
-  // those of others in float64, and of integers in int64, as PyTorch's are. NaN stays.
+  // float32, those of others in float64, and of integers in int64, as PyTorch's are. NaN stays.
   kSum,
   kProd,
   kMax,
   kMin,
-  // in[0], which may be where `out` is, then for each element of in[2], in row-major order: what is at the same place, but at
-  // in[1][...] along `axis`, becomes that element, or itself op that element. in[1], of int32 or
-  // int64, has the sizes of in[2].
+  // in[0], which may be where `out` is; then for each element of in[2], in row-major order: what is
+  // at the same place, but at in[1][...] along `axis`, becomes that element, or itself op that
+  // element. in[1], of int32 or int64, has the sizes of in[2].
   kScatter,
   kScatterAdd,
   kScatterMul,

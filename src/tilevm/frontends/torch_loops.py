@@ -98,7 +98,8 @@ def _scattered(
     elif not index.rank:
         value = b.add("reshape", value, shape=[1])
     whole, places = _as_rows(b, x.id, x.rank), _as_rows(b, index.id, index.rank)
-    wide = torch.float32 if x.dtype in _NARROW and packet(b).startswith("scatter") else x.dtype
+    sums = op != "scatter" and packet(b).startswith("scatter")
+    wide = torch.float32 if sums and x.dtype in _NARROW else x.dtype
     whole, value = b.cast(whole, wide), b.cast(value, wide)
     made = b.add(op, whole, places, value, axis=axis_of(dim, x.rank) if x.rank else 0)
     made = b.cast(made, x.dtype)
