@@ -19,7 +19,7 @@ from tilevm.frontends.torch_ops import (
     scaled,
 )
 from tilevm.frontends.torch_products import ROWS
-from tilevm.frontends.torch_views import place_of, sliced
+from tilevm.frontends.torch_views import filled, place_of, sliced
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -73,11 +73,6 @@ def _identity(reduce: str, dtype: torch.dtype) -> float | int:
     return torch.iinfo(dtype).min if kind == "max" else torch.iinfo(dtype).max
 
 
-def _filled(b: Importer, value: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> int:
-    number = b.cast(b.operand(value), dtype)
-    return b.add("expand", number, shape=b.shape(sizes)) if len(sizes) else number
-
-
 def _as_rows(b: Importer, value: int, rank: int) -> int:
     """A scalar as a row of one element."""
     return value if rank else b.add("reshape", value, shape=[1])
@@ -113,7 +108,7 @@ def _reduced(
     op = f"scatter_{_BY_NAME[reduce]}"
 
     def number(value: Any) -> int:
-        return _filled(b, value, x.dtype, index.shape)
+        return filled(b, value, x.dtype, index.shape)
 
     start = x
     if not whole:
@@ -122,7 +117,7 @@ def _reduced(
     value = _scattered(b, op, start, dim, index, source)
     if reduce != "mean":
         return value
-    counts = Tensor(_filled(b, 1, x.dtype, x.shape), x.fake)
+    counts = Tensor(filled(b, 1, x.dtype, x.shape), x.fake)
     if not whole:
         counts = Tensor(_scattered(b, "scatter", counts, dim, index, number(0)), x.fake)
     count = _scattered(b, op, counts, dim, index, number(1))
@@ -136,7 +131,7 @@ def _scatter(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: 
 
 @row("scatter.value")
 def _scatter_value(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value: Any) -> int:
-    return _scattered(b, "scatter", x, dim, index, _filled(b, value, x.dtype, index.shape))
+    return _scattered(b, "scatter", x, dim, index, filled(b, value, x.dtype, index.shape))
 
 
 @row("scatter_reduce.two", "scatter.reduce")
@@ -195,7 +190,7 @@ def _index_fill(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value
     whole = _lifted(b, x)
     size = whole.shape[axis_of(dim, whole.rank)]
     places = _along(b, whole, dim, Tensor(place_of(b, index, size), index.fake), whole.shape)
-    source = _filled(b, value, x.dtype, places.shape)
+    source = filled(b, value, x.dtype, places.shape)
     made = _scattered(b, "scatter", whole, dim, places, source)
     return b.add("reshape", made, shape=b.shape(x.shape))
 
@@ -290,7 +285,7 @@ def _embedding_backward(
     if not is_number(padding) or padding >= 0:
         rows = b.add("where", b.add("eq", places, b.number(padding)), b.number(0), rows)
     places = b.add("expand", places, shape=b.shape([count, width]))
-    start = _filled(b, 0, grad.dtype, [weights, width])
+    start = filled(b, 0, grad.dtype, [weights, width])
     return b.add("scatter_add", start, places, b.cast(rows, grad.dtype), axis=0)
 
 
@@ -314,7 +309,7 @@ def _planes(
     outer = list(sizes[: len(sizes) - spatial])
     inside, whole = math.prod(x.shape[x.rank - spatial :]), math.prod(sizes[len(outer) :])
     values = [b.add("reshape", v, shape=b.shape([*outer, inside])) for v in (index.id, x.id)]
-    made = b.add(op, _filled(b, 0, x.dtype, [*outer, whole]), *values, axis=len(outer))
+    made = b.add(op, filled(b, 0, x.dtype, [*outer, whole]), *values, axis=len(outer))
     return b.add("reshape", made, shape=b.shape(sizes))
 
 

@@ -452,12 +452,17 @@ def _all_of(b: Importer, x: Tensor, indices: Sequence[Tensor]) -> int | None:
 # Create ------------------------------------------------------------------------------------------
 
 
-def _filled(b: Importer, out: Any, value: Any) -> int:
-    name = str(out.dtype)[6:]
+def filled(b: Importer, value: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> int:
+    """A tensor of one number."""
+    name = str(dtype)[6:]
     if is_number(value):
-        return b.add("full", shape=b.shape(out.shape), value=value, dtype=name)
+        return b.add("full", shape=b.shape(sizes), value=value, dtype=name)
     scalar = b.add("cast", b.operand(value), dtype=name)
-    return b.add("expand", scalar, shape=b.shape(out.shape)) if out.dim() else scalar
+    return b.add("expand", scalar, shape=b.shape(sizes)) if len(sizes) else scalar
+
+
+def _filled(b: Importer, out: Any, value: Any) -> int:
+    return filled(b, value, out.dtype, out.shape)
 
 
 @row("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "zero")
