@@ -212,6 +212,7 @@ class Joining {
     const Chain::Stage product = plan_.chains[at(own)].stages[0];
     const int into = tail_of_[at(product.a)];
     if (into < 0 || into == own || product.a == product.b || !only_for(product.a, i)) return;
+    if (product.conv >= 0) return;  // its windows reach into other rows
     Chain& chain = plan_.chains[at(into)];
     const Chain::Stage& last = chain.stages.back();
     if (last.kernel < 0 || !can_move(chain, i, product.a, nullptr)) return;
@@ -313,7 +314,8 @@ class Joining {
 }  // namespace
 
 bool is_product(const Program& program, const Node& node) {
-  return node.op == Op::matmul && program.type(node.out).dtype == DType::kFloat32;
+  return node.op == Op::conv ||
+         (node.op == Op::matmul && program.type(node.out).dtype == DType::kFloat32);
 }
 
 void join_chains(Plan& plan) {

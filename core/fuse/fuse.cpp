@@ -144,6 +144,8 @@ class Scheduler {
     stage.a = node.inputs[0];
     stage.b = node.inputs[1];
     stage.out = node.out;
+    if (node.op == Op::conv)
+      stage.conv = static_cast<std::int32_t>(&node - g_.program.nodes.data());
     const Shape& shape = g_.program.type(node.out).shape;
     chain.rows.assign(shape.dims.begin(), shape.dims.begin() + shape.rank - 1);
     Step s = step(Step::Kind::kChain);

@@ -59,6 +59,7 @@ struct Chain {
   struct Stage {
     int kernel = -1;  // index of Plan::kernels
     ValueId a = -1, b = -1, out = -1;
+    std::int32_t conv = -1;  // node of the program, if the product is its convolution of a with b
     // Of a kernel: its axis along each of the chain's rows, and along the columns of what comes
     // from the stages before; -1: of size 1.
     std::array<std::int8_t, kMaxRank> row_axis{};
@@ -107,7 +108,8 @@ Plan fuse(Program lowered);
 // How kernels and products find elements of `dtype` in memory.
 bytecode::Storage storage_of(DType dtype);
 
-// Whether a matrix product of a lowered program is one that kernels compute; others are called out.
+// Whether a node of a lowered program is a product that the core computes: a convolution, or a
+// matrix product of float32; others are called out.
 bool is_product(const Program& program, const Node& node);
 
 }  // namespace tilevm::fuse

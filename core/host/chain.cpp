@@ -58,6 +58,73 @@ schedule::ChainLaunch Executable::new_launch(const fuse::Chain& chain) {
   return launch;
 }
 
+// Windows of the image `a` and the taps of `b`, channels last, as factors of a product. A window of
+// one element in an image that is not padded needs no windows.
+void Executable::fill_convolution(const Record& a, const Record& b, const Record& out,
+                                  const Node& node, schedule::Stage& stage) {
+  using exec::gemm::kImageAxes;
+  const int axes = a.rank - 2;
+  exec::gemm::Windows& w = stage.windows;
+  w = {};
+  exec::gemm::Matrix& right = stage.b;
+  bool plain = true;
+  for (int i = 0; i < axes; ++i) {
+    const auto axis = static_cast<std::size_t>(kImageAxes - axes + i);
+    const auto parameter = [&](std::size_t which) {
+      return node.attrs[which].ints[static_cast<std::size_t>(i)];
+    };
+    w.size[axis] = a.size(i + 1);
+    w.stride[axis] = a.stride(i + 1);
+    w.out[axis] = out.size(i + 1);
+    w.taps[axis] = right.taps[axis] = b.size(i + 1);
+    w.step[axis] = parameter(0);
+    w.dilation[axis] = parameter(1);
+    w.low[axis] = parameter(2);
+    right.tap_stride[axis] = b.stride(i + 1);
+    plain = plain && w.taps[axis] == 1 && parameter(2) == 0 && parameter(3) == 0;
+  }
+  w.image_stride = a.stride(0);
+  w.channels = a.size(a.rank - 1);
+  w.channel_stride = w.channels == 1 ? 1 : a.stride(a.rank - 1);
+  w.depthwise = node.attrs[4].ints[0] != 0;
+  right.column_stride = b.stride(0);
+  right.row_stride = b.stride(b.rank - 1);
+  right.channels = w.depthwise ? 1 : w.channels;
+  stage.n = b.size(0);
+  stage.k = right.count_taps() * right.channels;
+
+  // Taps that are one run with each other and with channels are rows like any others.
+  std::int64_t run = right.channels;
+  std::int64_t between = right.channels == 1 ? 0 : right.row_stride;
+  bool one_run = true;
+  for (int axis = kImageAxes - 1; axis >= 0; --axis) {
+    const auto i = static_cast<std::size_t>(axis);
+    if (right.taps[i] == 1) continue;
+    if (run == 1) between = right.tap_stride[i];
+    one_run = one_run && right.tap_stride[i] == run * between;
+    run *= right.taps[i];
+  }
+  if (one_run) {
+    right.row_stride = between;
+    right.taps = {1, 1, 1};
+    right.tap_stride = {};
+    right.channels = 0;
+  }
+
+  stage.a.data = a.data;
+  stage.a_rows = {};
+  const std::int64_t item = bytecode::storage_bytes(stage.a.storage);
+  std::int64_t rows = 1;
+  for (int i = axes; i >= 0; --i) {
+    const auto row = static_cast<std::size_t>(i);
+    const std::int64_t step = i == 0 ? 1 : node.attrs[0].ints[static_cast<std::size_t>(i - 1)];
+    stage.a_rows[row] = plain && !w.depthwise ? a.stride(i) * step * item : rows;
+    rows *= out.size(i);
+  }
+  stage.a.windows = plain && !w.depthwise ? nullptr : &stage.windows;
+  stage.a.column_stride = w.channel_stride;
+}
+
 void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_t s,
                               schedule::ChainLaunch& launch) const {
   const fuse::Chain::Stage& from = chain.stages[s];
@@ -73,12 +140,19 @@ void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_
   const std::int64_t b_item = bytecode::storage_bytes(b_storage);
   stage.k = b.size(b.rank - 2);
   stage.b = {b.data, b.stride(b.rank - 2), b.stride(b.rank - 1), b_storage};
-  set_batches(b, b_item, n_rows, stage.b_rows);
+  stage.b_rows = {};
+  if (from.conv < 0) set_batches(b, b_item, n_rows, stage.b_rows);
   stage.fixed = b.root >= 0 && frozen_[index(b.root)];
 
   const Storage a_storage = fuse::storage_of(program.type(from.a).dtype);
   stage.a = {nullptr, 0, 1, a_storage};
-  if (stage.a_panel < 0) {
+  if (from.conv >= 0) {
+    const Node& node = program.nodes[static_cast<std::size_t>(from.conv)];
+    Record sizes;  // of the result
+    sizes.rank = shape.rank;
+    for (int d = 0; d < shape.rank; ++d) sizes.size(d) = frame.regs[at(shape[d])];
+    fill_convolution(frame.records[index(from.a)], b, sizes, node, stage);
+  } else if (stage.a_panel < 0) {
     const Record& a = frame.records[index(from.a)];
     const std::int64_t item = bytecode::storage_bytes(a_storage);
     stage.a.data = a.data;

@@ -194,10 +194,33 @@ void Executable::compile_steps() {
   for (const ValueId output : program.outputs) outputs_.push_back(source_of(output));
 }
 
+Executable::Uses Executable::count_uses() const {
+  Uses uses;
+  auto& [readers, made_by] = uses;
+  readers.resize(plan_.program.values.size());
+  made_by.resize(plan_.program.values.size());
+  for (const HostStep& step : steps_) {
+    if (step.in >= 0) ++readers[index(step.in)];
+    if (step.out >= 0) made_by[index(step.out)] = &step;
+    for (const Source& arg : step.args) {
+      if (arg.value >= 0) ++readers[index(arg.value)];
+    }
+    visit_operands(step, [&](ValueId value, bool written) {
+      if (!written) ++readers[index(value)];
+    });
+  }
+  for (const Source& output : outputs_) {
+    if (output.value >= 0) ++readers[index(output.value)];
+  }
+  return uses;
+}
+
 // The order of dims in memory that an output asks for, followed back through permutes.
 void Executable::compile_orders(const Options& options) {
   const Program& program = plan_.program;
   separate_order_.assign(outputs_.size(), -1);
+  row_major_.assign(outputs_.size(), false);
+  const Uses uses = count_uses();
   std::vector<std::int32_t> order_of(program.values.size(), -1);
   for (std::size_t o = 0; o < outputs_.size() && o < options.output_orders.size(); ++o) {
     if (!options.output_orders[o] || outputs_[o].kind != Source::Kind::kTensor) continue;
@@ -212,20 +235,31 @@ void Executable::compile_orders(const Options& options) {
       throw ShapeError("output_orders: output " + std::to_string(o) + " needs each of its " +
                        std::to_string(rank) + " dims once");
     }
-    if (std::is_sorted(order.begin(), order.end())) continue;
-    separate_order_[o] = static_cast<std::int32_t>(orders_.size());
-    orders_.push_back(order);
+    const bool row_major = std::is_sorted(order.begin(), order.end());
+    if (!row_major) {
+      separate_order_[o] = static_cast<std::int32_t>(orders_.size());
+      orders_.push_back(order);
+    }
+    bool alone = true;  // nobody else reads the buffer
     for (std::size_t i = steps_.size(); i-- > 0;) {
       const HostStep& step = steps_[i];
       if (step.out != value || step.kind != Kind::kView || step.view.op != Op::permute) continue;
       for (std::int32_t& d : order) d = step.view.axes[static_cast<std::size_t>(d)];
+      alone = alone && uses.readers[index(value)] == 1;
       value = step.in;
+    }
+    if (row_major && !std::is_sorted(order.begin(), order.end())) {
+      row_major_[o] = true;
+      const HostStep* made = uses.made_by[index(value)];
+      if (!alone || uses.readers[index(value)] != 1 || made == nullptr ||
+          made->kind != Kind::kAlloc)
+        continue;
     }
     if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end())) continue;
     order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
     orders_.push_back(std::move(order));
   }
-  order_for_reshapes(order_of);
+  order_for_reshapes(order_of, uses);
   for (HostStep& step : steps_) {
     if (step.kind == Kind::kAlloc) step.order = order_of[index(step.out)];
   }
@@ -233,22 +267,8 @@ void Executable::compile_orders(const Options& options) {
 
 // A buffer that is only read with its dims permuted and then reshaped, as the heads of attention
 // are, lies in memory so that the reshape copies nothing. Its last dim stays where it is.
-void Executable::order_for_reshapes(std::vector<std::int32_t>& order_of) {
-  std::vector<int> readers(plan_.program.values.size());
-  std::vector<const HostStep*> made_by(plan_.program.values.size());
-  for (const HostStep& step : steps_) {
-    if (step.in >= 0) ++readers[index(step.in)];
-    if (step.out >= 0) made_by[index(step.out)] = &step;
-    for (const Source& arg : step.args) {
-      if (arg.value >= 0) ++readers[index(arg.value)];
-    }
-    visit_operands(step, [&](ValueId value, bool written) {
-      if (!written) ++readers[index(value)];
-    });
-  }
-  for (const Source& output : outputs_) {
-    if (output.value >= 0) ++readers[index(output.value)];
-  }
+void Executable::order_for_reshapes(std::vector<std::int32_t>& order_of, const Uses& uses) {
+  const auto& [readers, made_by] = uses;
   for (const HostStep& reshape : steps_) {
     if (reshape.kind != Kind::kReshape) continue;
     ValueId value = reshape.in;

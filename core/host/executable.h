@@ -165,7 +165,12 @@ class Executable {
   void find_dense_reshapes();
   void place_targets(const std::vector<int>& last, const std::vector<bool>& escapes);
   void compile_orders(const Options& options);
-  void order_for_reshapes(std::vector<std::int32_t>& order_of);
+  struct Uses {  // by value
+    std::vector<int> readers;
+    std::vector<const HostStep*> made_by;
+  };
+  Uses count_uses() const;
+  void order_for_reshapes(std::vector<std::int32_t>& order_of, const Uses& uses);
   void separate_outputs(const Options& options);
   void compile_sizes();
   void check_stages() const;
@@ -173,7 +178,8 @@ class Executable {
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
-  // Calls visit(value, is_written) for what the kernels, products and loops of a step read and write.
+  // Calls visit(value, is_written) for what the kernels, products and loops of a step read and
+  // write.
   template <class AnyStep, class Visit>
   void visit_operands(const AnyStep& step, Visit&& visit) const {
     const auto kernel = [&](int k) {
@@ -227,6 +233,8 @@ class Executable {
                                 std::span<const std::int64_t> extents, const Record* given,
                                 double& bytes) const;
   schedule::ChainLaunch new_launch(const fuse::Chain& chain);
+  static void fill_convolution(const Record& a, const Record& b, const Record& out,
+                               const Node& node, schedule::Stage& stage);
   void fill_product(Frame& frame, const fuse::Chain& chain, std::size_t s,
                     schedule::ChainLaunch& launch) const;
   void fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t s,
@@ -270,6 +278,7 @@ class Executable {
   bool writes_ = false;                            // some output has a target
   std::vector<bool> separate_;                     // by output: hand out a copy
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
+  std::vector<bool> row_major_;                    // by output: and if it is not in this order
   std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
   std::vector<bool> is_panel_;                     // by value: never whole in memory
   std::vector<bool> is_read_;                      // by root: some step reads it

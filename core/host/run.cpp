@@ -46,6 +46,16 @@ bool repeats(const Geometry& g) {
   return false;
 }
 
+bool is_row_major(const Geometry& g) {
+  std::int64_t next = 1;
+  for (int d = g.rank - 1; d >= 0; --d) {
+    if (g.size(d) == 0) return true;
+    if (g.size(d) > 1 && g.stride(d) != next) return false;
+    next *= g.size(d);
+  }
+  return true;
+}
+
 // Nanoseconds since it was asked last.
 struct Watch {
   std::chrono::steady_clock::time_point last;
@@ -222,8 +232,9 @@ void Executable::run(Call& call, Profile* profile) {
       if (targets_[done] >= 0 && frame.records[index(output.value)].root < 0) {
         outputs[done] = nullptr;  // was made in its place
       } else if (output.kind == Source::Kind::kTensor) {
-        const bool copy =
-            separate_[done] || (whole_[done] && repeats(frame.records[index(output.value)]));
+        const Record& record = frame.records[index(output.value)];
+        const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
+                          (row_major_[done] && !is_row_major(record));
         outputs[done] =
             copy ? fresh_copy(frame, done) : framework_.retain(tensor(frame, output.value));
       } else {

@@ -237,6 +237,8 @@ class Rules {
   Type scatter();
   Type argtopk();
   Type matmul();
+  Type conv();
+  void set_default(int parameter, int count, std::int64_t value, std::int64_t least);
 
   SizeTable& sizes_;
   Op op_;
@@ -523,6 +525,70 @@ Type Rules::matmul() {
   return result;
 }
 
+// Parameter of a convolution: one integer an axis of the image, all `value` if there are none.
+void Rules::set_default(int parameter, int count, std::int64_t value, std::int64_t least) {
+  Ints& ints = attrs_[static_cast<std::size_t>(parameter)].ints;
+  if (ints.empty()) {
+    for (int i = 0; i < count; ++i) ints.push_back(value);
+  }
+  const std::string name(info(op_).params()[static_cast<std::size_t>(parameter)].name);
+  if (std::ssize(ints) != count) {
+    bad_shape(name + " has " + std::to_string(ints.size()) + " numbers for " +
+                  std::to_string(count) + " axes",
+              "Give one for each axis of the image, or none.");
+  }
+  if (*std::ranges::min_element(ints) < least) {
+    bad_shape(name + " has a number below " + std::to_string(least), "Give larger ones.");
+  }
+}
+
+Type Rules::conv() {
+  const Type &x = in_[0], &w = in_[1];
+  if (x.dtype != w.dtype || x.weak || w.weak) {
+    bad_dtype("dtypes differ", "Cast one operand to the dtype of the other.");
+  }
+  if (!is_float(x.dtype) || x.dtype == DType::kFloat64) {
+    bad_dtype("convolutions are of float32, bfloat16 and float16", "Cast both operands.");
+  }
+  const int rank = x.shape.rank, axes = rank - 2;
+  if (axes < 1 || axes > kMaxImageAxes || w.shape.rank != rank) {
+    bad_shape("x and w have rank " + std::to_string(rank) + " and " + std::to_string(w.shape.rank),
+              "Both are of the same rank, from 3 to 5.");
+  }
+  set_default(0, axes, 1, 1);
+  set_default(1, axes, 1, 1);
+  set_default(2, axes, 0, 0);
+  set_default(3, axes, 0, 0);
+  const bool depthwise = attrs_[4].ints[0] != 0;
+  const int last = rank - 1;
+  if (depthwise) {
+    same_size(x.shape[last], w.shape[0], "numbers of channels differ",
+              "Each channel of x has a window of its own: w has as many as x has channels.");
+    same_size(w.shape[last], sizes_.constant(1), "windows have several channels",
+              "Windows of one channel each have a last size of 1.");
+  } else {
+    same_size(x.shape[last], w.shape[last], "numbers of channels differ",
+              "The last sizes of x and w must be equal.");
+  }
+  Type result{x.dtype, false, x.shape};
+  result.shape[last] = w.shape[0];
+  for (int i = 0; i < axes; ++i) {
+    const auto parameter = [&](std::size_t which) {
+      return sizes_.constant(attrs_[which].ints[static_cast<std::size_t>(i)]);
+    };
+    const SizeId one = sizes_.constant(1);
+    const SizeId extent =
+        sizes_.add(sizes_.mul(sizes_.sub(w.shape[i + 1], one), parameter(1)), one);
+    const SizeId padded = sizes_.add(sizes_.add(x.shape[i + 1], parameter(2)), parameter(3));
+    check(padded, sizes_.max(padded, extent),
+          "the window is larger than the padded image on axis " + std::to_string(i + 1),
+          "Pad more, or take a smaller window.");
+    result.shape[i + 1] =
+        sizes_.add(sizes_.floordiv(sizes_.sub(padded, extent), parameter(0)), one);
+  }
+  return result;
+}
+
 Type Rules::apply() {
   const OpInfo& op = info(op_);
   switch (op.rule) {
@@ -662,6 +728,8 @@ Type Rules::apply() {
       return argtopk();
     case Rule::kMatmul:
       return matmul();
+    case Rule::kConv:
+      return conv();
     case Rule::kCall:
       break;
   }

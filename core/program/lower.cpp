@@ -9,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "program/passes.h"
 #include "program/program.h"
 
 namespace tilevm {
@@ -208,9 +209,6 @@ class Lowering {
   bool changes_nothing(Op op, const Type& in, const std::vector<Attr>& attrs,
                        const Type& out) const;
   ValueId decompose(Op op, std::span<const ValueId> in, const std::vector<Attr>& attrs);
-
-  std::vector<bool> live(const Program& p) const;
-  void sweep();
 
   static constexpr std::size_t kFirst = 128;
   Program source_, out_;
@@ -738,58 +736,16 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   if (op == Op::matmul && multiplied_in_kernels(type.dtype))
     return value(product(operands[0], operands[1], type), type);
   std::vector<Attr> parameters(attrs);
+  if (op == Op::conv) {
+    const Type whole{DType::kFloat32, false, type.shape};
+    const ValueId sum = emit(op, {factor(operands[0]), factor(operands[1])}, parameters, whole);
+    return value(cast(sum, type.dtype), type);
+  }
   if (op == Op::pad) return value(pad(operands[0], parameters, type), type);
   return value(emit(op, std::move(operands), std::move(parameters), type), type);
 }
 
 // ---- Whole programs
-
-// Nodes that an output or a call needs.
-std::vector<bool> Lowering::live(const Program& p) const {
-  std::vector<bool> needed(p.nodes.size());
-  const auto need = [&](ValueId v) {
-    const std::int32_t node = p.values[static_cast<std::size_t>(v)].node;
-    if (node >= 0) needed[static_cast<std::size_t>(node)] = true;
-  };
-  for (ValueId v : p.outputs) need(v);
-  for (std::size_t i = p.nodes.size(); i-- > 0;) {
-    if (p.nodes[i].op == Op::call) needed[i] = true;
-    if (!needed[i]) continue;
-    for (ValueId v : p.nodes[i].inputs) need(v);
-  }
-  return needed;
-}
-
-// Drops what lowering left without users.
-void Lowering::sweep() {
-  const std::vector<bool> needed = live(out_);
-  if (std::ranges::find(needed, false) == needed.end()) return;
-  std::vector<ValueId> moved(out_.values.size(), -1);
-  std::vector<Value> values;
-  std::vector<Node> nodes;
-  values.reserve(out_.values.size());
-  nodes.reserve(out_.nodes.size());
-  for (ValueId v : out_.inputs) {
-    moved[static_cast<std::size_t>(v)] = static_cast<ValueId>(values.size());
-    values.push_back(out_.values[static_cast<std::size_t>(v)]);
-  }
-  for (std::size_t i = 0; i < out_.nodes.size(); ++i) {
-    if (!needed[i]) continue;
-    Node& node = out_.nodes[i];
-    for (ValueId& v : node.inputs) v = moved[static_cast<std::size_t>(v)];
-    const auto first = static_cast<ValueId>(values.size());
-    for (int k = 0; k < node.n_out; ++k) {
-      moved[static_cast<std::size_t>(node.out + k)] = first + k;
-      values.push_back({out_.type(node.out + k), static_cast<std::int32_t>(nodes.size())});
-    }
-    node.out = first;
-    nodes.push_back(std::move(node));
-  }
-  for (ValueId& v : out_.inputs) v = moved[static_cast<std::size_t>(v)];
-  for (ValueId& v : out_.outputs) v = moved[static_cast<std::size_t>(v)];
-  out_.values = std::move(values);
-  out_.nodes = std::move(nodes);
-}
 
 Program Lowering::run() {
   const std::vector<bool> needed = live(source_);
@@ -819,12 +775,12 @@ Program Lowering::run() {
   }
   line_ = -1;
   for (ValueId v : source_.outputs) out_.outputs.push_back(materialise(at(v)));
-  sweep();
+  sweep(out_);
   return std::move(out_);
 }
 
 }  // namespace
 
-Program lower(Program program) { return Lowering(std::move(program)).run(); }
+Program lower(Program program) { return with_channels_last(Lowering(std::move(program)).run()); }
 
 }  // namespace tilevm

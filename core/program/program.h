@@ -22,6 +22,7 @@ namespace tilevm {
 using shape::SizeId;
 
 inline constexpr int kMaxRank = 8;
+inline constexpr int kMaxImageAxes = 3;  // that windows of a convolution move along
 
 // kOpaque: anything only call-outs touch (complex, quantised, ...).
 enum class DType : std::uint8_t {

@@ -293,7 +293,12 @@ class Running {
     const Stage& stage = launch_.stages[s];
     const int last = launch_.n_rows - 1;
     Matrix a = stage.a;
-    if (stage.a_panel >= 0) {
+    exec::gemm::Windows windows;
+    if (a.windows != nullptr) {
+      windows = *a.windows;
+      windows.first = offset(stage.a_rows, box, batch);
+      a.windows = &windows;
+    } else if (stage.a_panel >= 0) {
       a.data = panel_at(stage.a_panel, thread, batch);
       a.row_stride =
           stride_of(launch_.panels[at(stage.a_panel)]) / bytecode::storage_bytes(a.storage);
@@ -320,11 +325,11 @@ class Running {
     const Sizes sizes{box.rows, n, k, stage.k};
     if (threads == 1) return multiply_columns(s, sizes, a, b, out, row_bytes, column_bytes, thread);
     by_columns(n, threads, [&](int worker, std::int64_t first, std::int64_t count) {
-      Matrix part = b;
-      part.data += first * b.column_stride * bytecode::storage_bytes(b.storage);
+      Matrix part = b, left = a;
+      skip_columns(left, part, first);
       const float* packed = products_[s].packed;
       if (packed != nullptr) packed += packed_offset(products_[s].way, sizes, first);
-      multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k}, a, part, packed,
+      multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k}, left, part, packed,
                     out + first * column_bytes, row_bytes, column_bytes, worker);
     });
   }
@@ -536,7 +541,10 @@ Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tap
       launch.columns_too && (threads == 1 ? n > columns_at_a_time(launch, tiles) : wide);
   if (tape != nullptr) {
     tape->tiles = &tiles;
-    tape->refused = tape->refused || by_columns || threads > 1;
+    // Windows are not noted on tapes.
+    const bool windows = std::ranges::any_of(
+        launch.stages, [](const Stage& stage) { return stage.a.windows != nullptr; });
+    tape->refused = tape->refused || by_columns || threads > 1 || windows;
     if (tape->refused) tape = nullptr;
   }
   if (by_columns) return ByColumns(launch, tiles, threads).run();

@@ -83,7 +83,7 @@ void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
     if (stage.kernel == nullptr) {
       if (stage.packed != nullptr)
         stage.packed += packed_offset(stage.way, {0, stage.n, stage.k}, first);
-      stage.b.data += first * stage.b.column_stride * bytecode::storage_bytes(stage.b.storage);
+      skip_columns(stage.a, stage.b, first);
       if (stage.out != nullptr) stage.out += first * stage.out_column;
       stage.n = n;
       continue;

@@ -12,6 +12,13 @@ void simplify(ChainLaunch& launch);
 // Columns first .. first + n of a launch that may be divided so.
 void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n);
 
+// The factors without the product's first columns.
+inline void skip_columns(exec::gemm::Matrix& a, exec::gemm::Matrix& b, std::int64_t count) {
+  b.data += count * b.column_stride * bytecode::storage_bytes(b.storage);
+  if (a.windows != nullptr && a.windows->depthwise)
+    a.data += count * a.windows->channel_stride * bytecode::storage_bytes(a.storage);
+}
+
 // The operand some bytes further (iota: counts).
 inline void move(OperandView& view, std::int64_t by) {
   if (view.base != nullptr) {

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "exec/gemm/brain.h"
+#include "exec/gemm/convolve.h"
+#include "exec/gemm/factors.h"
 
 namespace tilevm::exec::gemm {
 namespace {
@@ -33,20 +35,6 @@ std::int64_t even(std::int64_t count, std::int64_t most) {
   return parts(count, std::max<std::int64_t>(parts(count, most), 1));
 }
 
-const std::byte* element(const Matrix& x, std::int64_t row, std::int64_t column) {
-  return x.data +
-         (row * x.row_stride + column * x.column_stride) * bytecode::storage_bytes(x.storage);
-}
-
-std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
-std::size_t index(Storage storage) { return at(storage_index(storage)); }
-
-float read(const std::byte* from, const Tiles& tiles, Storage storage) {
-  float value;
-  tiles.copy[index(storage)](from, 0, &value, 0, 1, 1);
-  return value;
-}
-
 // to (float32, rows x columns) = the block of x that begins at (row, column).
 void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t column,
           std::int64_t rows, std::int64_t columns, float* to, std::int64_t to_stride) {
@@ -71,7 +59,7 @@ struct Rows {
 
 // Rows a multiple of 1 KiB apart would meet in few sets of the first cache.
 bool readable(const Matrix& a, std::int64_t rows) {
-  return a.storage == Storage::kF32 && a.column_stride == 1 &&
+  return a.windows == nullptr && a.storage == Storage::kF32 && a.column_stride == 1 &&
          (rows <= 4 || a.row_stride % 256 != 0);
 }
 
@@ -89,7 +77,11 @@ Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t
   if (readable(a, rows) && (!in_lines || rows == 1 || in_whole_lines(a)))
     return {reinterpret_cast<const float*>(element(a, row, p)), a.row_stride};
   const std::int64_t stride = rounded_up(depth, tiles.lanes) + tiles.lanes;
-  take(tiles, a, row, p, rows, depth, room, stride);
+  if (a.windows != nullptr) {
+    copy_windows(tiles, a, row, rows, p, depth, room, stride);
+  } else {
+    take(tiles, a, row, p, rows, depth, room, stride);
+  }
   return {room, stride};
 }
 
@@ -204,11 +196,16 @@ struct BrainRows {
 // A block of A whose rows are contiguous and, where tiles read pairs, of even length.
 BrainRows brain_rows(const Matrix& a, std::int64_t row, std::int64_t rows, std::int64_t p,
                      std::int64_t depth, bool in_pairs, float* room) {
-  const bool apart = rows > 4 && a.row_stride % 512 == 0;
+  const bool apart = a.windows != nullptr || (rows > 4 && a.row_stride % 512 == 0);
   if (a.column_stride == 1 && !apart && !(in_pairs && depth % 2 != 0))
     return {brain(a, row, p), a.row_stride};
   auto* to = reinterpret_cast<Brain*>(room);
   const std::int64_t stride = rounded_up(depth, 32) + 32;
+  if (a.windows != nullptr) {
+    copy_windows(a, row, rows, p, depth, to, stride);
+    for (std::int64_t i = 0; i < rows && depth % 2 != 0; ++i) to[i * stride + depth] = 0;
+    return {to, stride};
+  }
   for (std::int64_t i = 0; i < rows; ++i) {
     if (a.column_stride == 1) {
       std::memcpy(to + i * stride, brain(a, row + i, p), at(depth) * sizeof(Brain));
@@ -225,9 +222,10 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
                 std::int64_t depth, std::int64_t columns, Brain* panel) {
   const std::int64_t width = tiles.columns;
   const std::int64_t pairs = depth / 2;
-  if (b.column_stride == 1) {
+  const bool plain = b.count_taps() == 1;
+  if (plain && b.column_stride == 1) {
     brain_tiles()->pack(brain(b, p, j), b.row_stride, panel, pairs, columns);
-  } else if (b.row_stride == 1) {
+  } else if (plain && b.row_stride == 1) {
     // A pair is 32 bits that move as one; columns an odd number apart are copied first.
     constexpr std::int64_t kStride = kPairDepth + 32;
     alignas(64) Brain copied[kMostColumns * kStride];
@@ -313,8 +311,8 @@ void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, fl
 }  // namespace
 
 const char* name(Way way) {
-  constexpr const char* kNames[] = {"sweep",  "dots",      "tiles",
-                                    "packed", "pair dots", "packed pairs"};
+  constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",   "packed",
+                                    "pair dots", "packed pairs", "channels"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
@@ -322,9 +320,11 @@ const char* name(Way way) {
 // ahead, that is quicker from a few rows on, but for narrower storages: what they become as
 // float32 is as quick in a cache, and slower where B comes from memory.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
+  if (a.windows != nullptr && a.windows->depthwise) return Way::kEach;
   const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
                      tiles.lanes == 16 && brain_tiles() != nullptr;
   if (pairs) {
+    if (b.count_taps() > 1) return Way::kPackedPairs;
     const bool rows = b.column_stride == 1 && sizes.n > 1;
     if (ahead && (rows || sizes.m > kPairDotsAhead)) return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
@@ -332,6 +332,7 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
       return Way::kPairDots;
     return Way::kPackedPairs;
   }
+  if (b.count_taps() > 1) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
   if (ahead && b.storage == Storage::kF32 && m > kMostSweeps) return Way::kPacked;
@@ -361,6 +362,7 @@ std::int64_t packed_offset(Way way, const Sizes& sizes, std::int64_t first) {
 }
 
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
+  if (way == Way::kEach) return 0;
   const bool all_of_k = way == Way::kSweep || way == Way::kDots || way == Way::kPairDots;
   const std::int64_t depth =
       all_of_k ? sizes.k : std::min(sizes.k, way == Way::kPackedPairs ? kPairDepth : kDepth);
@@ -374,6 +376,7 @@ void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std:
     return pack_pairs(tiles, sizes, b, first, count, reinterpret_cast<Brain*>(packed));
   const std::int64_t width = tiles.columns;
   float* panels = packed + first * sizes.k;
+  if (b.count_taps() > 1) return pack_taps(tiles, sizes, b, first, count, packed);
   if (b.column_stride == 1) {
     tiles.pack[index(b.storage)](element(b, 0, first), b.row_stride, panels, sizes.k * width,
                                  sizes.k, count);
@@ -408,6 +411,8 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
     case Way::kPackedPairs:
       return multiply_packed_pairs(tiles, sizes, a, reinterpret_cast<const Brain*>(packed), room, c,
                                    c_stride);
+    case Way::kEach:
+      return multiply_each(tiles, sizes, a, packed, c, c_stride);
   }
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "exec/gemm/tiles.h"
+#include "exec/gemm/windows.h"
 
 namespace tilevm::exec::gemm {
 
@@ -14,7 +15,15 @@ struct Matrix {
   std::int64_t row_stride;
   std::int64_t column_stride;
   Storage storage;
+  // Of a right factor that is the windows of a convolution: its rows are, for each tap in row-major
+  // order, as many channels as there are, row_stride apart.
+  Axes taps{1, 1, 1};
+  Axes tap_stride{};
+  std::int64_t channels = 0;
+  // A left factor that is windows of an image at `data`; then row_stride says nothing.
+  const Windows* windows = nullptr;
 
+  std::int64_t count_taps() const { return taps[0] * taps[1] * taps[2]; }
   bool operator==(const Matrix&) const = default;
 };
 
@@ -27,14 +36,17 @@ struct Sizes {
 
 // How a product is computed.
 enum class Way : std::uint8_t {
-  kSweep,       // few rows of A: B is read once, from front to back, and C is in the first cache
-  kDots,        // few rows of A, columns of B contiguous
-  kTiles,       // few rows of A, rows of B contiguous: tiles read B where it is
-  kPacked,      // panels of B are copied, so that tiles read them in order
-  kPairDots,    // as kDots and kPacked, of bfloat16 by bfloat16, by instructions that multiply
-  kPackedPairs  // pairs; see brain.h
+  kSweep,        // few rows of A: B is read once, from front to back, and C is in the first cache
+  kDots,         // few rows of A, columns of B contiguous
+  kTiles,        // few rows of A, rows of B contiguous: tiles read B where it is
+  kPacked,       // panels of B are copied, so that tiles read them in order
+  kPairDots,     // as kDots and kPacked, of bfloat16 by bfloat16, by instructions that multiply
+  kPackedPairs,  // pairs; see brain.h
+  kEach          // each column by itself: depthwise convolutions
 };
-inline bool packs(Way way) { return way == Way::kPacked || way == Way::kPackedPairs; }
+inline bool packs(Way way) {
+  return way == Way::kPacked || way == Way::kPackedPairs || way == Way::kEach;
+}
 const char* name(Way way);
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows

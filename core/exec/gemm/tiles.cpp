@@ -12,91 +12,17 @@
 #include <hwy/foreach_target.h>
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
+#include "exec/gemm/loads-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace tilevm::exec::gemm::HWY_NAMESPACE {
 namespace {
 
-namespace hn = hwy::HWY_NAMESPACE;
-
-using D = hn::ScalableTag<float>;
-using V = hn::Vec<D>;
-constexpr std::int64_t kLanes = static_cast<std::int64_t>(hn::MaxLanes(D()));
 constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
 constexpr int kVectors = 2;  // of a tile's row
 constexpr int kAhead = 16;   // rows of B that tiles prefetch
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
-
-// Memory types of factors.
-struct Half {  // float16
-  std::uint16_t bits;
-};
-struct Brain {  // bfloat16
-  std::uint16_t bits;
-};
-using Byte = std::int8_t;
-
-HWY_INLINE V load(const float* from) { return hn::LoadU(D(), from); }
-HWY_INLINE V load(const Brain* from) {
-  const hn::Rebind<std::uint16_t, D> narrow;
-  const hn::RebindToUnsigned<D> wide;
-  const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
-  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
-}
-// Without instructions for it, Highway's own makes infinity and NaN finite.
-template <class Of>
-HWY_INLINE hn::Vec<Of> load_half(Of d, const Half* from) {
-#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64
-  const hn::Rebind<hwy::float16_t, Of> narrow;
-  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
-#else
-  // As exec/interp/memory.cpp does: denormals are the fraction over 2^-14, less 2^-14.
-  const hn::Rebind<std::uint16_t, Of> narrow;
-  const hn::RebindToUnsigned<Of> wide;
-  const auto x =
-      hn::PromoteTo(wide, hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from)));
-  const auto magnitude = hn::ShiftLeft<13>(hn::And(x, hn::Set(wide, 0x7FFFu)));
-  const auto sign = hn::ShiftLeft<16>(hn::And(x, hn::Set(wide, 0x8000u)));
-  const auto finite = hn::Lt(magnitude, hn::Set(wide, 0x0F800000u));
-  const auto more = hn::IfThenElse(finite, hn::Set(wide, 112u << 23), hn::Set(wide, 224u << 23));
-  const auto over = hn::BitCast(d, hn::Add(magnitude, hn::Set(wide, 113u << 23)));
-  const auto tiny = hn::BitCast(wide, hn::Sub(over, hn::Set(d, 0x1p-14f)));
-  const auto is_tiny = hn::Lt(magnitude, hn::Set(wide, 0x00800000u));
-  return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_tiny, tiny, hn::Add(magnitude, more))));
-#endif
-}
-HWY_INLINE V load(const Half* from) { return load_half(D(), from); }
-HWY_INLINE V load(const Byte* from) {
-  const hn::Rebind<Byte, D> narrow;
-  const hn::RebindToSigned<D> wide;
-  return hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, from)));
-}
-
-// Whether a masked load or store of T touches nothing outside its mask.
-template <class T>
-constexpr bool kMasks =
-    HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_AVX2 && std::is_same_v<T, float>);
-
-// The first n < kLanes elements, then zeros. Reads nothing else.
-template <class T>
-HWY_INLINE V load_some(const T* from, std::int64_t n) {
-  if constexpr (std::is_same_v<T, float> && kMasks<T>) {
-    return hn::MaskedLoad(hn::FirstN(D(), static_cast<std::size_t>(n)), D(), from);
-  }
-  T some[hn::MaxLanes(D())] = {};
-  for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) some[i] = from[i];
-  return load(some);
-}
-HWY_INLINE void store_some(V v, float* to, std::int64_t n) {
-  if constexpr (kMasks<float>) {
-    hn::BlendedStore(v, hn::FirstN(D(), static_cast<std::size_t>(n)), D(), to);
-    return;
-  }
-  float some[hn::MaxLanes(D())];
-  hn::StoreU(v, D(), some);
-  for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) to[i] = some[i];
-}
 
 // kM x two vectors of the product stay in registers while k goes by.
 template <int kM>
@@ -457,6 +383,68 @@ void transpose(const void* from, std::int64_t from_stride, float* to, std::int64
   }
 }
 
+// kP positions of kN vectors of channels; the last vector has `left` of them, if not all.
+template <class T, int kP, int kN>
+HWY_INLINE void each_some(const EachBlock& t, const T* from, const float* packed, float* c,
+                          std::int64_t left) {
+  const D d;
+  const bool whole = left >= kN * kLanes;
+  const auto some = [&](const T* at, int q) HWY_ATTR {
+    return whole || q + 1 < kN ? load(at + q * kLanes)
+                               : load_some(at + q * kLanes, left - q * kLanes);
+  };
+  V acc[kP][kN];
+#pragma GCC unroll 4
+  for (int i = 0; i < kP; ++i)
+#pragma GCC unroll 2
+    for (int q = 0; q < kN; ++q) acc[i][q] = hn::Zero(d);
+  for (std::int64_t tap = 0; tap < t.taps; ++tap) {
+    const float* row = packed + t.rows_of[tap] * kVectors * kLanes;
+    const T* at = from + t.offsets[tap];
+#pragma GCC unroll 2
+    for (int q = 0; q < kN; ++q) {
+      const V w = hn::LoadU(d, row + q * kLanes);
+#pragma GCC unroll 4
+      for (int i = 0; i < kP; ++i) acc[i][q] = hn::MulAdd(some(at + i * t.step, q), w, acc[i][q]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < kP; ++i) {
+#pragma GCC unroll 2
+    for (int q = 0; q < kN; ++q) {
+      float* to = c + i * t.c_stride + q * kLanes;
+      if (whole || q + 1 < kN) {
+        hn::StoreU(acc[i][q], d, to);
+      } else {
+        store_some(acc[i][q], to, left - q * kLanes);
+      }
+    }
+  }
+}
+
+template <class T, int kP>
+HWY_INLINE void each_positions(const EachBlock& t, std::int64_t position) {
+  const T* from = static_cast<const T*>(t.from) + position * t.step;
+  float* c = t.c + position * t.c_stride;
+  constexpr std::int64_t kWidth = kVectors * kLanes;
+  const float* packed = t.packed;
+  for (std::int64_t j = 0; j < t.n; j += kWidth, packed += t.panel_stride) {
+    if (t.n - j > kLanes) {
+      each_some<T, kP, 2>(t, from + j, packed, c + j, t.n - j);
+    } else {
+      each_some<T, kP, 1>(t, from + j, packed, c + j, t.n - j);
+    }
+  }
+}
+
+template <class T>
+void each(const EachBlock& t) {
+  constexpr int kPositions = 4;
+  std::int64_t i = 0;
+  for (; i + kPositions <= t.positions; i += kPositions) each_positions<T, kPositions>(t, i);
+  for (; i < t.positions; ++i) each_positions<T, 1>(t, i);
+}
+
 template <int... kM>
 void fill_tiles(Tiles& t, std::integer_sequence<int, kM...>) {
   ((t.tile[kM + 1] = kM < kRows ? &tile<std::min(kM + 1, kRows)> : nullptr), ...);
@@ -478,6 +466,7 @@ void fill_storage(Tiles& t, Storage storage) {
   t.copy[s] = &copy<T>;
   t.pack[s] = &pack<T>;
   t.transpose[s] = &transpose<T>;
+  t.each[s] = &each<T>;
 }
 
 }  // namespace

@@ -46,6 +46,21 @@ struct Block {
   bool add;  // to what c holds
 };
 
+// Positions of a convolution whose channels are products of their own. Taps may be left out.
+struct EachBlock {
+  const void* from;             // channels of the first position, contiguous
+  std::int64_t step;            // elements from one position to the next
+  const std::int64_t* offsets;  // by tap, of what it multiplies from a position
+  const std::int64_t* rows_of;  // by tap, the row of `packed`
+  std::int64_t taps;
+  const float* packed;  // panels of Tiles::columns channels, panel_stride apart
+  std::int64_t panel_stride;
+  float* c;  // positions x n, rows contiguous
+  std::int64_t c_stride;
+  std::int64_t positions;
+  std::int64_t n;
+};
+
 struct Tiles {
   int lanes;    // of a vector of float32
   int rows;     // the most rows of a tile
@@ -67,6 +82,8 @@ struct Tiles {
   // As copy, where `from` is columns x rows.
   void (*transpose[kStorages])(const void* from, std::int64_t from_stride, float* to,
                                std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
+  // By storage of the image.
+  void (*each[kStorages])(const EachBlock& block);
 };
 
 // Those of this processor; narrow: with vectors of at most 256 bits.

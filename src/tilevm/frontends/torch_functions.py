@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
-from tilevm.frontends.torch_windows import ROWS
+from tilevm.frontends.torch_convolutions import ROWS
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer

@@ -52,7 +52,7 @@ FAST: dict[str, Callable[..., Any]] = {
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {
-    **dict.fromkeys(("conv1d", "conv2d", "conv3d", "convolution"), "convolution"),
+    "convolution_backward": "gradient of a convolution",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "gradient of attention",
 }
 
@@ -181,20 +181,20 @@ def hints(sizes: Iterable[Any]) -> list[int]:
 
 
 def order_of(value: torch.Tensor) -> list[int] | None:
-    """Dims outermost to innermost if the layout is dense and not row-major, else None."""
+    """Dims outermost to innermost if the layout is dense, else None."""
     try:
         shape, strides = hints(value.shape), hints(value.stride())
     except (AttributeError, TypeError):
         return None
     dims = [d for d, n in enumerate(shape) if n != 1]
     order = sorted(dims, key=lambda d: -strides[d])
-    if order == dims:
-        return None
     expected = 1
     for d in reversed(order):
         if strides[d] != expected:
             return None
         expected *= shape[d]
+    if order == dims:
+        return list(range(len(shape)))
     inner = set(order)
     return [d for d in range(len(shape)) if d not in inner] + order
 

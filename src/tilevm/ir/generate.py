@@ -78,6 +78,7 @@ RULES = {
     "argsort": "int64, shape of x",
     "argtopk": "int64, the axis k long",
     "matmul": "as x; dtypes equal, not bool; shapes as NumPy's matmul",
+    "conv": "as x; float32, bfloat16 or float16, dtypes equal",
     "call": "as the call says",
 }
 CLASSES = {

@@ -39,7 +39,7 @@ class Kind(Enum):
     """Kind of an operator's parameter."""
 
     AXIS = "axis"  # int, negative counts from the end
-    AXES = "axes"  # list of ints; empty means all
+    AXES = "axes"  # list of ints; of axes, empty means all
     SIZE = "size"  # size expression
     SIZES = "sizes"  # list of size expressions
     DTYPE = "dtype"
@@ -226,6 +226,32 @@ def _argsort(x: Array, axis: int, descending: bool) -> Array:
     return x.shape[axis] - 1 - np.flip(order, axis)
 
 
+def _conv(
+    x: Array,
+    w: Array,
+    stride: Sequence[int],
+    dilation: Sequence[int],
+    low: Sequence[int],
+    high: Sequence[int],
+    depthwise: bool,
+) -> Array:
+    n = x.ndim - 2
+    stride, dilation = tuple(stride) or (1,) * n, tuple(dilation) or (1,) * n
+    low, high = tuple(low) or (0,) * n, tuple(high) or (0,) * n
+    padded = np.pad(x, [(0, 0), *zip(low, high, strict=True), (0, 0)])
+    taps = w.shape[1:-1]
+    extents = [d * (t - 1) + 1 for d, t in zip(dilation, taps, strict=True)]
+    out = [(s - e) // by + 1 for s, e, by in zip(padded.shape[1:-1], extents, stride, strict=True)]
+    result = np.zeros((x.shape[0], *out, w.shape[0]), np.result_type(x, w))
+    for tap in np.ndindex(*taps):
+        at = [t * d for t, d in zip(tap, dilation, strict=True)]
+        places = [slice(a, a + (o - 1) * by + 1, by) for a, o, by in zip(at, out, stride, strict=True)]
+        window = padded[(slice(None), *(p if o else slice(0, 0) for p, o in zip(places, out, strict=True)))]
+        weights = w[(slice(None), *tap)]
+        result += window * weights[:, 0] if depthwise else window @ weights.T
+    return result
+
+
 def _argtopk(x: Array, axis: int, k: int, largest: bool) -> Array:
     order = _argsort(x, axis, largest)
     return np.take(order, np.arange(k), axis=axis)
@@ -405,6 +431,7 @@ OPS: tuple[Op, ...] = (
     Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
     # outside
     Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
+    Op("conv", Class.CALL, 2, "conv", _conv, "convolution (correlation) of images [N, sizes, C] with windows [K, sizes, C], to [N, sizes, K]; `depthwise`: each channel with a window of its own, [C, sizes, 1]; of strides and dilations, empty means 1, of padding with zeros 0", (Param("stride", Kind.AXES), Param("dilation", Kind.AXES), Param("low", Kind.AXES), Param("high", Kind.AXES), Param("depthwise", Kind.BOOL, False))),
     Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),
 )
 # fmt: on

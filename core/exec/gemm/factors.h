@@ -1,0 +1,34 @@
+// Elements of factors where they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "exec/gemm/multiply.h"
+
+namespace tilevm::exec::gemm {
+
+inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
+inline std::size_t index(Storage storage) { return at(storage_index(storage)); }
+
+// Not of windows.
+inline const std::byte* element(const Matrix& x, std::int64_t row, std::int64_t column) {
+  std::int64_t offset = column * x.column_stride;
+  if (x.count_taps() > 1) {
+    offset += row % x.channels * x.row_stride;
+    std::int64_t tap = row / x.channels;
+    for (std::size_t axis = kImageAxes; axis-- > 0; tap /= x.taps[axis])
+      offset += tap % x.taps[axis] * x.tap_stride[axis];
+  } else {
+    offset += row * x.row_stride;
+  }
+  return x.data + offset * bytecode::storage_bytes(x.storage);
+}
+
+inline float read(const std::byte* from, const Tiles& tiles, Storage storage) {
+  float value;
+  tiles.copy[index(storage)](from, 0, &value, 0, 1, 1);
+  return value;
+}
+
+}  // namespace tilevm::exec::gemm

@@ -1,0 +1,20 @@
+// Parts of lower(), over whole programs.
+#pragma once
+
+#include <vector>
+
+#include "program/program.h"
+
+namespace tilevm {
+
+// By node: whether an output or a call needs it.
+std::vector<bool> live(const Program& program);
+
+// Drops nodes that are not.
+void sweep(Program& program);
+
+// A lowered program with convolutions, whose images have their channels last, with what surrounds
+// them in the same order. Any other program as it is.
+Program with_channels_last(Program lowered);
+
+}  // namespace tilevm
