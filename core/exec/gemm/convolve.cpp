@@ -142,14 +142,14 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
                std::int64_t count, float* packed) {
   const std::int64_t width = tiles.columns, taps = b.count_taps();
   const std::size_t storage = index(b.storage);
+  const std::int64_t item = bytecode::storage_bytes(b.storage);
   // Channels of all taps may be one run, as PyTorch keeps them: that is transposed, some channels
   // at a time, and its rows go where they belong.
-  bool run = taps <= kTransposed && b.row_stride == taps;
+  bool run = b.row_stride == taps;
   std::int64_t between = 1;
   for (std::size_t axis = kImageAxes; axis-- > 0; between *= b.taps[axis])
     run = run && (b.taps[axis] == 1 || b.tap_stride[axis] == between);
   alignas(64) float transposed[kTransposed * kMostColumns];
-  const std::int64_t step = std::max<std::int64_t>(kTransposed / taps, 1);
   for (std::int64_t j = first; j < first + count; j += width) {
     float* panel = packed + j * sizes.k;
     const std::int64_t columns = std::min(width, sizes.n - j);
@@ -164,14 +164,14 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
       }
       continue;
     }
-    for (std::int64_t channel = 0; channel < b.channels; channel += step) {
-      const std::int64_t n = std::min(step, b.channels - channel);
-      tiles.transpose[storage](element(b, channel, j), b.column_stride, transposed, width, n * taps,
-                               columns);
-      for (std::int64_t c = 0; c < n; ++c) {
-        for (std::int64_t tap = 0; tap < taps; ++tap)
-          std::memcpy(panel + (tap * b.channels + channel + c) * width,
-                      transposed + (c * taps + tap) * width, at(width) * sizeof(float));
+    for (std::int64_t from = 0; from < sizes.k; from += kTransposed) {
+      const std::int64_t rows = std::min(kTransposed, sizes.k - from);
+      const std::byte* first_row = b.data + (from + j * b.column_stride) * item;
+      tiles.transpose[storage](first_row, b.column_stride, transposed, width, rows, columns);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const std::int64_t channel = (from + row) / taps, tap = (from + row) % taps;
+        std::memcpy(panel + (tap * b.channels + channel) * width, transposed + row * width,
+                    at(width) * sizeof(float));
       }
     }
   }

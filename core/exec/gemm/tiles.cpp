@@ -24,19 +24,19 @@ constexpr int kAhead = 16;   // rows of B that tiles prefetch
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
-// kM x two vectors of the product stay in registers while k goes by.
-template <int kM>
-void tile(const Block& t) {
+// kM x kN vectors of the product stay in registers while k goes by.
+template <int kM, int kN>
+HWY_INLINE void tile_of(const Block& t) {
   const D d;
-  V acc[kM][kVectors];
-  const bool whole = t.n == kVectors * kLanes;
-  float edge[kM * kVectors * hn::MaxLanes(D())];
+  V acc[kM][kN];
+  const bool whole = t.n == kN * kLanes;
+  float edge[kM * kN * hn::MaxLanes(D())];
   float* c = whole ? t.c : edge;
-  const std::int64_t c_stride = whole ? t.c_stride : kVectors * kLanes;
+  const std::int64_t c_stride = whole ? t.c_stride : kN * kLanes;
 #pragma GCC unroll 16
   for (int i = 0; i < kM; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) acc[i][j] = hn::Zero(d);
+    for (int j = 0; j < kN; ++j) acc[i][j] = hn::Zero(d);
   }
   // Three rows of A an address register: what addressing modes reach.
   constexpr int kBases = (kM + 2) / 3;
@@ -47,17 +47,17 @@ void tile(const Block& t) {
   const std::int64_t stride = t.a_stride;
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < t.k; ++p) {
-    V row[kVectors];
+    V row[kN];
     // Rows of B that are pages apart are not fetched by the processor's own guess.
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) hwy::Prefetch(b + kAhead * t.b_stride + j * kLanes);
+    for (int j = 0; j < kN; ++j) hwy::Prefetch(b + kAhead * t.b_stride + j * kLanes);
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
+    for (int j = 0; j < kN; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kM; ++i) {
       const V x = hn::Set(d, a[i / 3][(i % 3) * stride + p]);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
+      for (int j = 0; j < kN; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
     }
     b += t.b_stride;
   }
@@ -65,14 +65,14 @@ void tile(const Block& t) {
 #pragma GCC unroll 16
     for (int i = 0; i < kM; ++i) {
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j)
+      for (int j = 0; j < kN; ++j)
         acc[i][j] = hn::Add(acc[i][j], hn::LoadU(d, c + i * c_stride + j * kLanes));
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < kM; ++i) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kVectors; ++j) hn::StoreU(acc[i][j], d, c + i * c_stride + j * kLanes);
+    for (int j = 0; j < kN; ++j) hn::StoreU(acc[i][j], d, c + i * c_stride + j * kLanes);
   }
   if (whole) return;
   for (int i = 0; i < kM; ++i) {
@@ -83,6 +83,17 @@ void tile(const Block& t) {
 }
 
 // c += some rows of B, each times its elements of A: B is read once, from front to back.
+
+// Columns that one vector holds need no second one.
+template <int kM>
+void tile(const Block& t) {
+  if (t.n > kLanes) {
+    tile_of<kM, kVectors>(t);
+  } else {
+    tile_of<kM, 1>(t);
+  }
+}
+
 template <int kM, int kDepth, class T>
 HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, bool add) {
   const D d;
@@ -383,7 +394,8 @@ void transpose(const void* from, std::int64_t from_stride, float* to, std::int64
   }
 }
 
-// kP positions of kN vectors of channels; the last vector has `left` of them, if not all.
+// kP positions of kN vectors of channels; the last vector has `left` of them, if not all. Of one
+// position, taps are added in two sums, so that one addition need not wait for the last.
 template <class T, int kP, int kN>
 HWY_INLINE void each_some(const EachBlock& t, const T* from, const float* packed, float* c,
                           std::int64_t left) {
@@ -398,7 +410,26 @@ HWY_INLINE void each_some(const EachBlock& t, const T* from, const float* packed
   for (int i = 0; i < kP; ++i)
 #pragma GCC unroll 2
     for (int q = 0; q < kN; ++q) acc[i][q] = hn::Zero(d);
-  for (std::int64_t tap = 0; tap < t.taps; ++tap) {
+  std::int64_t tap = 0;
+  if constexpr (kP == 1) {
+    V other[kN];
+#pragma GCC unroll 2
+    for (int q = 0; q < kN; ++q) other[q] = hn::Zero(d);
+    for (; tap + 2 <= t.taps; tap += 2) {
+      const float* row = packed + t.rows_of[tap] * kVectors * kLanes;
+      const float* next = packed + t.rows_of[tap + 1] * kVectors * kLanes;
+#pragma GCC unroll 2
+      for (int q = 0; q < kN; ++q) {
+        acc[0][q] =
+            hn::MulAdd(some(from + t.offsets[tap], q), hn::LoadU(d, row + q * kLanes), acc[0][q]);
+        other[q] = hn::MulAdd(some(from + t.offsets[tap + 1], q), hn::LoadU(d, next + q * kLanes),
+                              other[q]);
+      }
+    }
+#pragma GCC unroll 2
+    for (int q = 0; q < kN; ++q) acc[0][q] = hn::Add(acc[0][q], other[q]);
+  }
+  for (; tap < t.taps; ++tap) {
     const float* row = packed + t.rows_of[tap] * kVectors * kLanes;
     const T* at = from + t.offsets[tap];
 #pragma GCC unroll 2
