@@ -474,6 +474,30 @@ def argtopk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> Array:
     return _trace(x).add("argtopk", x, axis=axis, k=k, largest=largest)
 
 
+# Convolutions -----------------------------------------------------------------------------------
+
+
+def conv(
+    x: Any,
+    w: Any,
+    *,
+    stride: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    low: Sequence[int] = (),
+    high: Sequence[int] = (),
+    depthwise: bool = False,
+) -> Array:
+    """Windows `w` [K, sizes, C] moved over images `x` [N, sizes, C]: [N, positions, K].
+
+    For each axis of the image the step, the distance of a window's elements, and the zeros in front
+    and behind; none given means 1, 1, 0 and 0. depthwise: each channel has a window of its own,
+    `w` is [C, sizes, 1]. Channels are last: PyTorch's [N, C, H, W] is permuted by (0, 2, 3, 1).
+    """
+    return _trace(x, w).add(
+        "conv", x, w, stride=stride, dilation=dilation, low=low, high=high, depthwise=depthwise
+    )
+
+
 # More gathers -----------------------------------------------------------------------------------
 
 

@@ -288,6 +288,21 @@ def test_gathers_and_joins() -> None:
     agree(only(graph, X, w), x @ tensor(w))
 
 
+@pytest.mark.parametrize("depthwise", [False, True])
+def test_convolutions(depthwise: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 9, 8, 3)).astype(np.float32)
+    w = rng.standard_normal((3 if depthwise else 5, 2, 3, 1 if depthwise else 3)).astype(np.float32)
+    graph = graph_of(
+        "conv", [Type("float32", x.shape), Type("float32", w.shape)],
+        stride=(2, 1), dilation=(1, 2), low=(1, 0), high=(0, 2), depthwise=depthwise,
+    )  # fmt: skip
+    padded = F.pad(tensor(x).permute(0, 3, 1, 2), (0, 2, 1, 0))
+    groups = 3 if depthwise else 1
+    y = F.conv2d(padded, tensor(w).permute(0, 3, 1, 2), None, (2, 1), 0, (1, 2), groups)
+    agree(only(graph, x, w), y.permute(0, 2, 3, 1))
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x: x.cumsum(1),
     "cumprod": lambda x: x.cumprod(1),
@@ -323,7 +338,7 @@ def test_orders() -> None:
 
 def test_every_operator_of_the_table_is_tested_here() -> None:
     elementwise = {op.name for op in OPS if op.cls is Class.ELEMENTWISE}
-    tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | {"argtopk", "call"}
+    tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | {"argtopk", "conv", "call"}
     assert {op.name for op in OPS} <= tested
 
 

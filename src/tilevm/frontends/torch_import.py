@@ -43,8 +43,6 @@ FAST: dict[str, Callable[..., Any]] = {
     "aten.matmul.default": torch.matmul,
     "aten.linear.default": torch._C._nn.linear,
     "aten.scaled_dot_product_attention.default": torch._C._nn.scaled_dot_product_attention,
-    "aten.conv1d.default": torch.conv1d,
-    "aten.conv2d.default": torch.conv2d,
     "aten.cumsum.default": torch.cumsum,
     "aten.sort.default": torch.sort,
     "aten.topk.default": torch.topk,

@@ -1,0 +1,264 @@
+"""Convolutions, and what surrounds them in other orders of dims, through the doors of PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import tilevm
+from torch.nn import functional as F
+
+from tests.differential.tiers import TIERS
+
+pytestmark = pytest.mark.torch
+CONVOLUTIONS = (F.conv1d, F.conv2d, F.conv3d)
+
+
+def agree(fn: Any, *args: Any, layout: bool = True) -> Any:
+    """Values, dtype and layout as eager's; not further from float64 than rounding explains."""
+    with torch.no_grad():
+        expected, found = fn(*args), tilevm.compile(fn)(*args)
+        exact = fn(*(x.double() for x in args))
+    assert found.shape == expected.shape
+    assert found.dtype == expected.dtype
+    assert not layout or found.is_contiguous() == expected.is_contiguous()
+    if expected.numel():
+        size = max(exact.abs().max().item(), 1e-30)
+        error, eagers = ((y.double() - exact).abs().max().item() for y in (found, expected))
+        assert error <= 2 * eagers + 4 * torch.finfo(expected.dtype).eps * size
+    return found
+
+
+def cases() -> Any:
+    rng = random.Random(3)
+    for _ in range(40):
+        axes = rng.choice([1, 2, 2, 2, 3])
+        channels, results = rng.choice([1, 2, 3, 16, 33]), rng.choice([1, 3, 16, 31, 65])
+        groups = rng.choice([1, 1, 1, channels, 1 if channels % 3 else 3])
+        if groups == channels:
+            results = groups * rng.choice([1, 1, 2])
+        results += -results % groups
+        sizes = [rng.choice([4, 5, 7, 13, 20]) for _ in range(axes)]
+        taps = [rng.choice([1, 1, 2, 3, 5]) for _ in range(axes)]
+        stride, dilation = ([rng.choice([1, 1, 2, 3]) for _ in range(axes)] for _ in range(2))
+        padding: Any = [rng.choice([0, 0, 1, 2, 4]) for _ in range(axes)]
+        reach = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
+        if rng.random() < 0.15:
+            padding, stride = "same", [1] * axes
+        elif any(n + 2 * p <= r for n, p, r in zip(sizes, padding, reach, strict=True)):
+            continue
+        yield rng.choice([0, 1, 2, 3]), channels, results, sizes, taps, stride, padding, dilation, groups
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_parameters(dtype: Any) -> None:
+    def run(x: Any, w: Any, bias: Any = None) -> Any:
+        return convolution(x, w, bias, stride, padding, dilation, groups)
+
+    for n, channels, results, sizes, taps, stride, padding, dilation, groups in cases():
+        convolution = CONVOLUTIONS[len(sizes) - 1]
+        torch.manual_seed(n)
+        x = torch.randn(n, channels, *sizes).to(dtype)
+        w = torch.randn(results, channels // groups, *taps).to(dtype)
+        bias = torch.randn(results).to(dtype)
+        if len(sizes) == 2 and channels % 2:
+            w = w.to(memory_format=torch.channels_last)
+        # PyTorch's metadata say of some such weights that the result has its channels last.
+        agree(run, x[0] if n == 1 else x, w, bias, layout=w.is_contiguous())
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_on_tiers(tier: str) -> None:
+    torch.manual_seed(0)
+    x, w, each = torch.randn(2, 7, 9, 11), torch.randn(37, 7, 3, 3), torch.randn(37, 1, 3, 3)
+
+    def run(x: Any, w: Any, each: Any) -> Any:
+        y = F.relu(F.conv2d(x, w, padding=1, stride=(2, 1)))
+        return F.conv2d(y, each, padding=1, groups=37) + 1
+
+    with tilevm.config.patch(tier=tier):
+        agree(run, x, w, each)
+
+
+def test_layouts_of_images() -> None:
+    torch.manual_seed(0)
+    w = torch.randn(5, 6, 3, 3)
+    whole = torch.randn(2, 12, 20, 22)
+    images = [
+        whole[:, ::2],
+        whole[:, 3:9, 2:-3, ::3],
+        whole[:, :6].to(memory_format=torch.channels_last),
+        whole[:, :6].transpose(2, 3),
+        whole[:, :1].expand(2, 6, 20, 22),
+        whole.to(memory_format=torch.channels_last)[:, 2:8, 1:],
+        whole[:, :6].flip(3),
+    ]
+    for x in images:
+        agree(lambda x, w: F.conv2d(x, w, padding=1), x, w)
+        agree(lambda x, w: F.conv2d(x, w, padding=1, groups=6), x, w[:1].expand(6, 6, 3, 3)[:, :1])
+    for weights in (w.transpose(2, 3), w[:, :, ::2], w.flip(1), w[:1].expand(4, 6, 3, 3)):
+        agree(lambda x, w: F.conv2d(x, w), images[0], weights)
+
+
+def test_infinities_stay_inside_their_windows() -> None:
+    x = torch.ones(1, 1, 5, 5)
+    x[0, 0, 0, 0] = float("inf")
+    x[0, 0, 4, 4] = float("nan")
+    w = torch.ones(1, 1, 3, 3)
+    for groups in (1, 2):
+        image = x.repeat(1, groups, 1, 1)
+        y = agree(lambda x, w: torch.nan_to_num(F.conv2d(x, w, padding=1, groups=groups), 7.0, 9.0),
+                  image, w.repeat(groups, 1, 1, 1))  # fmt: skip
+        assert y[0, 0, 0, 0] == 9
+        assert y[0, 0, 4, 4] == 7
+        assert y[0, 0, 0, 4] == 4
+
+
+def test_one_capture_for_all_sizes_and_frozen_weights() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Conv2d(3, 16, 3, 2, 1)
+            self.each = torch.nn.Conv2d(16, 16, 5, 1, 2, groups=16, bias=False)
+            self.norm = torch.nn.BatchNorm2d(16)
+            self.last = torch.nn.Conv2d(16, 8, 1)
+
+        def forward(self, x: Any) -> Any:
+            y = F.relu(self.norm(self.each(self.first(x)) + 1))
+            return self.last(y) + F.max_pool2d(y, 3, 1, 1)[:, :8], y.mean((2, 3))
+
+    torch.manual_seed(0)
+    net = Net().eval()
+    called = dict(tilevm.stats()["callouts"])
+    for freeze in (False, True):
+        fast = tilevm.compile(net, freeze=freeze)
+        before = tilevm.stats()["captures"]
+        with torch.no_grad():
+            for n, h, w in ((1, 32, 32), (2, 17, 40), (3, 8, 9), (2, 33, 7)):
+                x = torch.randn(n, 3, h, w)
+                for found, expected in zip(fast(x), net(x), strict=True):
+                    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+                    assert found.is_contiguous()
+        assert tilevm.stats()["captures"] == before + 1
+    assert called == tilevm.stats()["callouts"]
+
+
+def test_threads_do_not_change_results() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(3, 24, 30, 31), torch.randn(40, 24, 3, 3)
+    each, more = torch.randn(40, 1, 7, 7), torch.randn(512, 40, 1, 1)
+
+    @tilevm.compile
+    def run(x: Any, w: Any, each: Any, more: Any) -> Any:
+        y = F.conv2d(F.conv2d(x, w, padding=1).relu(), each, padding=3, groups=40)
+        return F.conv2d(y, more).sigmoid()
+
+    before = torch.get_num_threads()
+    results = []
+    with torch.no_grad():
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                results.append(run(x, w, each, more))
+        finally:
+            torch.set_num_threads(before)
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_gradients() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 8, 3, groups=8), torch.nn.Conv2d(8, 4, 1), torch.nn.Flatten(),
+    )  # fmt: skip
+    x = torch.randn(2, 3, 9, 8)
+    for door in (tilevm.compile, lambda m: torch.compile(m, backend="tilevm", dynamic=True)):
+        gradients = []
+        for run in (net, door(net)):
+            net.zero_grad()
+            image = x.clone().requires_grad_()
+            run(image).square().sum().backward()
+            gradients.append([image.grad, *(p.grad.clone() for p in net.parameters())])
+        for expected, found in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+            assert found.stride() == expected.stride()
+
+
+# Programs around convolutions -------------------------------------------------------------------
+
+
+def _operators(rng: random.Random) -> Any:
+    """A random function of an image [N, 6, H, W] and other tensors to several results."""
+    steps = [
+        lambda x, t: x.relu(),
+        lambda x, t: x * t["channels"] + t["columns"],
+        lambda x, t: F.conv2d(x, t["square"][: x.shape[1], : x.shape[1]], padding=1),
+        lambda x, t: F.conv2d(x, t["each"][: x.shape[1]], padding=1, groups=x.shape[1]),
+        lambda x, t: F.conv2d(x, t["square"][: x.shape[1], : x.shape[1], :1, :1]),
+        lambda x, t: x + t["other"][:, : x.shape[1]],
+        lambda x, t: torch.cat([x, x.tanh()], 1)[:, 1 : x.shape[1] + 1],
+        lambda x, t: torch.cat([x[:, :, :1], x[:, :, 1:]], 2),
+        lambda x, t: x - x.mean((2, 3), keepdim=True),
+        lambda x, t: x - x.mean((0, 2, 3))[:, None, None],
+        lambda x, t: x * x.mean((2, 3))[:, :, None, None],
+        lambda x, t: x - x.amax(1, keepdim=True),
+        lambda x, t: x + x.sum(3)[..., None] / 9,
+        lambda x, t: x + x.sum((0, 1)) / 50,
+        lambda x, t: x + x.sum((0, 2))[:, None] / 50,
+        lambda x, t: x.softmax(1),
+        lambda x, t: F.max_pool2d(x, 3, 1, 1),
+        lambda x, t: F.pad(x[:, :, 1:], (0, 0, 1, 0)),
+        lambda x, t: x.flip(3),
+        lambda x, t: F.layer_norm(x.permute(0, 2, 3, 1), (x.shape[1],)).permute(0, 3, 1, 2),
+        lambda x, t: (x.flatten(2).transpose(1, 2) * 2).transpose(1, 2).reshape(x.shape),
+        lambda x, t: torch.where(x > 0, x, t["channels"]),
+        lambda x, t: x + x.argmax(1, keepdim=True),
+        lambda x, t: x.transpose(2, 3).contiguous().transpose(2, 3),
+        lambda x, t: x[:, :, :, 0, None] + x,
+        lambda x, t: F.interpolate(x, scale_factor=2.0, mode="bilinear")[:, :, ::2, 1::2],
+        lambda x, t: x.expand(x.shape) + x[:1].expand(x.shape),
+        lambda x, t: x.bfloat16().float() if x.dtype == torch.float32 else x,
+    ]
+    chosen = [rng.choice(steps) for _ in range(rng.randint(3, 7))]
+    chosen.insert(rng.randrange(len(chosen)), steps[2])
+    kept = [rng.random() < 0.2 for _ in chosen]
+
+    def run(x: Any, square: Any, each: Any, channels: Any, columns: Any, other: Any) -> Any:
+        tensors = {"square": square, "each": each, "channels": channels, "columns": columns,
+                   "other": other}  # fmt: skip
+        results = []
+        for step, keep in zip(chosen, kept, strict=True):
+            x = step(x, tensors)
+            if keep:
+                results.append(x * 2)
+        return *results, x
+
+    return run
+
+
+def programs(seeds: Any) -> None:
+    for seed in seeds:
+        rng = random.Random(seed)
+        run = _operators(rng)
+        torch.manual_seed(seed)
+        h, w = rng.choice([1, 3, 5, 8]), rng.choice([2, 4, 7])
+        n = rng.choice([1, 2, 3])
+        tensors = [
+            torch.randn(n, 6, h, w), torch.randn(6, 6, 3, 3) / 5, torch.randn(6, 1, 3, 3) / 3,
+            torch.randn(6, 1, 1), torch.randn(w), torch.randn(n, 6, h, w),
+        ]  # fmt: skip
+        if rng.random() < 0.3:
+            tensors[0] = tensors[0].to(memory_format=torch.channels_last)
+        with torch.no_grad():
+            expected, found = run(*tensors), tilevm.compile(run)(*tensors)
+        for e, f in itertools.zip_longest(expected, found):
+            torch.testing.assert_close(f, e, rtol=2e-2, atol=2e-2, msg=lambda m: f"{seed}: {m}")
+
+
+def test_random_programs() -> None:
+    programs(range(15))
