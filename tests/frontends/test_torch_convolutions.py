@@ -186,7 +186,7 @@ def test_gradients() -> None:
             gradients.append([image.grad, *(p.grad.clone() for p in net.parameters())])
         for expected, found in zip(*gradients, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
-            assert found.stride() == expected.stride()
+            assert found.is_contiguous() == expected.is_contiguous()
 
 
 # Programs around convolutions -------------------------------------------------------------------

@@ -117,9 +117,16 @@ def _through_autograd(
         # Boxed: a list of arguments, which it empties, so that memory is free as soon as it can be.
         return make_boxed_func(torch_program.compile_aten(graph, knobs))
 
+    def forward(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        # What comes behind the function's own results is for the gradient's graph, in any layout.
+        context = torch._guards.TracingContext.try_get()
+        seen = context.fw_metadata if context else None
+        own = seen.num_forward_returns if seen else None
+        return make_boxed_func(torch_program.compile_aten(graph, knobs, own))
+
     with capturing("a graph of torch.compile, through AOTAutograd"):
         compiled: Compiled = aot_autograd(
-            fw_compiler=lower,
+            fw_compiler=forward,
             bw_compiler=lower,
             inference_compiler=lower,
             decompositions=torch_gradients.decompositions(),

@@ -688,10 +688,12 @@ def outputs(
     results: Sequence[Any],
     views: bool = True,
     writes: Mapping[int, int] | None = None,
+    ordered: int | None = None,
 ) -> None:
     """Append the graph's outputs. With `views`, those that alias an input stay views of it.
 
-    writes: results, by index, that are written to an input.
+    writes: results, by index, that are written to an input. ordered: how many results have to lie
+    in memory as in eager code; None: all.
     """
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
@@ -724,7 +726,8 @@ def outputs(
                 seen[place] = len(seen)
                 importer.program.output(value.id)
                 result.memory[1].append(memory)
-                result.orders.append(order_of(fake))
+                asked = ordered is None or position < ordered
+                result.orders.append(order_of(fake) if asked else None)
                 result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
                 result.written.append(target)
             result.outputs.append(seen[place])

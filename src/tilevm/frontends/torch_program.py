@@ -59,6 +59,7 @@ def build(
     frozen: Collection[int] | None = None,
     writes: Mapping[int, int] | None = None,
     inner: bool = False,
+    ordered: int | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -69,6 +70,7 @@ def build(
     writes: results, by index, that the executable may write to an input, which they then are: see
     `imported.written`.
     inner: it is a part of another graph, which is checked as a whole.
+    ordered: how many results have to lie in memory as in eager code; None: all.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -95,7 +97,7 @@ def build(
             (output,) = graph.find_nodes(op="output")
             results = output.args[0]
             results = results if isinstance(results, list | tuple) else (results,)
-            torch_import.outputs(importer, results, views, writes)
+            torch_import.outputs(importer, results, views, writes, ordered)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:
@@ -169,11 +171,16 @@ def reason_of(error: Exception) -> str:
     return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 
-def compile_aten(gm: torch.fx.GraphModule, knobs: dict[str, Any]) -> Callable[..., Any]:
-    """A functional graph of AOTAutograd, compiled; as it is, counted, if it cannot be."""
+def compile_aten(
+    gm: torch.fx.GraphModule, knobs: dict[str, Any], ordered: int | None = None
+) -> Callable[..., Any]:
+    """A functional graph of AOTAutograd, compiled; as it is, counted, if it cannot be.
+
+    ordered: as for build().
+    """
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     try:
-        return or_eager(build(gm.graph, inputs, knobs, views=False), gm.forward)
+        return or_eager(build(gm.graph, inputs, knobs, views=False, ordered=ordered), gm.forward)
     except RestartAnalysis:
         raise
     except Exception as error:
