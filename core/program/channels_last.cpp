@@ -11,6 +11,19 @@ namespace {
 
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
+// Axes of a permute that brings the channels, axis 1, behind all others, and back.
+Ints to_last(int rank) {
+  Ints axes{0};
+  for (int axis = 2; axis < rank; ++axis) axes.push_back(axis);
+  axes.push_back(1);
+  return axes;
+}
+Ints from_last(int rank) {
+  Ints axes{0, rank - 1};
+  for (int axis = 1; axis < rank - 1; ++axis) axes.push_back(axis);
+  return axes;
+}
+
 class ChannelsLast {
  public:
   explicit ChannelsLast(Program source)
@@ -53,18 +66,6 @@ class ChannelsLast {
   static std::int64_t place(std::int64_t axis, int rank) {
     return axis == 0 ? 0 : axis == 1 ? rank - 1 : axis - 1;
   }
-  static Ints to_last(int rank) {  // axes of a permute
-    Ints axes{0};
-    for (int axis = 2; axis < rank; ++axis) axes.push_back(axis);
-    axes.push_back(1);
-    return axes;
-  }
-  static Ints from_last(int rank) {
-    Ints axes{0, rank - 1};
-    for (int axis = 1; axis < rank - 1; ++axis) axes.push_back(axis);
-    return axes;
-  }
-
   template <class List>
   static List reordered(const List& list, const Ints& axes) {
     List result;
@@ -246,8 +247,17 @@ class ChannelsLast {
 }  // namespace
 
 Program with_channels_last(Program lowered) {
-  const auto is_conv = [](const Node& node) { return node.op == Op::conv; };
-  if (std::ranges::none_of(lowered.nodes, is_conv)) return lowered;
+  // Or somebody has said so, by a permute there and back.
+  const auto is_told = [&](const Node& node) {
+    if (node.op == Op::conv) return true;
+    const auto axes = [](const Node& permute) { return permute.attrs[0].ints; };
+    const std::int32_t def = node.op == Op::permute ? lowered.values[at(node.inputs[0])].node : -1;
+    if (def < 0 || lowered.nodes[at(def)].op != Op::permute) return false;
+    const int rank = lowered.type(node.out).shape.rank;
+    return rank >= 4 && axes(node) == from_last(rank) &&
+           axes(lowered.nodes[at(def)]) == to_last(rank);
+  };
+  if (std::ranges::none_of(lowered.nodes, is_told)) return lowered;
   return ChannelsLast(std::move(lowered)).run();
 }
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS"]
 
+_GRADIENT = "gradient of a convolution"
 _MOST_GROUPS = 8  # that become convolutions side by side
 
 
@@ -107,6 +108,37 @@ def _grouped(
         for group in range(groups)
     ]
     return b.add("concat", *parts, axis=axis)
+
+
+@row("convolution_backward")
+def _backward(
+    b: Importer, out: Any, grad: Tensor, image: Tensor, weight: Tensor, *others: Any
+) -> Any:
+    """PyTorch's own; images among what it reads and makes are kept in the order of `conv`."""
+    assert b.node is not None
+    target = b.node.target
+    results = b.call_out(target, str(target), [grad, image, weight, *others], out, _GRADIENT)
+    first = results[0]
+    return (first and Tensor(_in_order(b, first), first.fake), *results[1:])
+
+
+def images(b: Importer) -> None:
+    """Inputs of a graph that gradients of convolutions read as images are in the order of `conv`."""
+    for node in b.graph.nodes:
+        if str(node.target) != "aten.convolution_backward.default":
+            continue
+        for read in node.args[:2]:
+            held = b.values.get(read)
+            if getattr(read, "op", "") == "placeholder" and isinstance(held, Tensor):
+                b.values[read] = Tensor(_in_order(b, held), held.fake)
+
+
+def _in_order(b: Importer, image: Tensor) -> int:
+    """The image, told to have its channels last in memory."""
+    if image.rank < 4:  # [N, C, L] may be anything
+        return image.id
+    last = b.add("permute", image.id, axes=[0, *range(2, image.rank), 1])
+    return b.add("permute", last, axes=[0, image.rank - 1, *range(1, image.rank - 1)])
 
 
 @row("convolution", "_convolution")

@@ -50,7 +50,6 @@ FAST: dict[str, Callable[..., Any]] = {
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {
-    "convolution_backward": "gradient of a convolution",
     "_scaled_dot_product_flash_attention_for_cpu_backward": "gradient of attention",
 }
 

@@ -15,7 +15,13 @@ from torch._dynamo.exc import RestartAnalysis
 
 from tilevm.config import config
 from tilevm.errors import InternalError, WrongResult
-from tilevm.frontends import torch_check, torch_decompose, torch_frozen, torch_import
+from tilevm.frontends import (
+    torch_check,
+    torch_convolutions,
+    torch_decompose,
+    torch_frozen,
+    torch_import,
+)
 from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
@@ -93,6 +99,7 @@ def build(
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
+            torch_convolutions.images(importer)
             importer.run()
             (output,) = graph.find_nodes(op="output")
             results = output.args[0]
