@@ -3,4 +3,4 @@
 Against eager and the peers.
 """
 
-SUITES = ("operators", "products", "attention", "subgraphs", "models")
+SUITES = ("operators", "products", "attention", "subgraphs", "models", "images")

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from tilevm.tools.bench.case import Case
 from tilevm.tools.bench.cases_attention import attention
+from tilevm.tools.bench.cases_images import images
 from tilevm.tools.bench.cases_models import models
 from tilevm.tools.bench.cases_operators import operators
 from tilevm.tools.bench.cases_products import products
 from tilevm.tools.bench.cases_subgraphs import subgraphs
 
 CASES: dict[str, Case] = {
-    case.name: case for case in [*operators(), *products(), *attention(), *subgraphs(), *models()]
+    case.name: case for case in [*operators(), *products(), *attention(), *subgraphs(), *models(), *images()]
 }
 
 

@@ -135,7 +135,7 @@ _MODELS: tuple[_Row, ...] = (
         partial(random, WhisperEncoder),
         ("x: float32[B, 80, S]",),
         _FRAMES,
-        ("conv1d",),
+        (),
     ),
 )
 

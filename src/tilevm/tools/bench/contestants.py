@@ -142,7 +142,7 @@ class _Module(torch.nn.Module):
 
 
 def _has_parameters(case: Case) -> bool:
-    return case.suite in ("subgraphs", "models")
+    return case.suite in ("subgraphs", "models", "images")
 
 
 def _has_onnxruntime() -> bool:
