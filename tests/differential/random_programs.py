@@ -60,8 +60,10 @@ WEIGHTS = {
     Class.CALL: 8,  # of which products alone are drawn
 }
 DIVIDES = ("floor_div", "remainder", "fmod")
-# Which of equal elements argtopk finds is PyTorch's choice: see test_loops.py.
-OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in ("call", "argtopk")]
+# Which of equal elements argtopk finds, and what a search in rows that are in no order does, is
+# PyTorch's choice: see test_loops.py.
+SEPARATE = ("call", "argtopk", "searchsorted")
+OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in SEPARATE]
 FACTORS = ("float32", "bfloat16", "float16")
 
 
