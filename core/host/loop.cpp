@@ -38,6 +38,8 @@ What what_of(Op op) {
       return What::kArgSort;
     case Op::argtopk:
       return What::kArgTopK;
+    case Op::searchsorted:
+      return What::kSearch;
     default:
       break;
   }
@@ -61,6 +63,7 @@ void Executable::run_loop(Frame& frame, int n) {
   loop.axis = static_cast<int>(node.attrs[0].ints[0]);
   if (node.op == Op::argsort) loop.descending = node.attrs[1].ints[0] != 0;
   if (node.op == Op::argtopk) loop.descending = node.attrs[2].ints[0] != 0;
+  if (node.op == Op::searchsorted) loop.right = node.attrs[1].ints[0] != 0;
   for (std::size_t i = 0; i < node.inputs.size(); ++i)
     loop.in[i] = array(frame.records[index(node.inputs[i])]);
   if (node.inputs.size() > 1) loop.index = fuse::storage_of(program.type(node.inputs[1]).dtype);

@@ -236,6 +236,7 @@ class Rules {
   Type take();
   Type scatter();
   Type argtopk();
+  Type search();
   Type matmul();
   Type conv();
   void set_default(int parameter, int count, std::int64_t value, std::int64_t least);
@@ -497,6 +498,18 @@ Type Rules::argtopk() {
   return result;
 }
 
+Type Rules::search() {
+  const Shape &row = in_[0].shape, &x = in_[1].shape;
+  if (in_[0].dtype != in_[1].dtype)
+    bad_dtype("dtypes of x and y differ", "Cast one to the dtype of the other.");
+  const int at = axis(int_at(0), row.rank);
+  if (x.rank != row.rank) bad_shape("ranks differ", "searchsorted needs equal ranks.");
+  for (int i = 0; i < row.rank; ++i) {
+    if (i != at) same_size(row[i], x[i], "sizes of x and y differ", "Expand one of them.");
+  }
+  return {DType::kInt64, false, x};
+}
+
 Type Rules::matmul() {
   const Type &x = in_[0], &y = in_[1];
   if (x.dtype != y.dtype || x.weak || y.weak) {
@@ -726,6 +739,9 @@ Type Rules::apply() {
     case Rule::kArgtopk:
       common();
       return argtopk();
+    case Rule::kSearch:
+      need_number(common());
+      return search();
     case Rule::kMatmul:
       return matmul();
     case Rule::kConv:

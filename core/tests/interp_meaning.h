@@ -206,6 +206,7 @@ Float float_map(const std::string& name, Float fa, Float fb) {
   if (name == "sub") return fa - fb;
   if (name == "mul") return fa * fb;
   if (name == "div") return fa / fb;
+  if (name == "copysign") return std::copysign(fa, fb);
   if (name == "maximum") return std::isnan(fa) || fa > fb ? fa : fb;
   if (name == "minimum") return std::isnan(fa) || fa < fb ? fa : fb;
   if (name == "round") return std::nearbyint(fa);

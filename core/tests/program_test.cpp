@@ -214,6 +214,11 @@ const Case kCases[] = {
     {Op::argtopk, {"float32[B]"}, {ints({0}), sizes({"k"}), ints({1})}, "int64[k]", 1},
     {Op::argtopk, {"float32[7]"}, {ints({0}), sizes({"8"}), ints({1})}, "!k is larger"},
     {Op::argtopk, {"float32[7]"}, {ints({0}), sizes({"-1"}), ints({1})}, "!k is negative"},
+    {Op::searchsorted, {"float32[B, 7]", "float32[B, 3]"}, {ints({1}), ints({0})}, "int64[B, 3]"},
+    {Op::searchsorted, {"int8[7]", "int8[k]"}, {ints({0}), ints({1})}, "int64[k]"},
+    {Op::searchsorted, {"float32[7]", "int64[3]"}, {ints({0}), ints({0})}, "!dtypes of x and y"},
+    {Op::searchsorted, {"bool[7]", "bool[3]"}, {ints({0}), ints({0})}, "!not defined for bool"},
+    {Op::searchsorted, {"float32[B, 7]", "float32[7]"}, {ints({1}), ints({0})}, "!ranks differ"},
     // layout, gather, matmul
     {Op::concat, {"float32[n, 2]", "int64[k, 2]"}, {ints({0})}, "float32[n + k, 2]"},
     {Op::concat, {"float32[n, 2]", "float32[n, 3]"}, {ints({0})}, "!sizes differ (2 and 3)"},

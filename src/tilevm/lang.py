@@ -474,6 +474,14 @@ def argtopk(x: Any, k: Any, axis: int = -1, largest: bool = True) -> Array:
     return _trace(x).add("argtopk", x, axis=axis, k=k, largest=largest)
 
 
+def searchsorted(x: Any, values: Any, axis: int = -1, right: bool = False) -> Array:
+    """How many elements of `x`, in order on an axis, are less than each value, int64.
+
+    right: or equal to it.
+    """
+    return _trace(x, values).add("searchsorted", x, values, axis=axis, right=right)
+
+
 # Convolutions -----------------------------------------------------------------------------------
 
 

@@ -109,6 +109,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "argsort": lambda x, axis, descending: torch.argsort(
         x, dim=axis, descending=descending, stable=True
     ),
+    "searchsorted": lambda x, y, axis, right: torch.searchsorted(
+        x.movedim(axis, -1).contiguous(), y.movedim(axis, -1).contiguous(), right=right
+    ).movedim(-1, axis),
     "argtopk": lambda x, axis, k, largest: torch.topk(x, k, axis, largest).indices,
     "argmax": lambda x, axis, keepdims: _numbers(x).argmax(axis, keepdim=keepdims),
     "argmin": lambda x, axis, keepdims: _numbers(x).argmin(axis, keepdim=keepdims),

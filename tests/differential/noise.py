@@ -34,7 +34,7 @@ UNITS = 2.0
 # or of two doubles; those of float32 may add four elements before that: _of_groups.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
-    "maximum minimum floor ceil round trunc amax amin size_value sum mean matmul "
+    "maximum minimum copysign floor ceil round trunc amax amin size_value sum mean matmul "
     "cumsum cumprod cummax cummin scatter scatter_add scatter_mul scatter_max scatter_min".split()
 )
 _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in

@@ -60,10 +60,11 @@ WEIGHTS = {
     Class.CALL: 8,  # of which products alone are drawn
 }
 DIVIDES = ("floor_div", "remainder", "fmod")
-# Which of equal elements argtopk finds is PyTorch's choice: see test_loops.py. Convolutions, whose
-# operands seldom fit by chance: test_torch_convolutions.py.
-ELSEWHERE = ("call", "argtopk", "conv")
-OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in ELSEWHERE]
+# Which of equal elements argtopk finds, and what a search in rows that are in no order does, is
+# PyTorch's choice: see test_loops.py. Operands of convolutions seldom fit by chance:
+# test_torch_convolutions.py.
+SEPARATE = ("call", "argtopk", "searchsorted", "conv")
+OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in SEPARATE]
 FACTORS = ("float32", "bfloat16", "float16")
 
 

@@ -287,3 +287,90 @@ def test_gradients_of_embeddings() -> None:
         assert tilevm.stats()["callouts"] == before
         function(weights[1]).backward()  # type: ignore[no-untyped-call]
         torch.testing.assert_close(weights[0].grad, weights[1].grad)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_orders_of_long_rows(dtype: str) -> None:
+    """Counted byte by byte, with equal elements, zeros of both signs and NaN."""
+    wide = torch.iinfo(torch.int64) if dtype == "int64" else torch.iinfo(torch.int32)
+    x = numbers((3, 1023), dtype)
+    y = torch.randint(wide.min, wide.max, (2, 300))
+    y = y.to(x.dtype) if x.dtype.is_floating_point else y.remainder(2**63 - 1).to(x.dtype)
+    for descending in (False, True):
+        check(
+            lambda x, d=descending: torch.sort(x, dim=1, stable=True, descending=d),
+            (x,), (x[:, :95],), (x[:, :96],), (y,), (x[:, ::2],), (x.new_zeros(2, 999),),
+        )  # fmt: skip
+        check(lambda x, d=descending: x.sort(dim=0, descending=d).values, (x,), (y.t(),))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("right", [False, True])
+def test_searches(dtype: str, right: bool) -> None:
+    for n in (0, 1, 2, 7, 64, 65):
+        line = numbers((n,), dtype).nan_to_num(2).sort().values
+        for x in layouts(numbers((3, 21), dtype, 1)):
+            check(lambda s, x: torch.searchsorted(s, x, right=right), (line, x))
+            check(lambda s, x: torch.bucketize(x, s, right=right, out_int32=True), (line, x))
+            lines = line.expand(3, n).contiguous()
+            check(lambda s, x: torch.searchsorted(s, x, right=right), (lines, x))
+
+
+def test_searches_of_numbers_and_by_a_sorter() -> None:
+    line = torch.tensor([3.0, 1.0, 2.0, 2.0])
+    check(lambda s: torch.searchsorted(s.sort().values, 2.0, side="right"), (line,))
+    check(lambda s, x: torch.searchsorted(s, x, sorter=s.argsort()), (line, torch.randn(5)))
+    broken = torch.tensor([1.0, float("nan"), 0.0, 5.0, float("nan")])
+    check(lambda s, x: torch.searchsorted(s, x), (broken, torch.linspace(-1, 6, 29)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bfloat16"])
+def test_places_in_the_order(dtype: str) -> None:
+    """What does not say which of equal elements it is."""
+    for x in (numbers((5, 19), dtype), numbers((5, 1), dtype), numbers((4, 200), dtype)):
+        check(lambda x: (x.median(), x.median(1).values, x.median(0, keepdim=True).values), (x,))
+        check(lambda x: (x.kthvalue(1, 1).values, torch.msort(x)), (x,))
+        # of rows with NaN, PyTorch's mode is what its sort happens to leave behind
+        check(lambda x: x.mode(1).values, (x.nan_to_num(1.0),))
+        if x.is_floating_point():
+            check(lambda x: (x.nanmedian(), x.nanmedian(1).values), (x,), (x * float("nan"),))
+    check(lambda x: (x.median(), x.msort(), *x.median(0)), (torch.tensor(2.5),))
+
+
+def test_places_of_different_elements() -> None:
+    x = torch.randn(7, 33)
+    check(lambda x: (*x.median(1), *x.kthvalue(5, 0), *x.mode(1), *x.sort(1), x.argsort(0)), (x,))
+    x[2, 5] = float("nan")
+    check(lambda x: (*x.median(1), *x.nanmedian(1), *x.sort(1, descending=True)), (x,))
+
+
+@pytest.mark.parametrize("how", ["linear", "lower", "higher", "midpoint", "nearest"])
+def test_quantiles(how: str) -> None:
+    x = numbers((6, 17), "float32").nan_to_num(0.5, 3.0, -3.0)
+    broken = x.clone()
+    broken[1, 3] = float("nan")
+    broken[2] = float("nan")
+    q = torch.tensor([0.0, 0.3, 0.5, 1.0])
+    for f in (torch.quantile, torch.nanquantile):
+
+        def several(x: T, f: Any = f) -> Any:
+            return f(x, q, 1, interpolation=how), f(x, q, interpolation=how)
+
+        def one(x: T, f: Any = f) -> Any:
+            return f(x, 0.7, 0, True, interpolation=how)
+
+        for function in (several, one):
+            compiled = tilevm.compile(function)
+            tilevm.stats.reset()
+            for y in (x, broken):
+                torch.testing.assert_close(compiled(y), function(y), equal_nan=True)
+            assert not tilevm.stats()["callouts"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "int8", "bfloat16"])
+def test_members(dtype: str) -> None:
+    x, test = numbers((9, 5), dtype), numbers((40,), dtype, 2)
+    check(lambda x, t: (torch.isin(x, t), torch.isin(x, t[:1], invert=True)), (x, test))
+    if dtype == "float32":
+        inf, nan = float("inf"), float("nan")
+        check(lambda x, t: torch.isin(x, t), (torch.tensor([inf, nan]), torch.tensor([nan, 1.0])))

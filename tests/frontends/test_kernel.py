@@ -298,6 +298,10 @@ LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "cummax": (lambda x: lang.cummax(x, 1), lambda x: x.cummax(1).values),
     "cummin": (lambda x: lang.cummin(x, 1), lambda x: x.cummin(1).values),
     "argsort": (lambda x: lang.argsort(x, 0, True), lambda x: x.argsort(0, True)),
+    "searchsorted": (
+        lambda x: lang.searchsorted(lang.cumsum(lang.abs(x), 1), x, 1, right=True),
+        lambda x: torch.searchsorted(x.abs().cumsum(1), x, right=True),
+    ),
     "argtopk": (lambda x: lang.argtopk(x, 2), lambda x: x.topk(2).indices),
     **{
         f"scatter{how}": _scatter(how, reduce)

@@ -336,9 +336,19 @@ def test_orders() -> None:
     agree(only(least, x), tensor(x).topk(1, 0, False).indices)
 
 
+def test_searches() -> None:
+    line = np.array([[0, 1, 1, 4], [-3, -1, 2, 2]], np.float32)
+    x = np.array([[1, 9, np.nan], [-4, 2, 0]], np.float32)
+    types = [Type("float32", line.shape), Type("float32", x.shape)]
+    for right in (False, True):
+        expected = torch.searchsorted(tensor(line), tensor(x), right=right)
+        agree(only(graph_of("searchsorted", types, axis=1, right=right), line, x), expected)
+
+
 def test_every_operator_of_the_table_is_tested_here() -> None:
     elementwise = {op.name for op in OPS if op.cls is Class.ELEMENTWISE}
-    tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | {"argtopk", "conv", "call"}
+    elsewhere = {"argtopk", "searchsorted", "conv", "call"}
+    tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | elsewhere
     assert {op.name for op in OPS} <= tested
 
 

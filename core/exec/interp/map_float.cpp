@@ -110,6 +110,7 @@ TILEVM_BINARY(mul, hn::Mul(a, b))
 TILEVM_BINARY(div, hn::Div(a, b))
 TILEVM_BINARY(maximum, maximum(a, b))
 TILEVM_BINARY(minimum, minimum(a, b))
+TILEVM_BINARY(copysign, hn::CopySign(a, b))
 #undef TILEVM_UNARY
 #undef TILEVM_BINARY
 #undef TILEVM_UNARY_OF

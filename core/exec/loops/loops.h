@@ -1,4 +1,4 @@
-// Operators that are a loop of their own: scans, scatters, orders. Nothing fuses with them, and
+// Operators that are a loop of their own: scans, scatters, orders, searches. Nothing fuses with them, and
 // they run on one thread.
 #pragma once
 
@@ -48,6 +48,10 @@ enum class What : std::uint8_t {
   // The first of that order that `out` has room for along `axis`; which of equal ones, and in which
   // order, is what PyTorch's choice is.
   kArgTopK,
+  // int64, of the sizes of in[1]: how many elements of the row of in[0] along `axis` come before
+  // each element of the same row of in[1] or, if `right`, do not come behind it. Rows of in[0] are
+  // in ascending order, without NaN, which all come before.
+  kSearch,
 };
 
 struct Loop {
@@ -56,6 +60,7 @@ struct Loop {
   bytecode::Storage index = bytecode::Storage::kI64;
   int axis = 0;
   bool descending = false;
+  bool right = false;
   std::array<Array, 3> in;
   Array out;
 };
@@ -67,5 +72,6 @@ Status run(const Loop& loop) noexcept;
 void scan(const Loop& loop);
 Status scatter(const Loop& loop);
 void order(const Loop& loop);  // throws std::bad_alloc
+void search(const Loop& loop);
 
 }  // namespace tilevm::exec::loops

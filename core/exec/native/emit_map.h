@@ -43,6 +43,9 @@ bool Emitter<T>::map_f32(const Instr& instr, Value<T>& r) {
     case Op::atan2_f32: r.lo = math::atan2(t_, x(), y()); break;
     case Op::maximum_f32: r.lo = extremum(x(), y(), true); break;
     case Op::minimum_f32: r.lo = extremum(x(), y(), false); break;
+    case Op::copysign_f32:
+      r.lo = t_.ior(t_.iand(x(), t_.i32(INT32_MAX)), t_.iand(y(), t_.i32(INT32_MIN)));
+      break;
     case Op::abs_f32: r.lo = math::abs(t_, x()); break;
     case Op::neg_f32: r.lo = math::neg(t_, x()); break;
     case Op::sign_f32: {
@@ -243,6 +246,10 @@ bool Emitter<T>::map_f64(const Instr& instr, Value<T>& r) {
     case Op::maximum_f64: return set(extremum64(x(), y(), true));
     case Op::minimum_f64: return set(extremum64(x(), y(), false));
     case Op::abs_f64: return set(magnitude());
+    case Op::copysign_f64:
+      return each([&](const F& s, const F& t) {
+        return t_.or64(t_.and64(s, rest), t_.and64(t, sign));
+      });
     case Op::neg_f64: return one([&](const F& s) { return t_.xor64(s, sign); });
     case Op::sqrt_f64: return one([&](const F& s) { return t_.sqrtpd(s); });
     case Op::reciprocal_f64: return one([&](const F& s) { return t_.divpd(both(1.0).lo, s); });

@@ -23,6 +23,7 @@ UNARY = {
 BINARY = {
     "mul": "mul multiply", "floor_div": "floor_divide", "remainder": "remainder", "fmod": "fmod",
     "maximum": "maximum max.other", "minimum": "minimum min.other", "atan2": "atan2 arctan2",
+    "copysign": "copysign",
     "eq": "eq", "ne": "ne not_equal", "lt": "lt less", "le": "le less_equal", "gt": "gt greater",
     "ge": "ge greater_equal",
     "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
@@ -48,6 +49,7 @@ TEXT = {
     "leaky_relu": "p = gt x, 0; n = mul x, y; r = where p, x, n",
     "mish": "e = exp x; l = log1p e; t = tanh l; r = mul x, t",
     "threshold": "p = le x, y; r = where p, z, x",
+    "signbit": "s = copysign 1, x; r = lt s, 0",
     "addcmul": "p = mul y, z; q = scale p, w; r = add x, q",
     "addcdiv": "p = div y, z; q = scale p, w; r = add x, q",
     "tanh_backward": "q = mul y, y; d = sub 1, q; r = mul x, d",

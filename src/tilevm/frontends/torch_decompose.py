@@ -16,21 +16,21 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilevm.frontends.torch_functions import ROWS
 from tilevm.frontends.torch_memory import functional, storages
+from tilevm.frontends.torch_special import ROWS
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
 NAMES = frozenset(
     """
     _native_batch_norm_legit _native_batch_norm_legit_functional _softmax_backward_data aminmax
-    atleast_1d atleast_2d atleast_3d bilinear binary_cross_entropy
-    binary_cross_entropy_with_logits block_diag broadcast_tensors cartesian_prod celu
+    atleast_1d atleast_2d atleast_3d binary_cross_entropy
+    binary_cross_entropy_with_logits broadcast_tensors cartesian_prod celu
     channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
-    count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat diagonal
-    diagonal_copy diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
+    count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat
+    diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
     float_power frac glu gradient hardshrink heaviside hinge_embedding_loss hsplit hstack
     huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
-    l1_loss ldexp linalg_cross linalg_diagonal linalg_matrix_norm linalg_matrix_power
+    l1_loss ldexp linalg_cross linalg_matrix_norm linalg_matrix_power
     linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace log_sigmoid_backward
     log_sigmoid_forward logaddexp logaddexp2 logit_backward logspace margin_ranking_loss
     meshgrid mish_backward mse_loss multi_margin_loss multilabel_margin_loss nan_to_num nanmean
@@ -39,7 +39,7 @@ NAMES = frozenset(
     pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm roll rot90 selu sinc
     smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
     special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
-    take_along_dim tile trapezoid trapz triplet_margin_loss unbind_copy unfold_copy vsplit
+    take_along_dim tile trapezoid trapz triplet_margin_loss unbind_copy vsplit
     vstack xlogy
     """.split()
 )

@@ -176,3 +176,19 @@ def _prelu(b: Importer, out: Any, x: Tensor, weight: Tensor) -> int:
         slope = b.add("reshape", slope, shape=b.shape(sizes))
     positive = b.add("gt", x.id, b.number(0))
     return b.add("where", positive, x.id, b.add("mul", x.id, slope))
+
+
+@row("bilinear")
+def _bilinear(
+    b: Importer, out: Any, x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None
+) -> int:
+    """A product with all of the weight, [I, O * J], and of its rows with y."""
+    if any(t.dtype is not torch.float32 for t in (x, y, weight)):
+        raise Unsupported("products of other dtypes")
+    many, inner, other = weight.shape
+    turned = b.add("permute", weight.id, axes=[1, 0, 2])
+    turned = b.add("reshape", turned, shape=b.shape([inner, many * other]))
+    rows = b.add("reshape", b.add("matmul", x.id, turned), shape=b.shape([*out.shape, other]))
+    products = b.add("mul", rows, b.add("unsqueeze", y.id, axis=y.rank - 1))
+    value = b.add("sum", products, axes=[out.dim()], keepdims=False)
+    return value if bias is None else b.add("add", value, bias.id)

@@ -257,6 +257,22 @@ def _index_put(
     return b.add("reshape", made, shape=b.shape(x.shape))
 
 
+@row("_unsafe_masked_index_put_accumulate")
+def _masked_index_put(
+    b: Importer, out: Any, x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Any:
+    """Adds at x[indices] where the mask is true; elsewhere indices may be anything."""
+    inside: list[Tensor | None] = []
+    for size, index in zip(x.shape, indices, strict=False):
+        if index is None:
+            inside.append(None)
+            continue
+        low = b.add("maximum", index.id, b.number(-size))
+        inside.append(Tensor(b.add("minimum", low, b.number(size - 1)), index.fake))
+    kept = b.add("where", mask.id, values.id, b.number(0))
+    return _index_put(b, out, x, inside, Tensor(kept, values.fake), True)
+
+
 @row("put")
 def _put(b: Importer, out: Any, x: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> int:
     count, size = index.fake.numel(), x.fake.numel()
@@ -327,45 +343,3 @@ def _masked_scatter(b: Importer, out: Any, x: Tensor, mask: Tensor, source: Tens
     place = b.add("where", flat, place, b.number(0))
     found = b.add("take", b.add("reshape", source.id, shape=[b.size(count)]), place, axis=0)
     return b.add("where", wide, b.add("reshape", found, shape=b.shape(out.shape)), x.id)
-
-
-# Order -------------------------------------------------------------------------------------------
-
-
-def _in_order(b: Importer, x: Tensor, dim: int, index: int) -> tuple[Any, ...]:
-    value = b.add("gather", x.id, index, axis=axis_of(dim, x.rank)) if b.used(0) else None
-    return value, index
-
-
-def _need_stable(stable: Any) -> None:
-    if stable is not True:
-        raise Unsupported("equal elements are in PyTorch's own order")
-
-
-@row("sort.stable")
-def _sort(
-    b: Importer, out: Any, x: Tensor, stable: Any, dim: int, descending: bool
-) -> tuple[Any, ...]:
-    _need_stable(stable)
-    if not x.rank:
-        return x, b.add("full", shape=[], value=0, dtype="int64")
-    index = b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
-    return _in_order(b, x, dim, index)
-
-
-@row("argsort.stable")
-def _argsort(b: Importer, out: Any, x: Tensor, stable: bool, dim: int, descending: bool) -> int:
-    _need_stable(stable)
-    if not x.rank:
-        return b.add("full", shape=[], value=0, dtype="int64")
-    return b.add("argsort", x.id, axis=axis_of(dim, x.rank), descending=descending)
-
-
-@row("topk")
-def _topk(
-    b: Importer, out: Any, x: Tensor, k: Any, dim: int, largest: bool, ordered: bool
-) -> tuple[Any, ...]:
-    if not x.rank or not ordered:
-        raise Unsupported("a scalar, or in no order")
-    index = b.add("argtopk", x.id, axis=axis_of(dim, x.rank), k=b.size(k), largest=largest)
-    return _in_order(b, x, dim, index)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import (
     ROWS,
     Tensor,
@@ -39,13 +38,6 @@ def _reshape(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
 @row("expand", "expand_as", "broadcast_to", "expand_copy")
 def _expand(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
     return b.add("expand", x.id, shape=b.shape(out.shape))
-
-
-@row("as_strided", "as_strided_copy")
-def _as_strided(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
-    if not x.fake.is_contiguous():
-        raise Refused("as_strided of a tensor that is not contiguous")
-    raise Unsupported("not in the table of operators")
 
 
 def _swapped(b: Importer, x: Tensor, i: int, j: int) -> int:
@@ -180,29 +172,15 @@ def _select(b: Importer, out: Any, x: Tensor, dim: int, index: Any) -> int:
     return b.add("select", x.id, axis=axis, index=b.size(index))
 
 
-@row("slice_scatter")
-def _slice_scatter(
-    b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, start: Any, end: Any, step: Any
-) -> int:
-    """What lies before, the part, what lies after: a loop each, into one buffer."""
-    axis = axis_of(dim, x.rank)
-    if not (is_number(step) and step == 1):
-        raise Unsupported("the step is not 1")
-    start = 0 if start is None else start
-    if b.is_negative(start):
-        start = torch.sym_max(x.shape[axis] + start, 0)  # type: ignore[no-untyped-call]
-    return _replaced(b, x, part.id, part.shape[axis], axis, start)
-
-
 @row("select_scatter")
 def _select_scatter(b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, index: Any) -> int:
     axis = axis_of(dim, x.rank)
     if b.is_negative(index):
         index = x.shape[axis] + index
-    return _replaced(b, x, b.add("unsqueeze", part.id, axis=axis), 1, axis, index)
+    return replaced(b, x, b.add("unsqueeze", part.id, axis=axis), 1, axis, index)
 
 
-def _replaced(b: Importer, x: Tensor, part: int, length: Any, axis: int, start: Any) -> int:
+def replaced(b: Importer, x: Tensor, part: int, length: Any, axis: int, start: Any) -> int:
     """`x` with `part` in place of what is at start .. start + length."""
     values = [part]
     if not (is_number(start) and start == 0):

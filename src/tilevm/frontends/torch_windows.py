@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_loops import ROWS
 from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
+from tilevm.frontends.torch_strided import ROWS
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -268,11 +268,66 @@ def _avg_pool(
     return total
 
 
+_MOST_PARTS = 16  # of an axis, each a kernel
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Windows that an adaptive pool cuts an axis into: `parts` of about the same size."""
+
+    axis: int
+    size: Any
+    parts: int
+
+    def cut(self, b: Importer, x: int) -> list[int]:
+        """The windows of `x`."""
+        found = []
+        for i in range(self.parts):
+            start = i * self.size // self.parts
+            stop = ((i + 1) * self.size + self.parts - 1) // self.parts
+            bounds = {"start": b.size(start), "stop": b.size(stop)}
+            found.append(b.add("slice", x, axis=self.axis, step=1, **bounds))
+        return found
+
+    def joined(self, b: Importer, values: Sequence[int]) -> int:
+        """Of what is one element of each window."""
+        return values[0] if len(values) == 1 else b.add("concat", *values, axis=self.axis)
+
+
+def _wanted(b: Importer, sizes: Any) -> list[Any]:
+    """How many windows on each axis. Ints among the arguments are fixed to their value."""
+    given = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
+    wanted: list[Any] = []
+    for n in given:
+        size = b.size(n)
+        argument = not isinstance(size, int) and size in b.result.int_symbols.values()
+        wanted.append(size if isinstance(size, int) else int(n) if argument else n)
+    return wanted
+
+
+def _parts(b: Importer, x: Tensor, sizes: Any) -> list[_Parts]:
+    """Of the last axes, but for those that stay as they are."""
+    wanted = _wanted(b, sizes)
+    first = x.rank - len(wanted)
+    found = []
+    for axis, parts in enumerate(wanted, first):
+        if b.size(parts) == b.size(x.shape[axis]):
+            continue
+        if not is_number(parts) or not 0 < parts <= _MOST_PARTS or not x.is_float:
+            raise Unsupported("integers, or windows of unequal sizes that are many, or not known")
+        size = x.shape[axis]
+        if is_number(size) and size == 0:
+            raise Unsupported("no elements")
+        b.at_least(size, 1)
+        found.append(_Parts(axis, size, parts))
+    return found
+
+
 @row("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "_adaptive_avg_pool2d",
      "_adaptive_avg_pool3d")  # fmt: skip
 def _adaptive_avg_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> int:
-    """Means of everything, or of equal parts."""
-    wanted = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
+    """Means of everything, of equal parts, or of windows, an axis after the other."""
+    wanted = _wanted(b, sizes)
     first = x.rank - len(wanted)
     split = list(x.shape[:first])
     folded = []
@@ -283,12 +338,32 @@ def _adaptive_avg_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> int:
         elif is_number(parts) and is_number(size) and parts and size % parts == 0:
             split += [parts, size // parts]
         else:
-            raise Unsupported("windows of unequal sizes")
+            return _adaptive_means(b, x, _parts(b, x, sizes))
         folded.append(len(split) - 1)
     if len(split) > 8 or not x.is_float:
         raise Unsupported("too many axes, or integers")
     parted = b.add("reshape", x.id, shape=b.shape(split))
     return b.add("mean", parted, axes=folded, keepdims=False)
+
+
+def _adaptive_means(b: Importer, x: Tensor, axes: Sequence[_Parts]) -> int:
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    value = b.cast(x.id, torch.float32 if narrow else x.dtype)  # between axes, too
+    for a in axes:
+        means = [b.add("mean", p, axes=[a.axis], keepdims=True) for p in a.cut(b, value)]
+        value = a.joined(b, means)
+    return value
+
+
+@row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+def _adaptive_max_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> tuple[Any, ...]:
+    if b.used(1):
+        raise Unsupported("the places are used")  # in short rows they take longer than PyTorch's
+    value = x.id
+    for a in _parts(b, x, sizes):
+        parts = [b.add("amax", p, axes=[a.axis], keepdims=True) for p in a.cut(b, value)]
+        value = a.joined(b, parts)
+    return value, None
 
 
 # Patches -----------------------------------------------------------------------------------------
@@ -320,19 +395,6 @@ def _im2col(
         parts.append(b.add("reshape", element, shape=b.shape(sizes)))
     joined = b.add("concat", *parts, axis=first) if len(parts) > 1 else parts[0]
     return b.add("reshape", joined, shape=b.shape([*x.shape[: first - 1], rows, columns]))
-
-
-@row("unfold_copy")
-def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) -> int:
-    if not x.rank:
-        return b.add("reshape", x.id, shape=b.shape(out.shape))
-    axis = dim + x.rank if dim < 0 else dim
-    count = out.shape[axis]
-    first = b.add("iota", size=b.size(count), step=b.size(step))
-    place = b.add("add", b.add("unsqueeze", first, axis=1), b.add("iota", size=b.size(size)))
-    value = b.add("take", x.id, place, axis=axis)
-    order = [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1]
-    return b.add("permute", value, axes=order)
 
 
 @row("trapezoid.x", "trapz.x")

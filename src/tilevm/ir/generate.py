@@ -77,6 +77,7 @@ RULES = {
     "scatter_number": "as x, not bool; y is an integer; z is of x's dtype and y's shape",
     "argsort": "int64, shape of x",
     "argtopk": "int64, the axis k long",
+    "search": "int64, shape of y; x and y of one dtype, not bool",
     "matmul": "as x; dtypes equal, not bool; shapes as NumPy's matmul",
     "conv": "as x; float32, bfloat16 or float16, dtypes equal",
     "call": "as the call says",

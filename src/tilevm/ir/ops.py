@@ -257,6 +257,13 @@ def _argtopk(x: Array, axis: int, k: int, largest: bool) -> Array:
     return np.take(order, np.arange(k), axis=axis)
 
 
+def _searchsorted(x: Array, y: Array, axis: int, right: bool) -> Array:
+    row: Array = np.expand_dims(np.swapaxes(x, axis, -1), -2)
+    wanted: Array = np.expand_dims(np.swapaxes(y, axis, -1), -1)
+    behind = row > wanted if right else row >= wanted
+    return np.swapaxes(np.sum(~behind, axis=-1, dtype=np.int64), -1, axis)
+
+
 def _softmax(x: Array, axis: int) -> Array:
     e = np.exp(x - np.max(x, axis=axis, keepdims=True, initial=-np.inf))
     return e / np.sum(e, axis=axis, keepdims=True)
@@ -363,6 +370,7 @@ OPS: tuple[Op, ...] = (
     Op("maximum", _E, 2, "promote", np.maximum, "larger; NaN if either is NaN", (), "maximum", "fi"),
     Op("minimum", _E, 2, "promote", np.minimum, "smaller; NaN if either is NaN", (), "minimum", "fi"),
     Op("atan2", _E, 2, "promote_float", np.arctan2, "angle of the point (y, x)", (), "atan2", "f"),
+    Op("copysign", _E, 2, "promote_float", np.copysign, "|x| with the sign of y", (), "copysign", "f"),
     _compare("eq", np.equal, "x == y"),
     _compare("ne", np.not_equal, "x != y"),
     _compare("lt", np.less, "x < y"),
@@ -424,6 +432,7 @@ OPS: tuple[Op, ...] = (
     Op("scatter_min", Class.LOOP, 3, "scatter_number", _scatter(np.minimum), "as scatter, keeping the smaller; NaN stays", (_AXIS,)),
     Op("argsort", Class.LOOP, 1, "argsort", _argsort, "int64 places of the elements in ascending order, stable; NaN is largest", (_AXIS, Param("descending", Kind.BOOL, False))),
     Op("argtopk", Class.LOOP, 1, "argtopk", _argtopk, "int64 places of the k largest, or smallest, elements in order; NaN is largest", (_AXIS, Param("k", Kind.SIZE), Param("largest", Kind.BOOL, True))),
+    Op("searchsorted", Class.LOOP, 2, "search", _searchsorted, "int64: how many elements of x, in ascending order along the axis and without NaN, are less than y or, if right, not greater; all of them for NaN", (_AXIS, Param("right", Kind.BOOL, False))),
     # rows that stay recognisable until the core decomposes them
     Op("softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_softmax), "softmax over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; t = reciprocal s; r = mul e, t"),
     Op("log_softmax", Class.COMPOSITE, 1, "float_axis", _quiet(_log_softmax), "log(softmax(x)) over an axis", (_AXIS,), decomposition="m = amax x, axis, true; d = sub x, m; e = exp d; s = sum e, axis, true; l = log s; r = sub d, l"),

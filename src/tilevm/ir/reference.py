@@ -27,7 +27,7 @@ _AS_RESULT = frozenset(  # converted to the result's dtype
     "concat scan scan_same matmul conv".split()
 )
 _ROUNDED = frozenset(  # rounded to their common dtype
-    "compare logical predicate round_unary reduce_bool reduce_index argsort argtopk".split()
+    "compare logical predicate round_unary reduce_bool reduce_index argsort argtopk search".split()
 )
 _ROUNDED_OPERATORS = frozenset(("floor_div", "remainder", "fmod", "sign"))
 

@@ -376,6 +376,7 @@ _BINARY_FLOAT: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("sub", "a - b", np.subtract),
     ("mul", "a * b", np.multiply),
     ("div", "a / b", np.divide),
+    ("copysign", "|a| with the sign of b", np.copysign),
 )
 _BINARY_FUNCTION: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("floor_div", "floor of a / b, as Python's //", np.floor_divide),

@@ -1,0 +1,216 @@
+"""ATen operators that step through memory: diagonals, strided views, sliding windows, and writes to
+parts of a tensor. Rows as in `torch_ops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_ops import Tensor, Unsupported, axis_of, is_number, packet, row
+from tilevm.frontends.torch_order import ROWS
+from tilevm.frontends.torch_views import filled, replaced
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+__all__ = ["ROWS"]
+
+# Diagonals ---------------------------------------------------------------------------------------
+
+
+def _first_place(offset: Any, width: Any) -> Any:
+    """Of the diagonal of rows of `width` elements, among all of them."""
+    if is_number(offset):
+        return offset if offset >= 0 else -offset * width
+    low = torch.sym_max(-offset, 0)  # type: ignore[no-untyped-call]
+    return low * width + torch.sym_max(offset, 0)  # type: ignore[no-untyped-call]
+
+
+def _planes(b: Importer, x: Tensor, one: int, other: int) -> tuple[int, list[Any], list[int]]:
+    """`x` with two axes as one, the last; its sizes; the order of axes that made it."""
+    rest = [d for d in range(x.rank) if d not in (one, other)]
+    order = [*rest, one, other]
+    sizes = [*(x.shape[d] for d in rest), x.shape[one] * x.shape[other]]
+    value = x.id if order == list(range(x.rank)) else b.add("permute", x.id, axes=order)
+    return b.add("reshape", value, shape=b.shape(sizes)), sizes, order
+
+
+@row("diagonal", "diagonal_copy", "linalg_diagonal")
+def _diagonal(
+    b: Importer, out: Any, x: Tensor, offset: Any = 0, one: int = 0, other: int = 1
+) -> int:
+    one, other = axis_of(one, x.rank), axis_of(other, x.rank)
+    width, count = x.shape[other], out.shape[-1]
+    value, sizes, _ = _planes(b, x, one, other)
+    first = _first_place(offset, width)
+    axis = len(sizes) - 1
+    if is_number(width) and is_number(count) and count:
+        stop = first + (count - 1) * (width + 1) + 1
+        start, stop = b.size(first), b.size(stop)
+        return b.add("slice", value, axis=axis, start=start, stop=stop, step=width + 1)
+    places = b.add("iota", size=b.size(count), start=b.size(first), step=b.size(width + 1))
+    return b.add("take", value, places, axis=axis)
+
+
+@row("diagonal_scatter")
+def _diagonal_scatter(
+    b: Importer, out: Any, x: Tensor, part: Tensor, offset: Any, one: int, other: int
+) -> int:
+    one, other = axis_of(one, x.rank), axis_of(other, x.rank)
+    width = x.shape[other]
+    value, sizes, order = _planes(b, x, one, other)
+    first, count = _first_place(offset, width), part.shape[-1]
+    places = b.add("iota", size=b.size(count), start=b.size(first), step=b.size(width + 1))
+    made = _written(b, value, part, places, len(sizes) - 1, x.dtype)
+    split = b.add("reshape", made, shape=b.shape([x.shape[d] for d in order]))
+    return b.add("permute", split, axes=[order.index(d) for d in range(x.rank)])
+
+
+def _written(b: Importer, x: int, part: Tensor, places: int, axis: int, dtype: torch.dtype) -> int:
+    """`x` with `part` at places on an axis, which ascend."""
+    # What a loop makes lies in memory, and expands there; a kernel would write all of the index.
+    places = b.add("cummax", places, axis=0)
+    shape: list[Any] = [1] * part.rank
+    shape[axis] = part.shape[axis]
+    index = b.add("reshape", places, shape=b.shape(shape))
+    index = b.add("expand", index, shape=b.shape(part.shape))
+    return b.add("scatter", x, index, b.cast(part.id, dtype), axis=axis)
+
+
+@row("slice_scatter")
+def _slice_scatter(
+    b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, start: Any, end: Any, step: Any
+) -> int:
+    """What lies before, the part, what lies after: a loop each, into one buffer."""
+    axis = axis_of(dim, x.rank)
+    start = 0 if start is None else start
+    if b.is_negative(start):
+        start = torch.sym_max(x.shape[axis] + start, 0)  # type: ignore[no-untyped-call]
+    if is_number(step) and step == 1:
+        return replaced(b, x, part.id, part.shape[axis], axis, start)
+    count = b.size(part.shape[axis])
+    places = b.add("iota", size=count, start=b.size(start), step=b.size(step))
+    return _written(b, x.id, part, places, axis, x.dtype)
+
+
+# Strides -----------------------------------------------------------------------------------------
+
+
+def _flat(b: Importer, x: Tensor) -> int:
+    """All elements, as they lie in memory."""
+    if not x.fake.is_contiguous():
+        raise Refused("as_strided of a tensor that is not contiguous")
+    offset = x.fake.storage_offset()
+    if not is_number(offset) or offset:
+        raise Unsupported("a part of memory")
+    return b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
+
+
+@row("as_strided", "as_strided_copy")
+def _as_strided(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    _flat(b, x)
+    raise Unsupported("strides")  # element by element, gathering takes much longer than a view
+
+
+@row("as_strided_scatter")
+def _as_strided_scatter(
+    b: Importer, out: Any, x: Tensor, part: Tensor, sizes: Any, strides: Any, offset: Any = None
+) -> int:
+    value = _flat(b, x)
+    if not sizes:
+        raise Unsupported("a scalar")
+    count = [b.size(part.fake.numel())]
+    places = b.add("reshape", _places(b, sizes, strides, offset), shape=count)
+    source = b.add("reshape", b.cast(part.id, x.dtype), shape=count)
+    made = b.add("scatter", value, places, source, axis=0)
+    return b.add("reshape", made, shape=b.shape(x.shape))
+
+
+def _places(b: Importer, sizes: Sequence[Any], strides: Sequence[Any], offset: Any) -> int:
+    """int64 of `sizes`: where each element lies."""
+    value = -1
+    for axis, (size, stride) in enumerate(zip(sizes, strides, strict=True)):
+        start = b.size(offset or 0) if value < 0 else 0
+        line = b.add("iota", size=b.size(size), start=start, step=b.size(stride))
+        shape: list[Any] = [1] * len(sizes)
+        shape[axis] = size
+        line = b.add("reshape", line, shape=b.shape(shape))
+        value = line if value < 0 else b.add("add", value, line)
+    return value
+
+
+@row("unfold", "unfold_copy")
+def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) -> int:
+    """Windows beside each other are a view; others a gather, where eager code copies too."""
+    if not x.rank:
+        return b.add("reshape", x.id, shape=b.shape(out.shape))
+    axis = axis_of(dim, x.rank)
+    count = out.shape[axis]
+    if b.size(size) == b.size(step) and x.rank < 8:
+        stop = b.size(count * size)
+        part = b.add("slice", x.id, axis=axis, start=0, stop=stop, step=1)
+        sizes = [*x.shape[:axis], count, size, *x.shape[axis + 1 :]]
+        value = b.add("reshape", part, shape=b.shape(sizes))
+    elif packet(b) == "unfold":
+        raise Unsupported("windows that overlap, or have gaps")
+    else:
+        first = b.add("iota", size=b.size(count), step=b.size(step))
+        place = b.add("add", b.add("unsqueeze", first, axis=1), b.add("iota", size=b.size(size)))
+        value = b.add("take", x.id, place, axis=axis)
+    order = [d for d in range(x.rank + 1) if d != axis + 1] + [axis + 1]
+    return b.add("permute", value, axes=order)
+
+
+# Blocks ------------------------------------------------------------------------------------------
+
+
+@row("block_diag")
+def _block_diag(b: Importer, out: Any, tensors: Sequence[Tensor]) -> int:
+    """Each with zeros before and behind it, above each other."""
+
+    def zeros(rows: Any, columns: Any) -> list[int]:
+        none = is_number(columns) and columns == 0
+        return [] if none else [filled(b, 0, out.dtype, [rows, columns])]
+
+    before: Any = 0
+    parts = []
+    for x in tensors:
+        rows, columns = [1] * (2 - x.rank) + list(x.shape)
+        value = b.add("reshape", b.cast(x.id, out.dtype), shape=b.shape([rows, columns]))
+        behind = out.shape[1] - before - columns
+        line = [*zeros(rows, before), value, *zeros(rows, behind)]
+        parts.append(b.add("concat", *line, axis=1) if len(line) > 1 else value)
+        before = before + columns
+    return parts[0] if len(parts) == 1 else b.add("concat", *parts, axis=0)
+
+
+@row("_chunk_cat")
+def _chunk_cat(b: Importer, out: Any, tensors: Sequence[Tensor], dim: int, chunks: Any) -> int:
+    """Each in chunks along an axis, with zeros at its end, that are rows of all that follows."""
+    parts = []
+    for x in tensors:
+        axis = axis_of(dim, x.rank)
+        size = x.shape[axis]
+        missing = (size + chunks - 1) // chunks * chunks - size
+        value = b.cast(x.id, out.dtype)
+        if not (is_number(missing) and missing == 0):
+            low, high = [0] * x.rank, [0] * x.rank
+            high[axis] = missing
+            value = b.add("pad", value, low=low, high=b.shape(high), value=0)
+        width = (size + missing) // chunks
+        for after in x.shape[axis + 1 :]:
+            width = width * after
+        sizes = [*x.shape[:axis], chunks, width]
+        parts.append(b.add("reshape", value, shape=b.shape(sizes)))
+    return parts[0] if len(parts) == 1 else b.add("concat", *parts, axis=out.dim() - 1)
+
+
+@row("resize", "resize_as")
+def _resize(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    if not x.fake.is_contiguous() or b.size(x.fake.numel()) != b.size(out.numel()):
+        raise Unsupported("another number of elements")
+    return b.add("reshape", x.id, shape=b.shape(out.shape))

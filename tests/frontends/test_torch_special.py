@@ -1,0 +1,151 @@
+"""Rows of `torch_special` and `torch_strided`, and adaptive pools, against eager mode."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+
+import tilevm  # noqa: E402
+
+FUNCTIONS = {
+    "i0": torch.i0, "digamma": torch.digamma, "erfinv": torch.erfinv, "log10": torch.log10,
+    "lgamma": torch.lgamma, "mvlgamma": lambda x: torch.mvlgamma(x, 3),
+    "trigamma": lambda x: torch.polygamma(1, x),
+    **{
+        name: getattr(torch.special, name)
+        for name in (
+            "i0e i1 i1e modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 "
+            "modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 bessel_j0 "
+            "bessel_j1 bessel_y0 bessel_y1 spherical_bessel_j0 airy_ai erfcx log_ndtr ndtri"
+        ).split()
+    },
+}  # fmt: skip
+NARROW = ("i0", "lgamma", "i0e", "i1", "i1e", "digamma", "erfinv", "log10", "trigamma")
+DOUBLE = ("i0", "i0e", "i1", "i1e", "scaled_modified_bessel_k0")
+
+
+def numbers(dtype: Any) -> Any:
+    """Around the edges of ranges, large and small ones, and what is none."""
+    info = torch.finfo(dtype)
+    some = [0.0, 1e-8, 1e-4, 0.1, 0.46875, 0.5, 0.999, 1.0, 1.001, 1.4616, 2.0, 2.09, 3.99, 4.0]
+    some += [5.0, 5.01, 8.0, 8.01, 10.0, 26.8, 80.0, 88.9, 103.9, 700.0, 1e20, info.tiny / 8]
+    some += [info.tiny, info.max, math.inf, math.nan]
+    values = torch.tensor([s * v for v in some for s in (1, -1)], dtype=torch.float64)
+    return torch.cat([values, torch.linspace(-12.3, 12.2, 997, dtype=torch.float64)]).to(dtype)
+
+
+def check(function: Any, *arguments: Any, **tolerance: Any) -> None:
+    """As eager mode, and without a call-out."""
+    tilevm.stats.reset()
+    found, expected = tilevm.compile(function)(*arguments), function(*arguments)
+    assert not tilevm.stats()["callouts"]
+    torch.testing.assert_close(found, expected, equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_functions(name: str) -> None:
+    function = FUNCTIONS[name]
+    check(lambda x: function(x), numbers(torch.float32))
+    for dtype in (torch.bfloat16, torch.float16) if name in NARROW else ():
+        check(lambda x: function(x), numbers(dtype))
+    if name in DOUBLE:
+        check(lambda x: function(x), numbers(torch.float64))
+    check(lambda x: function(x), torch.tensor([-3, 0, 1, 2, 9], dtype=torch.int16))
+    check(lambda x: function(x), torch.empty(0, 3))
+    check(lambda x: function(x), torch.tensor(0.75))
+
+
+def test_powers_of_ten_are_exact() -> None:
+    x = torch.tensor([10.0**k for k in range(11)])
+    check(lambda x: torch.log10(x), x, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_signs(dtype: Any) -> None:
+    x = numbers(dtype)
+    x = torch.cat([x, -x])
+    y = x.flip(0)
+
+    def signs(x: Any, y: Any) -> Any:
+        return torch.copysign(x, y), torch.copysign(x, -2), torch.signbit(x)
+
+    check(signs, x, y)
+    check(lambda x, y: torch.copysign(x, y).signbit(), x, y)
+
+
+def test_signs_of_integers() -> None:
+    for dtype in (torch.int64, torch.int8, torch.uint8, torch.bool):
+        x = torch.tensor([0, 1, 5, 100]).to(dtype)
+        check(lambda x: (torch.copysign(x, -1.0), torch.signbit(x)), x)
+    check(lambda x: torch.signbit(x - 5), torch.arange(9))
+
+
+@pytest.mark.parametrize("offset", [-7, -2, 0, 1, 3, 9])
+def test_diagonals(offset: int) -> None:
+    x = torch.randn(4, 7, 5)
+    check(lambda x: x.diagonal(offset, 1, 2) * 2, x)
+    check(lambda x: torch.linalg.diagonal(x.mT, offset=offset) + 1, x)
+    check(lambda x: torch.diagonal_copy(x, offset, 2, 0), x)
+    check(lambda x: (x * 2).diagonal(offset), torch.randn(6, 6))
+    part = torch.randn(5, torch.empty(4, 7).diagonal(offset).numel())
+    check(lambda x, y: torch.diagonal_scatter(x, y, offset, 0, 1), x, part)
+
+
+def test_parts_are_written() -> None:
+    x = torch.randn(6, 9)
+    for step in (2, 3, 5):
+        part = torch.randn(6, len(range(1, 9, step)))
+        check(lambda x, y, s=step: torch.slice_scatter(x, y, 1, 1, None, s), x, part)
+        check(
+            lambda x, y, s=step: torch.slice_scatter(x, y, 0, -8, None, s), x.t(), part.t()[:, :6]
+        )
+    check(lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (9, 2), 4), x, torch.randn(2, 3))
+
+
+def test_windows_beside_each_other() -> None:
+    x = torch.randn(2, 3, 13, 9)
+    check(lambda x: x.unfold(2, 4, 4).unfold(3, 3, 3) * 2, x)
+    check(lambda x: torch.unfold_copy(x, 2, 4, 3), x)
+
+
+def test_blocks() -> None:
+    blocks = [torch.randn(2, 3), torch.randn(4), torch.tensor(2.0), torch.ones(3, 2).long()]
+    check(lambda *xs: torch.block_diag(*xs), *blocks)
+    check(lambda x: torch.block_diag(x), blocks[0])
+    check(lambda x, y: torch._chunk_cat([x, y], 0, 3), torch.randn(7, 2), torch.randn(4, 2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_adaptive_pools(dtype: Any) -> None:
+    x = torch.randn(2, 3, 13, 11).to(dtype)
+    x[0, 1, 5, 4], x[1, 2, 0, 0], x[1, 0, 12, 10] = math.inf, math.nan, -math.inf
+    for sizes in ((7, 7), (1, 5), (13, 3), (16, 2)):
+        check(lambda x, s=sizes: F.adaptive_avg_pool2d(x, s), x)
+        check(lambda x, s=sizes: F.adaptive_max_pool2d(x, s), x)
+    check(lambda x: F.adaptive_avg_pool1d(x[0], 4), x)
+    check(lambda x: F.adaptive_max_pool3d(x, (2, 3, 4)), x)
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 3), ()])
+def test_bilinear(shape: Any) -> None:
+    x, y = torch.randn(*shape, 4), torch.randn(*shape, 6)
+    check(F.bilinear, x, y, torch.randn(3, 4, 6), torch.randn(3))
+    check(lambda x, y, w: F.bilinear(x, y, w), x, y, torch.randn(1, 4, 6))
+
+
+def test_sums_at_places_that_may_be_outside() -> None:
+    x, values = torch.randn(4, 5), torch.randn(7)
+    rows, columns = torch.tensor([0, 9, -1, 3, 0, 3, -7]), torch.tensor([1, 2, -5, 4, 1, 8, 0])
+    mask = (rows.abs() < 4) & (columns < 5)
+    put = torch.ops.aten._unsafe_masked_index_put_accumulate
+    check(lambda x, m, i, j, v: put(x, m, [i, j], v), x, mask, rows, columns, values)
+
+
+def test_the_same_number_of_elements() -> None:
+    check(lambda x: (x * 2).resize_(3, 4), torch.randn(2, 6))
