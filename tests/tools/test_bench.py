@@ -30,7 +30,8 @@ pytestmark = pytest.mark.torch
 
 OPERATORS = [case for case in CASES.values() if case.suite == "operators"]
 OTHERS = [case for case in CASES.values() if case.suite != "operators" and case.name != "minilm"]
-NEED_TRANSFORMERS = ["bert_layer", "llama_layer"] + [c.name for c in OTHERS if c.suite in ("models", "images")]
+MODELS = [case.name for case in OTHERS if case.suite in ("models", "images")]
+NEED_TRANSFORMERS = ["bert_layer", "llama_layer", *MODELS]
 
 
 def check(case: Case, call: Any, many: int = 2) -> None:
@@ -69,7 +70,7 @@ def test_cases_compile(case: Case) -> None:
     if case.name in NEED_TRANSFORMERS:
         pytest.importorskip("transformers")
     before = tilevm.stats()
-    check(case, tilevm.compile(case.make()), 1 if case.suite in ("models", "images") else 2)
+    check(case, tilevm.compile(case.make()), 1 if case.name in MODELS else 2)
     found = measure._difference(before, tilevm.stats())
     assert found["flushes"] == {}
     assert [n for n in found["callouts"] if not any(part in n for part in case.callouts)] == []

@@ -1,7 +1,7 @@
 """ATen's convolutions as `conv`: rows as in `torch_ops`.
 
-PyTorch's images are [N, C, sizes]; those of `conv` have their channels last, which is the order that
-images between convolutions then have in memory. The permutes that say so are views.
+PyTorch's images are [N, C, sizes]; those of `conv` have their channels last, which is the order
+that images between convolutions then have in memory. The permutes that say so are views.
 """
 
 from __future__ import annotations
@@ -115,15 +115,14 @@ def _backward(
     b: Importer, out: Any, grad: Tensor, image: Tensor, weight: Tensor, *others: Any
 ) -> Any:
     """PyTorch's own; images among what it reads and makes are kept in the order of `conv`."""
-    assert b.node is not None
-    target = b.node.target
+    target = torch.ops.aten.convolution_backward.default
     results = b.call_out(target, str(target), [grad, image, weight, *others], out, _GRADIENT)
     first = results[0]
     return (first and Tensor(_in_order(b, first), first.fake), *results[1:])
 
 
 def images(b: Importer) -> None:
-    """Inputs of a graph that gradients of convolutions read as images are in the order of `conv`."""
+    """Inputs that gradients of convolutions read as images are in the order of `conv`."""
     for node in b.graph.nodes:
         if str(node.target) != "aten.convolution_backward.default":
             continue
@@ -158,6 +157,5 @@ def _convolution(
 ) -> int:
     if transposed:
         raise Unsupported("a transposed convolution")
-    if isinstance(out, torch.Tensor):
-        return _conv(b, out, x, weight, bias, stride, padding, dilation, groups)
-    raise Unsupported("a convolution of several results")
+    value: int = _conv(b, out, x, weight, bias, stride, padding, dilation, groups)
+    return value

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
 from tilevm.frontends.torch_convolutions import ROWS
+from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer

@@ -245,8 +245,12 @@ def _conv(
     result = np.zeros((x.shape[0], *out, w.shape[0]), np.result_type(x, w))
     for tap in np.ndindex(*taps):
         at = [t * d for t, d in zip(tap, dilation, strict=True)]
-        places = [slice(a, a + (o - 1) * by + 1, by) for a, o, by in zip(at, out, stride, strict=True)]
-        window = padded[(slice(None), *(p if o else slice(0, 0) for p, o in zip(places, out, strict=True)))]
+        places = [
+            slice(a, a + (o - 1) * by + 1, by) for a, o, by in zip(at, out, stride, strict=True)
+        ]
+        window = padded[
+            (slice(None), *(p if o else slice(0, 0) for p, o in zip(places, out, strict=True)))
+        ]
         weights = w[(slice(None), *tap)]
         result += window * weights[:, 0] if depthwise else window @ weights.T
     return result

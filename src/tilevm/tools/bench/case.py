@@ -71,7 +71,7 @@ def given(function: Function) -> Callable[[], Function]:
     return lambda: function
 
 
-def random(module: type[torch.nn.Module]) -> Function:
+def random(module: Callable[[], torch.nn.Module]) -> Function:
     """A module with random weights, the same ones each time."""
     torch.manual_seed(0)
     return module().eval()

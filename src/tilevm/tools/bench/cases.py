@@ -13,7 +13,8 @@ from tilevm.tools.bench.cases_products import products
 from tilevm.tools.bench.cases_subgraphs import subgraphs
 
 CASES: dict[str, Case] = {
-    case.name: case for case in [*operators(), *products(), *attention(), *subgraphs(), *models(), *images()]
+    case.name: case
+    for case in [*operators(), *products(), *attention(), *subgraphs(), *models(), *images()]
 }
 
 

@@ -60,6 +60,8 @@ def images() -> list[Case]:
         return random(partial(Classifier, make))
 
     return [
-        Case(name, "images", partial(function, make), ("x: float32[B, 3, S, S]",), ("B", "S"), _SWEEP)
+        Case(
+            name, "images", partial(function, make), ("x: float32[B, 3, S, S]",), ("B", "S"), _SWEEP
+        )
         for name, make in _MODELS.items()
     ]
