@@ -58,8 +58,9 @@ schedule::ChainLaunch Executable::new_launch(const fuse::Chain& chain) {
   return launch;
 }
 
-// Windows of the image `a` and the taps of `b`, channels last, as factors of a product. A window of
-// one element in an image that is not padded needs no windows.
+// Windows of the image `a` and the taps of `b`, channels last, as factors of a product. Windows of
+// one element, each in an image that is not padded, are the image itself; but where its axes are
+// not one run, windows are copied for many rows at a time.
 void Executable::fill_convolution(const Record& a, const Record& b, const Record& out,
                                   const Node& node, schedule::Stage& stage) {
   using exec::gemm::kImageAxes;
@@ -81,7 +82,9 @@ void Executable::fill_convolution(const Record& a, const Record& b, const Record
     w.dilation[axis] = parameter(1);
     w.low[axis] = parameter(2);
     right.tap_stride[axis] = b.stride(i + 1);
-    plain = plain && w.taps[axis] == 1 && parameter(2) == 0 && parameter(3) == 0;
+    plain = plain && w.taps[axis] == 1 && parameter(2) == 0 && parameter(3) == 0 &&
+            (parameter(0) == 1 || w.out[axis] == 1) &&
+            (a.size(i) == 1 || a.stride(i) == a.size(i + 1) * a.stride(i + 1));
   }
   w.image_stride = a.stride(0);
   w.channels = a.size(a.rank - 1);
@@ -117,8 +120,7 @@ void Executable::fill_convolution(const Record& a, const Record& b, const Record
   std::int64_t rows = 1;
   for (int i = axes; i >= 0; --i) {
     const auto row = static_cast<std::size_t>(i);
-    const std::int64_t step = i == 0 ? 1 : node.attrs[0].ints[static_cast<std::size_t>(i - 1)];
-    stage.a_rows[row] = plain && !w.depthwise ? a.stride(i) * step * item : rows;
+    stage.a_rows[row] = plain && !w.depthwise ? a.stride(i) * item : rows;
     rows *= out.size(i);
   }
   stage.a.windows = plain && !w.depthwise ? nullptr : &stage.windows;

@@ -52,17 +52,8 @@ def cases() -> Any:
             padding, stride = "same", [1] * axes
         elif any(n + 2 * p <= r for n, p, r in zip(sizes, padding, reach, strict=True)):
             continue
-        yield (
-            rng.choice([0, 1, 2, 3]),
-            channels,
-            results,
-            sizes,
-            taps,
-            stride,
-            padding,
-            dilation,
-            groups,
-        )
+        parameters = {"stride": stride, "padding": padding, "dilation": dilation}
+        yield rng.choice([0, 1, 2, 3]), channels, results, sizes, taps, groups, parameters
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
