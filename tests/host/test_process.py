@@ -111,6 +111,7 @@ def test_the_end_with_live_functions_of_torch() -> None:
 
 @pytest.mark.torch
 def test_the_end_with_segments_that_wait() -> None:
+    pytest.importorskip("torch")  # which the recorder finds in the process
     pytest.importorskip("tilevm._recorder")
     told = run(
         "import torch\n"
