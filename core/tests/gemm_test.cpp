@@ -4,14 +4,6 @@
 //   gemm_test [trials [first trial [target]]]
 //
 // Targets are taken by processes of their own, as kernels are chosen once.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "exec/interp/targets.h"
-// clang-format off
-#include <hwy/highway.h>
-// clang-format on
-
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -25,6 +17,7 @@
 
 #include "exec/gemm/brain.h"
 #include "exec/gemm/multiply.h"
+#include "tests/each_target.h"
 #include "tests/interp_trial.h"
 
 namespace {
@@ -440,23 +433,8 @@ int test_target(int from, int trials, bool whole) {
 int main(int argc, char** argv) {
   const int trials = argc > 1 ? std::atoi(argv[1]) : 1000;
   const int from = argc > 2 ? std::atoi(argv[2]) : 0;
-  std::setvbuf(stdout, nullptr, _IOLBF, 0);  // processes write in turn
-  int failed = 0;
-  for (int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1) {
-    const int64_t bit = left & -left;
-    target = hwy::TargetName(bit);
-    if (argc > 3 && target != argv[3]) continue;
-    const pid_t child = fork();
-    if (child == 0) {
-      hwy::SetSupportedTargetsForTest(bit);
-      return test_target(from, trials, trials >= 500) != 0;
-    }
-    int status = 0;
-    if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {
-      std::printf("%s failed: status %d\n", target.c_str(), status);
-      ++failed;
-    }
-  }
-  std::printf(failed == 0 ? "ok\n" : "%d targets failed\n", failed);
-  return failed != 0;
+  return on_each_target(argc > 3 ? argv[3] : "", [&](const char* name) {
+    target = name;
+    return test_target(from, trials, trials >= 500);
+  });
 }
