@@ -196,12 +196,12 @@ void Executable::compile_steps() {
 
 Executable::Uses Executable::count_uses() const {
   Uses uses;
-  auto& [readers, made_by] = uses;
+  std::vector<int>& readers = uses.readers;
   readers.resize(plan_.program.values.size());
-  made_by.resize(plan_.program.values.size());
+  uses.made_by.resize(plan_.program.values.size());
   for (const HostStep& step : steps_) {
     if (step.in >= 0) ++readers[index(step.in)];
-    if (step.out >= 0) made_by[index(step.out)] = &step;
+    if (step.out >= 0) uses.made_by[index(step.out)] = &step;
     for (const Source& arg : step.args) {
       if (arg.value >= 0) ++readers[index(arg.value)];
     }
