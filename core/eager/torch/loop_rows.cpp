@@ -41,7 +41,8 @@ void topk(Call& c) {  // self, k, dim, largest, sorted
   const Value x = c.value(std::size_t{0});
   const int axis = axis_of(c, 2, x);
   const std::int64_t k = c.integer(1);
-  if (c.meta(x).dtype == DType::kBool || c.meta(x).elements() == 0 || k < 0 || k > c.meta(x).size(axis) || !c.flag(4))
+  if (c.meta(x).dtype == DType::kBool || c.meta(x).elements() == 0 || k < 0 ||
+      k > c.meta(x).size(axis) || !c.flag(4))
     Call::refuse("bools, no elements, or in no order");
   const Param largest = Param::integer(c.flag(3) ? 1 : 0);
   in_order(c, x, axis, c.op(Op::argtopk, {x}, {Param::integer(axis), Param::size(k), largest}));

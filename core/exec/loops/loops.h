@@ -1,5 +1,5 @@
-// Operators that are a loop of their own: scans, scatters, orders, searches. Nothing fuses with them, and
-// they run on one thread.
+// Operators that are a loop of their own: scans, scatters, orders, searches. Nothing fuses with
+// them, and they run on one thread.
 #pragma once
 
 #include <array>
