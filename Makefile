@@ -81,7 +81,7 @@ test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArc
 	$(PY) tests/differential/record_launches.py $(AARCH64)/launches $(RECORDED:%=tests/differential/%)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu $(AARCH64)/replay_launches $(AARCH64)/launches
 
-bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor and ONNX Runtime
+bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor, ONNX Runtime and JAX
 	$(VENV)/bin/tilevm bench $(ARGS)
 
 lint: venv ## ruff and mypy

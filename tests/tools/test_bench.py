@@ -55,6 +55,18 @@ def test_kernels_are_the_cases(case: Case) -> None:
     check(case, tilevm.kernel(getattr(kernels, case.kernel)))
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
+def test_functions_of_jax_are_the_cases(case: Case) -> None:
+    pytest.importorskip("jax")
+    rival = contestants.BY_KEY["jax"]
+    if not rival.takes(case):
+        pytest.skip("not written in JAX")
+    if case.name in NEED_TRANSFORMERS:
+        pytest.importorskip("transformers")
+    call = rival.build(case, case.make())
+    check(case, lambda *inputs: rival.tensors(call(*inputs)))
+
+
 @pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
 def test_operators_compile_whole(case: Case) -> None:
     before = tilevm.stats()

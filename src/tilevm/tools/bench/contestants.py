@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import types
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -15,18 +17,24 @@ from tilevm.tools.bench.case import Case, Function
 
 @dataclass(frozen=True)
 class Contestant:
-    """`build(case, function)` gives what is timed; `takes(case)`: whether it can run the case."""
+    """`build(case, function)` gives what is timed; `takes(case)`: whether it can run the case.
+
+    packages: without them, the contestant is not there. tensors: makes tensors of results, to be
+    compared.
+    """
 
     key: str
     label: str
     build: Callable[[Case, Function], Function]
     takes: Callable[[Case], bool] = lambda case: True
     quick: bool = True  # part of --quick
+    packages: tuple[str, ...] = ()
+    tensors: Callable[[Any], Any] = lambda results: results
 
 
 def available() -> tuple[Contestant, ...]:
     """All that is installed; eager, the measure of the others, is first."""
-    return tuple(c for c in CONTESTANTS if c.key != "onnxruntime" or _has_onnxruntime())
+    return tuple(c for c in CONTESTANTS if all(map(find_spec, c.packages)))
 
 
 def twin(function: Function, name: str) -> types.FunctionType:
@@ -111,7 +119,11 @@ def _onnxruntime(case: Case, function: Function) -> Function:
     )
     shapes = (dims,) if isinstance(module, _Module) else dims
     inputs = tuple(case.tensors(sizes))
-    exported = torch.onnx.export(module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False)
+    with warnings.catch_warnings():  # of what PyTorch's own exporter uses
+        warnings.simplefilter("ignore", FutureWarning)
+        exported = torch.onnx.export(
+            module, inputs, dynamo=True, dynamic_shapes=shapes, verbose=False
+        )
     if exported is None:
         raise RuntimeError("torch.onnx.export gave nothing")
     options = onnxruntime.SessionOptions()
@@ -132,6 +144,52 @@ def _onnxruntime(case: Case, function: Function) -> Function:
     return call
 
 
+def _jax(case: Case, function: Any) -> Function:
+    """JAX's own arrays go in and come out, computed; they share memory with the tensors."""
+    import jax
+
+    from tilevm.tools.bench.jax_functions import FUNCTIONS
+
+    jitted = jax.jit(FUNCTIONS[_plain(case)])
+    wait: Any = jax.block_until_ready
+    state = function.state_dict() if isinstance(function, torch.nn.Module) else None
+    given = () if state is None else ({name: _to_jax(x) for name, x in state.items()},)
+    arrays: dict[tuple[int, ...], tuple[Any, ...]] = {}  # of the same tensors, call by call
+
+    def call(*args: torch.Tensor) -> Any:
+        key = tuple(map(id, args))
+        found = arrays.get(key)
+        if found is None:
+            found = arrays[key] = (*given, *map(_to_jax, args))
+        return wait(jitted(*found))
+
+    return call
+
+
+def _plain(case: Case) -> str:
+    return case.name.removesuffix("_bf16")
+
+
+def _to_jax(x: torch.Tensor) -> Any:
+    """An array of the same elements; int64 as int32, since that is what JAX has by default."""
+    import jax
+
+    return jax.dlpack.from_dlpack(x.detach().int() if x.dtype == torch.int64 else x.detach())
+
+
+def _from_jax(results: Any) -> Any:
+    from torch.utils.dlpack import from_dlpack
+
+    several = isinstance(results, tuple | list)
+    return [from_dlpack(x) for x in results] if several else from_dlpack(results)
+
+
+def _written_in_jax(case: Case) -> bool:
+    from tilevm.tools.bench.jax_functions import FUNCTIONS
+
+    return _plain(case) in FUNCTIONS
+
+
 class _Module(torch.nn.Module):
     def __init__(self, function: Function) -> None:
         super().__init__()
@@ -143,15 +201,6 @@ class _Module(torch.nn.Module):
 
 def _has_parameters(case: Case) -> bool:
     return case.suite in ("subgraphs", "models", "images")
-
-
-def _has_onnxruntime() -> bool:
-    try:
-        import onnxruntime  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 CONTESTANTS: tuple[Contestant, ...] = (
@@ -176,6 +225,16 @@ CONTESTANTS: tuple[Contestant, ...] = (
         _onnxruntime,
         lambda case: case.dtype == "float32",
         quick=False,
+        packages=("onnxruntime", "onnxscript"),
+    ),
+    Contestant(
+        "jax",
+        "JAX",
+        _jax,
+        _written_in_jax,
+        quick=False,
+        packages=("jax",),
+        tensors=_from_jax,
     ),
     Contestant("kernel", "tilevm.kernel", _kernel, lambda case: bool(case.kernel)),
     Contestant("compile", "tilevm.compile", _compile),

@@ -63,7 +63,7 @@ class Bench:
             return -x
 
         for rival in rivals:
-            if rival.key in self._warm or rival.key in ("eager", "onnxruntime"):
+            if rival.key in self._warm or rival.key in ("eager", "onnxruntime", "jax"):
                 continue
             self._warm.add(rival.key)
             self.at(rival.key)
@@ -141,8 +141,9 @@ class _Measurement:
                 begin = time.perf_counter()
                 if call is None:
                     call = rival.build(self._case, self._function)
-                outputs.append(_flat(call(*inputs)))
+                found = call(*inputs)
                 seconds.append(time.perf_counter() - begin)
+                outputs.append(_flat(rival.tensors(found)))
                 if i == 0:
                     first = _captures(rival.key) - captured
         except Exception as error:
@@ -217,9 +218,9 @@ class _Measurement:
     def _memory(self, key: str) -> int | None:
         """Bytes that a call of the largest shape needs at most, its outputs included.
 
-        None: not known; ONNX Runtime keeps what it once had.
+        None: not known; ONNX Runtime and JAX keep what they once had.
         """
-        if key == "onnxruntime":
+        if key in ("onnxruntime", "jax"):
             return None
         self._bench.at(key)
         call, inputs = self._calls[key], self._inputs[-1]

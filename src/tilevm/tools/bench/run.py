@@ -57,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
 def environment() -> dict[str, Any]:
     """Machine, versions and commit, without which numbers mean nothing."""
     versions = {}
-    for package in ("tilevm", "torch", "numpy", "transformers", "onnxruntime", "onnx"):
+    for package in ("tilevm", "torch", "numpy", "transformers", "onnxruntime", "onnx", "jax"):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -194,6 +194,8 @@ class _Processes:
                 "OMP_NUM_THREADS": str(self._threads),
                 "TORCHINDUCTOR_CACHE_DIR": str(self._folder / f"cache{self._count}"),
                 "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+                "NPROC": str(self._threads),  # of JAX
+                "JAX_PLATFORMS": "cpu",
             }
             arguments = (self._threads, self._quick, self._stage())
             self._worker = Worker("tilevm.tools.bench.measure:Bench", arguments, environment)
