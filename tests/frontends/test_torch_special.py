@@ -66,6 +66,17 @@ def test_powers_of_ten_are_exact() -> None:
     check(lambda x: torch.log10(x), x, rtol=0, atol=0)
 
 
+def test_lgamma_near_its_zeros() -> None:
+    """Of two nearly equal terms: each float32 around the zeros from -2 to -4, and others."""
+    zeros = torch.tensor([-2.4570247, -2.7476826, -3.1435809, -3.955294, 1.0, 2.0])
+    bits = zeros.view(torch.int32)[:, None] + torch.arange(-500, 500, dtype=torch.int32)
+    x = torch.cat([bits.view(torch.float32).flatten(), torch.linspace(-30, 30, 9973)])
+    found = tilevm.compile(lambda x: torch.lgamma(x))(x).double()
+    exact = torch.lgamma(x.double())
+    units = (found - exact).abs() / (exact.abs() * torch.finfo(torch.float32).eps)
+    assert units[exact.isfinite() & (exact != 0)].max() <= 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 def test_signs(dtype: Any) -> None:
     x = numbers(dtype)

@@ -9,7 +9,7 @@ const Tables& tables() {
     Tables t{};
     fill_map_float(t);
     fill_map_math(t);
-    fill_map_libm(t);
+    fill_map_math_f64(t);
     fill_map_int(t);
     fill_map_logic(t);
     fill_fold(t);

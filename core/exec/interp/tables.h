@@ -95,7 +95,7 @@ struct Tables {
 const Tables& tables();
 
 // Which file has a map instruction: each fills its slice, and does not compile if one is missing.
-enum class Family { kNone, kFloat, kMath, kLibm, kInt, kLogic };
+enum class Family { kNone, kFloat, kMath, kMathF64, kInt, kLogic };
 
 inline constexpr Family family(Op op) {
   const InstrInfo& row = kIsa[static_cast<int>(op)];
@@ -108,12 +108,12 @@ inline constexpr Family family(Op op) {
   if (!uniform || type == RegType::kB8 || row.n_fields == 4) return Family::kLogic;
   if (type != RegType::kF32 && type != RegType::kF64) return Family::kInt;
   if (row.cost == 1) return Family::kFloat;
-  return type == RegType::kF32 ? Family::kMath : Family::kLibm;
+  return type == RegType::kF32 ? Family::kMath : Family::kMathF64;
 }
 
 void fill_map_float(Tables& tables);
 void fill_map_math(Tables& tables);
-void fill_map_libm(Tables& tables);
+void fill_map_math_f64(Tables& tables);
 void fill_map_int(Tables& tables);
 void fill_map_logic(Tables& tables);
 void fill_fold(Tables& tables);

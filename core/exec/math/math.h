@@ -1,4 +1,4 @@
-// float32 math functions, one definition for every tier.
+// float32 math functions, one definition for every tier. (Those of float64: float64.h.)
 //
 // Each function is a template over a backend B and takes `B& b` first. A backend either computes
 // (scalar_backend.h, hwy_backend.h) or emits machine code, so a function never reads a value: it

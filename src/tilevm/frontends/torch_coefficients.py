@@ -4,7 +4,7 @@ Chebyshev series, first.
 Sources: Cephes Mathematical Library, release 2.8 (S. L. Moshier): BESSEL_*, I_*, K_*, NDTRI_*,
 AIRY_*; W. J. Cody, Rational Chebyshev Approximations for the Error Function, Mathematics of
 Computation 23 (1969): ERFC_*; M. Giles, Approximating the erfinv Function, GPU Computing Gems
-(2011): ERFINV_*. LGAMMA is a Chebyshev fit of 12 terms on [1, 2.5], in 40 digits: error 2e-9.
+(2011): ERFINV_*.
 """
 
 from __future__ import annotations
@@ -543,19 +543,4 @@ ERFINV_FAR = (
     0.00943887047,
     1.00167406,
     2.83297682,
-)
-# lgamma(1.75 + x) / ((x + 0.75) (x - 0.25)), of float32.
-LGAMMA = (
-    -0.00013117774145616373,
-    0.00024690442944879065,
-    -0.0002463248671255037,
-    0.000476143687765462,
-    -0.0010718317064225826,
-    0.0021165366158853506,
-    -0.00422467212158261,
-    0.008773533434973042,
-    -0.019054032085593243,
-    0.04452058559718501,
-    -0.11948158604380038,
-    0.45013931102556987,
 )

@@ -426,43 +426,37 @@ def _log10(x: _Value) -> _Value:
 
 # Gamma function ----------------------------------------------------------------------------------
 
-_LGAMMA_EDGE = 8.0  # from here on, Stirling's series: Abramowitz and Stegun 6.1.41
-_STIRLING = (1 / 1260, -1 / 360, 1 / 12)
+_LGAMMA_EDGE = 8  # from here on, Stirling's series: Abramowitz and Stegun 6.1.41
+_STIRLING = (1 / 156, -691 / 360360, 1 / 1188, -1 / 1680, 1 / 1260, -1 / 360, 1 / 12)
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-
-
-def _lgamma_positive(x: _Value) -> _Value:
-    """By a polynomial from 1 to 2.5, and recurrence (6.1.15) to there.
-
-    What is left of 1 and 2, the zeros, is exact.
-    """
-    below = x.of("lt", 1.0)  # lgamma(x) = lgamma(x + 1) - log(x)
-    steps = (x - 2.0).of("round").of("maximum", 0.0)
-    factors = x.number(1.0)
-    for k in range(1, int(_LGAMMA_EDGE) - 1):
-        factors = factors * _where(steps.of("ge", float(k)), x - float(k), 1.0)
-    from_2 = _where(below, x - 1.0, (x - 2.0) - steps)
-    from_1 = _where(below, x, (x - 1.0) - steps)
-    value = from_1 * from_2 * _polynomial(from_2 + 0.25, known.LGAMMA)
-    near = value + _where(below, -x.of("log"), factors.of("log"))
-    inverse = 1.0 / x
-    rest = inverse * _polynomial(inverse * inverse, _STIRLING)
-    far = (x - 0.5) * (x.of("log") - 1.0) + (_HALF_LOG_2PI - 0.5) + rest
-    return _where(x.of("lt", _LGAMMA_EDGE), near, far)
 
 
 @_row("lgamma", "special_gammaln", narrow=True)
 def _lgamma(x: _Value) -> _Value:
-    """Below 0, by reflection (6.1.17)."""
-    a = x.of("abs")
-    value = _lgamma_positive(a)
+    """In float64: of two large terms little is left near the zeros, which lie close below 0.
+
+    Up to 8 by recurrence (6.1.15), below 0 by reflection (6.1.17); both are factors of one
+    logarithm.
+    """
+    wide = _Value(x.b, x.b.cast(x.id, torch.float64), torch.float64)
+    a = wide.of("abs")
+    near = a.of("lt", float(_LGAMMA_EDGE))
+    factors = a
+    for k in range(1, _LGAMMA_EDGE):
+        factors = factors * (a + float(k))
+    factors = _where(near, factors, 1.0)
+    z = _where(near, a + float(_LGAMMA_EDGE), a)
+    inverse = 1.0 / z
+    rest = inverse * _polynomial(inverse * inverse, _STIRLING)
+    value = (z - 0.5) * (z.of("log") - 1.0) + (_HALF_LOG_2PI - 0.5) + rest
     part = a - a.of("round")
     sine = (part * math.pi).of("sin").of("abs")
-    reflected = math.log(math.pi) - (a * sine).of("log") - value
-    reflected = _where(part.of("eq", 0.0), math.inf, reflected)
-    # nearer to 0, -log|x| on either side
-    value = _where(x.of("lt", -1e-10), reflected, value)
-    return _where(a.of("eq", math.inf), math.inf, value)
+    below = wide.of("lt", 0.0)
+    above = _where(below, math.pi * factors, 1.0)
+    log = (above / _where(below, a * sine, factors)).of("log")
+    value = _where(below, -value, value) + log
+    value = _where(a.of("eq", math.inf), math.inf, value)
+    return _Value(x.b, x.b.cast(value.id, x.dtype), x.dtype)
 
 
 @row("mvlgamma", "special_multigammaln")

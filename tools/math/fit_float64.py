@@ -1,0 +1,170 @@
+"""Fit the polynomials of core/exec/math/float64.h and write core/exec/math/float64.gen.h.
+
+    python tools/math/fit_float64.py    # rewrite the header, print each fit's error
+
+Method: weighted least squares at Chebyshev points, in 60 digits, which is within a small factor of
+minimax. Coefficients are rounded to float64 one at a time, lowest power first, and the rest are
+fitted again after each rounding, as in fit.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fit import LN2, SLACK, Fit
+from mpmath import matrix, mp, mpf
+
+mp.dps = 60
+HEADER = Path(__file__).parents[2] / "core" / "exec" / "math" / "float64.gen.h"
+TINY = mpf(10) ** -20
+
+
+def points(fit: Fit, count: int) -> list[mpf]:
+    """Chebyshev points of the interval."""
+    half, mid = (fit.hi - fit.lo) / 2, (fit.hi + fit.lo) / 2
+    return [mid - half * mp.cos(mp.pi * (i + mpf(1) / 2) / count) for i in range(count)]
+
+
+def solved(columns: list[list[mpf]], target: list[mpf]) -> list[mpf]:
+    """Coefficients of the columns whose sum is nearest to `target`."""
+    n = len(columns)
+    normal = matrix(n, n)
+    right = matrix(n, 1)
+    for i in range(n):
+        for j in range(i, n):
+            normal[i, j] = normal[j, i] = mp.fdot(columns[i], columns[j])
+        right[i] = mp.fdot(columns[i], target)
+    return list(mp.lu_solve(normal, right))
+
+
+def rounded(fit: Fit) -> tuple[list[float], mpf]:
+    """float64 coefficients and the largest weighted error they leave."""
+
+    def sampled(count: int) -> tuple[list[mpf], list[list[mpf]]]:
+        xs = points(fit, count)
+        ws = [fit.weight(x) for x in xs]
+        wanted = [w * fit.f(x) for x, w in zip(xs, ws, strict=True)]
+        return wanted, [[w * x**p for x, w in zip(xs, ws, strict=True)] for p in fit.powers]
+
+    left, columns = sampled(3 * len(fit.powers))
+    out: list[float] = []
+    for k, column in enumerate(columns):
+        out.append(float(solved(columns[k:], left)[0]))
+        left = [y - mpf(out[-1]) * b for y, b in zip(left, column, strict=True)]
+    wanted, columns = sampled(7 * len(fit.powers))
+    for c, column in zip(out, columns, strict=True):
+        wanted = [y - mpf(c) * b for y, b in zip(wanted, column, strict=True)]
+    return out, max(abs(y) for y in wanted)
+
+
+def erfcx(t: mpf) -> mpf:
+    """e^(t^2) erfc(t)."""
+    return mp.exp(t**2) * mp.erfc(t)
+
+
+def of_ratio(u: mpf) -> mpf:
+    """The t of u = (t - 2) / (t + 2)."""
+    return 2 * (1 + u) / (1 - u)
+
+
+ODD = mpf("1.5")
+FITS = (
+    Fit(
+        "kExp",
+        "(e^r - 1 - r) / r^2, |r| <= ln2/2; error relative to e^r - 1",
+        lambda r: (mp.expm1(r) - r) / r**2,
+        lambda r: r**2 / mp.expm1(r),
+        -LN2 / 2 * SLACK,
+        LN2 / 2 * SLACK,
+        tuple(range(11)),
+    ),
+    Fit(
+        "kLog",
+        "(2 atanh s - 2s) / s^3 in s^2, |s| <= 0.1716; relative to 2 atanh s",
+        lambda s: 2 * (mp.atanh(mp.sqrt(s)) - mp.sqrt(s)) / s**ODD,
+        lambda s: s**ODD / mp.atanh(mp.sqrt(s)) / 2,
+        TINY,
+        mpf("0.1716") ** 2,
+        tuple(range(7)),
+    ),
+    Fit(
+        "kLogTail",
+        "(2 atanh s - 2s - 2/3 s^3) / s^5 in s^2, |s| <= 0.1716; relative to 2 atanh s",
+        lambda s: 2 * (mp.atanh(mp.sqrt(s)) - mp.sqrt(s) - s**ODD / 3) / s ** mpf("2.5"),
+        lambda s: s ** mpf("2.5") / mp.atanh(mp.sqrt(s)) / 2,
+        TINY,
+        mpf("0.1716") ** 2,
+        tuple(range(8)),
+    ),
+    Fit(
+        "kSin",
+        "(sin r - r) / r^3 in r^2, |r| <= pi/4; relative to sin r",
+        lambda s: (mp.sin(mp.sqrt(s)) - mp.sqrt(s)) / s**ODD,
+        lambda s: s**ODD / mp.sin(mp.sqrt(s)),
+        TINY,
+        (mp.pi / 4 * mpf("1.01")) ** 2,
+        tuple(range(7)),
+    ),
+    Fit(
+        "kCos",
+        "(cos r - 1 + r^2/2) / r^4 in r^2, |r| <= pi/4; relative to cos r",
+        lambda s: (mp.cos(mp.sqrt(s)) - 1 + s / 2) / s**2,
+        lambda s: s**2 / mp.cos(mp.sqrt(s)),
+        TINY,
+        (mp.pi / 4 * mpf("1.01")) ** 2,
+        tuple(range(7)),
+    ),
+    Fit(
+        "kAtan",
+        "(atan a - a) / a^3 in a^2, |a| <= tan(pi/8); relative to atan a",
+        lambda s: (mp.atan(mp.sqrt(s)) - mp.sqrt(s)) / s**ODD,
+        lambda s: s**ODD / mp.atan(mp.sqrt(s)),
+        TINY,
+        (mp.tan(mp.pi / 8) * mpf("1.001")) ** 2,
+        tuple(range(12)),
+    ),
+    Fit(
+        "kErf",
+        "(erf t - t) / t in t^2, |t| <= 0.875; relative to erf t",
+        lambda s: mp.erf(mp.sqrt(s)) / mp.sqrt(s) - 1,
+        lambda s: mp.sqrt(s) / mp.erf(mp.sqrt(s)),
+        TINY,
+        mpf("0.876") ** 2,
+        tuple(range(13)),
+    ),
+    Fit(
+        "kErfc",
+        "4 e^(t^2) erfc(t) / (1 - u) in u = (t - 2) / (t + 2), t in [0.5, 28]; relative",
+        lambda u: 4 * erfcx(of_ratio(u)) / (1 - u),
+        lambda u: (1 - u) / 4 / erfcx(of_ratio(u)),
+        (mpf("0.5") - 2) / (mpf("0.5") + 2),
+        mpf(26) / 30,
+        tuple(range(23)),
+    ),
+)
+
+
+def main() -> None:
+    """Write the header."""
+    lines = [
+        "// Generated by tools/math/fit_float64.py. Do not edit.",
+        "#ifndef TILEVM_CORE_EXEC_MATH_FLOAT64_GEN_H_",
+        "#define TILEVM_CORE_EXEC_MATH_FLOAT64_GEN_H_",
+        "",
+        "namespace tilevm::math::float64 {",
+        "// Lowest power first.",
+    ]
+    for fit in FITS:
+        coeffs, err = rounded(fit)
+        bits = float(-mp.log(err, 2))
+        print(f"{fit.name:12} 2^-{bits:.1f}  {coeffs}", flush=True)
+        lines.append(f"// {fit.doc}. Error 2^-{bits:.1f}.")
+        lines.append(f"inline constexpr double {fit.name}[] = {{")
+        lines += [f"    {c.hex()}," for c in coeffs]
+        lines.append("};")
+    lines += ["}  // namespace tilevm::math::float64", "", "#endif", ""]
+    HEADER.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
