@@ -20,7 +20,7 @@ class Contestant:
     """`build(case, function)` gives what is timed; `takes(case)`: whether it can run the case.
 
     packages: without them, the contestant is not there. tensors: makes tensors of results, to be
-    compared.
+    compared. What is built may have `compiled()`: how many programs it has compiled so far.
     """
 
     key: str
@@ -163,6 +163,7 @@ def _jax(case: Case, function: Any) -> Function:
             found = arrays[key] = (*given, *map(_to_jax, args))
         return wait(jitted(*found))
 
+    call.compiled = jitted._cache_size  # type: ignore[attr-defined]
     return call
 
 
