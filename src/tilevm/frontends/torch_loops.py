@@ -18,7 +18,7 @@ from tilevm.frontends.torch_ops import (
     row,
     scaled,
 )
-from tilevm.frontends.torch_products import ROWS
+from tilevm.frontends.torch_norms import ROWS
 from tilevm.frontends.torch_views import filled, place_of, sliced
 
 if TYPE_CHECKING:

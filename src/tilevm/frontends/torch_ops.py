@@ -94,6 +94,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
+def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
+    """`value`; ints that are arguments of the call, and what follows from them, are fixed to their
+    values, each in a list: by a guard, so that others make another capture. sizes: those of
+    tensors, too.
+    """
+    if isinstance(value, list | tuple):
+        return [fixed(b, v, sizes) for v in value]
+    if not isinstance(value, torch.SymInt):
+        return value
+    text = b.size(value)
+    if isinstance(text, int):
+        return text
+    if b.sizes.depends_on_data(value):
+        return value
+    named = {str(symbol) for symbol in b.sizes.expr(value).free_symbols}
+    return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
+
+
 # Element by element ------------------------------------------------------------------------------
 
 
@@ -538,7 +556,7 @@ def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool
     return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
 
 
-def _affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
+def affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
     if weight is not None:
         x = b.add("mul", x, weight.id)
     return x if bias is None else b.add("add", x, bias.id)
@@ -549,7 +567,7 @@ def _layer_norm(
     b: Importer, out: Any, x: Tensor, shape: Any, weight: Any, bias: Any, eps: Any, *_: Any
 ) -> int:
     axes = list(range(x.rank - len(shape), x.rank))
-    return _affine(b, b.add("layer_norm", x.id, axes=axes, eps=constant(eps)), weight, bias)
+    return affine(b, b.add("layer_norm", x.id, axes=axes, eps=constant(eps)), weight, bias)
 
 
 @row("native_layer_norm")
@@ -576,7 +594,7 @@ def _rms_norm(b: Importer, out: Any, x: Tensor, shape: Any, weight: Any, eps: An
     axes = list(range(x.rank - len(shape), x.rank))
     computed = x.dtype if x.dtype == torch.float64 else torch.float32
     small = torch.finfo(computed).eps if eps is None else constant(eps)
-    return _affine(b, b.add("rms_norm", x.id, axes=axes, eps=small), weight, None)
+    return affine(b, b.add("rms_norm", x.id, axes=axes, eps=small), weight, None)
 
 
 @row("_fused_rms_norm")
@@ -586,84 +604,3 @@ def _fused_rms_norm(
     if b.used(1):
         raise Unsupported("the reciprocal norm is used")
     return _rms_norm(b, out, x, shape, weight, eps), None
-
-
-@row("group_norm")
-def _group_norm(
-    b: Importer, out: Any, x: Tensor, groups: int, weight: Any, bias: Any, eps: Any, *_: Any
-) -> int:
-    batch, channels, *spatial = x.shape
-    inner: Any = channels // groups
-    for size in spatial:
-        inner = inner * size
-    rows = b.add("reshape", x.id, shape=b.shape([batch, groups, inner]))
-    rows = b.add("layer_norm", rows, axes=[2], eps=constant(eps))
-    value = b.add("reshape", rows, shape=b.shape(x.shape))
-    return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
-
-
-@row("native_group_norm")
-def _native_group_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, batch: Any, channels: Any,
-    inner: Any, groups: int, eps: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    value = _group_norm(b, out[0], x, groups, weight, bias, eps)
-    if not (b.used(1) or b.used(2)):
-        return value, None, None
-    shape = b.shape([batch, groups, (channels // groups) * inner])
-    rows = b.add("reshape", x.id, shape=shape)
-    mean = b.add("mean", rows, axes=[2], keepdims=False)
-    variance = b.add("var", rows, axes=[2], keepdims=False, correction=0)
-    return value, mean, b.add("rsqrt", b.add("add", variance, b.number(eps)))
-
-
-@row("instance_norm")
-def _instance_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    own: bool, momentum: Any, eps: Any, *_: Any,
-) -> int:  # fmt: skip
-    if mean is not None or variance is not None or not own:
-        raise Unsupported("running statistics")
-    value = b.add("layer_norm", x.id, axes=list(range(2, x.rank)), eps=constant(eps))
-    return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
-
-
-def _per_channel(b: Importer, x: Tensor | None, rank: int) -> Tensor | None:
-    if x is None:
-        return None
-    shape = [1, x.shape[0], *[1] * (rank - 2)]
-    return Tensor(b.add("reshape", x.id, shape=b.shape(shape)), x.fake)
-
-
-def _normalised(
-    b: Importer, x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, eps: Any
-) -> int:
-    """Batch norm at inference: x * alpha + beta with one alpha and beta a channel."""
-    alpha = b.add("rsqrt", b.add("add", variance.id, b.number(eps)))
-    if weight is not None:
-        alpha = b.add("mul", alpha, weight.id)
-    shift = b.add("mul", mean.id, alpha)
-    beta = b.add("neg", shift) if bias is None else b.add("sub", bias.id, shift)
-    shape = b.shape([1, mean.shape[0], *[1] * (x.rank - 2)])
-    alpha, beta = (b.add("reshape", v, shape=shape) for v in (alpha, beta))
-    return b.add("add", b.add("mul", x.id, alpha), beta)
-
-
-@row("batch_norm")
-def _batch_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    training: bool, momentum: Any, eps: Any, *_: Any,
-) -> int:  # fmt: skip
-    if training or mean is None or variance is None:
-        raise Unsupported("training")
-    return _normalised(b, x, weight, bias, mean, variance, eps)
-
-
-@row("_native_batch_norm_legit_no_training")
-def _batch_norm_no_training(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    momentum: Any, eps: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    if b.used(1) or b.used(2):
-        raise Unsupported("the saved statistics are used")
-    return _normalised(b, x, weight, bias, mean, variance, eps), None, None
