@@ -195,6 +195,21 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
     b.program.item(source.id, name, b.line)
 
 
+def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None:
+    """Let calls check that no element is above `most`; NaN is not. A call that has one runs
+    eagerly.
+    """
+    above = b.add("gt", value, b.number(float(most)))
+    if rank:
+        above = b.add("any", above, axes=list(range(rank)), keepdims=False)
+    b.result.brings = True
+    name = f"above{len(b.result.pinned)}"
+    b.result.pinned.append(message)
+    b.program.symbol(name, 0, 1, 1)
+    b.program.item(b.cast(above, torch.int64), name, b.line)
+    b.program.check(name, 0, message)
+
+
 def check_assertion(b: Importer, node: torch.fx.Node) -> None:
     """Let calls check what is asserted of data; guards check what is asserted of sizes."""
     if str(node.target) != "aten._assert_scalar.default":

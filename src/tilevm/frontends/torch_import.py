@@ -27,7 +27,7 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
-from tilevm.frontends.torch_special import ROWS
+from tilevm.frontends.torch_polynomials import ROWS
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime

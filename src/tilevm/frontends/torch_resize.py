@@ -171,23 +171,13 @@ def _upsample_cubic(
 
 
 def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: bool) -> int:
-    """Whole multiples of a size are views."""
     n = _Numbers(b, _computed(x.dtype))
     value = x.id
-    sizes = list(x.shape)
-    for axis, scale in zip(range(2, x.rank), _scales(x.rank - 2, scales), strict=True):
+    each = list(zip(range(2, x.rank), _scales(x.rank - 2, scales), strict=True))
+    for axis, scale in reversed(each):  # rows are copied whole
         size, wanted = x.shape[axis], out.shape[axis]
         b.at_least(size, 1)
-        times = _times(b, size, wanted, scale)
-        sizes[axis] = wanted
-        if times is not None and len(sizes) < 8:
-            if times > 1:
-                wide = [*sizes[:axis], size, times, *x.shape[axis + 1 :]]
-                value = b.add("unsqueeze", value, axis=axis + 1)
-                value = b.add("expand", value, shape=b.shape(wide))
-                value = b.add(
-                    "reshape", value, shape=b.shape([*sizes[: axis + 1], *x.shape[axis + 1 :]])
-                )
+        if b.size(size) == b.size(wanted) and scale is None:
             continue
         at, step = _steps(n, wanted), _step(n, size, wanted, scale)
         if exact:
@@ -198,16 +188,6 @@ def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: boo
         place = n.place(n.do("minimum", n.do("floor", at), n.of(size - 1)))
         value = b.add("take", value, place, axis=axis)
     return value
-
-
-def _times(b: Importer, size: Any, out: Any, scale: Any) -> int | None:
-    """How often each pixel is repeated, if that is known."""
-    if scale is not None and not (is_number(scale) and float(scale).is_integer()):
-        return None
-    for times in (1, 2, 3, 4, 8) if scale is None else (int(scale),):
-        if times and b.size(size * times) == b.size(out):
-            return times
-    return None
 
 
 @row("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_nearest1d.vec",
@@ -226,7 +206,7 @@ def _upsample_nearest_exact(b: Importer, out: Any, x: Tensor, size: Any, *scales
 # Grids -------------------------------------------------------------------------------------------
 
 _ZEROS, _BORDER, _REFLECTION = range(3)
-_BILINEAR, _NEAREST, _BICUBIC = range(3)
+_NEAREST, _BICUBIC = 1, 2  # of 3 modes, the first of which is bilinear
 
 
 class _Axis:
@@ -275,14 +255,10 @@ class _Axis:
         n = self.n
         if mode == _NEAREST:
             return [(n.do("round", self.padded(at)), None)]
-        if mode == _BILINEAR:
-            at = self.padded(at)
-            first = n.do("floor", at)
-            second = n.do("add", first, 1.0)
-            return [(first, n.do("sub", second, at)), (second, n.do("sub", at, first))]
+        at = self.padded(at)
         first = n.do("floor", at)
-        places = [self.padded(n.do("add", first, float(i - 1))) for i in range(4)]
-        return list(zip(places, n.cubic(n.do("sub", at, first)), strict=True))
+        second = n.do("add", first, 1.0)
+        return [(first, n.do("sub", second, at)), (second, n.do("sub", at, first))]
 
 
 @row("grid_sampler", "grid_sampler_2d", "grid_sampler_3d")
@@ -291,8 +267,10 @@ def _grid_sampler(
 ) -> int:
     """x: [N, C, sizes]; grid: [N, sizes of the result, axes], the last axis first."""
     count = x.rank - 2
-    if x.dtype != grid.dtype or not x.is_float or (mode == _BICUBIC and count != 2):
-        raise Unsupported("other dtypes, or modes")
+    if x.dtype != grid.dtype or not x.is_float:
+        raise Unsupported("other dtypes")
+    if mode == _BICUBIC:  # sixteen places an element, for each channel: PyTorch is quicker
+        raise Unsupported("bicubic")
     n = _Numbers(b, _computed(x.dtype))
     sizes = x.shape[2:]
     for size in (x.shape[1], *sizes):
