@@ -305,6 +305,14 @@ def _elu(b: Importer, out: Any, x: Tensor, alpha: Any, scale: Any, input_scale: 
     return b.add("where", b.add("le", x.id, b.number(0)), negative, scaled(b, x.id, scale))
 
 
+@row("rrelu")
+def _rrelu(b: Importer, out: Any, x: Tensor, low: Any, high: Any, train: bool, *_: Any) -> int:
+    if train:
+        raise Unsupported("random numbers")
+    slope = b.add("mul", b.add("add", b.number(low), b.number(high)), b.number(0.5))
+    return b.add("where", b.add("le", x.id, b.number(0)), b.add("mul", x.id, slope), x.id)
+
+
 @row("softplus")
 def _softplus(b: Importer, out: Any, x: Tensor, beta: Any, threshold: Any) -> int:
     inner = scaled(b, x.id, beta)
@@ -345,7 +353,7 @@ def _identity(b: Importer, out: Any, x: Tensor, *_: Any) -> Tensor:
     return x
 
 
-@row("dropout", "feature_dropout", "alpha_dropout")
+@row("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def _dropout(b: Importer, out: Any, x: Tensor, p: float, train: bool) -> Tensor:
     if train and not (is_number(p) and p == 0):
         raise Unsupported("random numbers")
@@ -504,7 +512,8 @@ def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
 
 
 @row("norm.ScalarOpt_dim", "linalg_vector_norm")
-def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
+def norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
+    """Of the elements over `dims`."""
     if not x.is_float:
         raise Unsupported("a norm of integers")
     p = None if p is None else constant(p)
@@ -527,14 +536,14 @@ def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtyp
 
 @row("norm.Scalar", "norm.ScalarOpt_dtype")
 def _norm_all(b: Importer, out: Any, x: Tensor, p: Any = None, dtype: Any = None) -> Any:
-    return _norm(b, out, x, p, None, False)
+    return norm(b, out, x, p, None, False)
 
 
 @row("dist")
 def _dist(b: Importer, out: Any, x: Tensor, y: Tensor, p: Any) -> Any:
     apart = b.cast(b.add("sub", x.id, y.id), out.dtype)
     fake = torch.broadcast_tensors(x.fake, y.fake)[0]  # type: ignore[no-untyped-call]
-    return _norm(b, out, Tensor(apart, fake), p, None, False)
+    return norm(b, out, Tensor(apart, fake), p, None, False)
 
 
 # Rows --------------------------------------------------------------------------------------------
