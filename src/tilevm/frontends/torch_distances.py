@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_data import most_of
-from tilevm.frontends.torch_ops import Tensor, Unsupported, constant, fixed, is_number, norm, row
+from tilevm.frontends.torch_ops import (
+    Tensor,
+    Unsupported,
+    constant,
+    fixed,
+    is_number,
+    is_small,
+    norm,
+    row,
+)
 from tilevm.frontends.torch_sets import ROWS
 from tilevm.frontends.torch_views import filled
 
@@ -19,6 +28,7 @@ __all__ = ["ROWS"]
 
 # Distances ---------------------------------------------------------------------------------------
 
+_MOST_ROWS = 128  # of pairs of rows
 _MANY = 25  # rows: from here on PyTorch takes products, unless it is told not to
 
 
@@ -75,9 +85,11 @@ def _pdist(b: Importer, out: Any, x: Tensor, p: Any) -> int:
     rows, width = x.shape
     p = constant(p)
     if is_number(rows) and rows < 2:
-        raise Unsupported("fewer than two rows")
+        return filled(b, 0, x.dtype, [0])
     b.at_least(rows, 2)
     count = out.shape[0]
+    if not is_small(b, rows, _MOST_ROWS):
+        raise Unsupported("many rows")  # which it gathers for each pair: PyTorch is quicker
     k = b.cast(b.add("iota", size=b.size(count)), torch.float64)
     n, half = b.number(rows), b.number(0.5)
     twice = b.add("sub", b.add("mul", b.cast(n, torch.float64), b.number(2.0)), b.number(1.0))
@@ -102,6 +114,43 @@ def _pdist(b: Importer, out: Any, x: Tensor, p: Any) -> int:
     return _apart(b, out, one_row, other, x, p, width)
 
 
+_MOST_CLASSES = 64  # each is compared with each
+_NONE, _AVERAGE = 0, 1  # of a loss's `reduction`
+
+
+@row("multilabel_margin_loss")
+def _multilabel_margin_loss(
+    b: Importer, out: Any, x: Tensor, target: Tensor, reduction: int
+) -> int:
+    """Targets end at the first that is negative; each against all classes that are none."""
+    if not x.rank or x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported("a scalar, or other dtypes")
+    classes = x.shape[-1]
+    if not is_small(b, classes, _MOST_CLASSES):
+        raise Unsupported("many classes")
+    for size in x.shape:
+        b.at_least(size, 1)
+    last = x.rank - 1
+    there = b.cast(b.add("ge", target.id, b.number(0)), torch.int64)
+    there = b.add("gt", b.add("cumprod", there, axis=last), b.number(0))
+    place = b.add("minimum", b.add("maximum", target.id, b.number(0)), b.number(classes - 1))
+    chosen = b.add("gather", x.id, place, axis=last)
+    # [..., targets, classes]
+    wide = b.add("unsqueeze", there, axis=x.rank)
+    hit = b.add("eq", b.add("unsqueeze", place, axis=x.rank), b.add("iota", size=b.size(classes)))
+    hit = b.add("logical_and", hit, wide)
+    is_target = b.add("any", hit, axes=[last], keepdims=True)
+    gap = b.add("sub", b.number(1.0), b.add("unsqueeze", chosen, axis=x.rank))
+    gap = b.add("add", gap, b.add("unsqueeze", x.id, axis=last))
+    counts = b.add("logical_and", wide, b.add("logical_not", is_target))
+    margin = b.add("where", counts, b.add("maximum", gap, b.number(0.0)), b.number(0.0))
+    total = b.add("sum", margin, axes=[last, x.rank], keepdims=False)
+    total = b.add("div", total, b.number(classes))
+    if reduction == _NONE or x.rank == 1:
+        return total
+    return b.add("mean" if reduction == _AVERAGE else "sum", total, axes=[0], keepdims=False)
+
+
 # Powers ------------------------------------------------------------------------------------------
 
 _MOST_POWER = 1 << 16
@@ -111,10 +160,14 @@ _MOST_POWER = 1 << 16
 def _matrix_power(b: Importer, out: Any, x: Tensor, n: Any) -> Any:
     """By its binary digits."""
     n = fixed(b, n)
-    if not is_number(n) or not 0 < n <= _MOST_POWER or x.dtype is not torch.float32:
+    if not is_number(n) or not 0 <= n <= _MOST_POWER or x.dtype is not torch.float32:
         raise Unsupported("an inverse, a large power, or other dtypes")
     if n == 1:
         return x
+    if n == 0:
+        rows = b.add("unsqueeze", b.add("iota", size=b.size(x.shape[-1])), axis=1)
+        one = b.add("eq", rows, b.add("iota", size=b.size(x.shape[-1])))
+        return b.add("expand", b.cast(one, x.dtype), shape=b.shape(x.shape))
     square = x.id
     if n == 3:
         return b.add("matmul", b.add("matmul", square, square), square)
@@ -131,6 +184,7 @@ def _matrix_power(b: Importer, out: Any, x: Tensor, n: Any) -> Any:
 # Bags and segments -------------------------------------------------------------------------------
 
 _SUM, _MEAN, _MAX = range(3)
+_MOST_IN_BAGS = 1 << 14  # elements
 
 
 @row("embedding_bag", "embedding_bag.padding_idx", "_embedding_bag_forward_only",
@@ -146,13 +200,17 @@ def _embedding_bag(
         raise Unsupported("maxima, or bags of other kinds")
     count, width = index.shape[0], weight.shape[1]
     bags = out[0].shape[0]
+    if not is_small(b, count * width, _MOST_IN_BAGS):
+        raise Unsupported("large bags")  # each row is moved twice: PyTorch is quicker
     place = b.cast(b.add("iota", size=b.size(count)), index.dtype)
     bag = b.add("searchsorted", offsets.id, place, axis=0, right=True)
     bag = b.add("sub", bag, b.number(1))
     whole = b.number(bags - 1)
     # Elements before the first bag, and behind the last one if its end is said, are in none.
     inside = b.add("logical_and", b.add("ge", bag, b.number(0)), b.add("le", bag, whole))
-    if padding is not None and not (is_number(padding) and padding < 0):
+    if padding is not None:
+        if b.is_negative(padding):
+            padding = weight.shape[0] + padding
         kept = b.add("ne", index.id, b.number(padding))
         inside = b.add("logical_and", inside, kept)
     bag = b.add("where", inside, bag, b.number(bags))

@@ -112,6 +112,16 @@ def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
     return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
 
 
+def is_small(b: Importer, count: Any, most: int) -> bool:
+    """Whether a number of elements is at most that, as in the example; a guard says that it is."""
+    if is_number(count):
+        return bool(count <= most)
+    if b.sizes.depends_on_data(count) or count.node.hint is None or count.node.hint > most:
+        return False
+    b.at_least(most - count, 0)
+    return True
+
+
 # Element by element ------------------------------------------------------------------------------
 
 

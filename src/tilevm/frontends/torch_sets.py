@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_data import count_of, most_of
-from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, is_small, row
 from tilevm.frontends.torch_polynomials import ROWS
 from tilevm.frontends.torch_views import filled
 
@@ -144,6 +144,8 @@ def _combinations(b: Importer, out: Any, x: Tensor, r: Any, again: bool) -> int:
     return _table(b, [b.add("take", x.id, c, axis=0) for c in chosen])
 
 
+_MOST_IN_RUNS = 1 << 13
+
 # Elements that differ ----------------------------------------------------------------------------
 
 
@@ -196,6 +198,8 @@ def _unique_consecutive(
     if dim is not None and x.rank != 1:
         raise Unsupported("slices that differ")
     size = _check_runs(b, x, inverse, counts)
+    if not is_small(b, size, _MOST_IN_RUNS):
+        raise Unsupported("many elements")  # two loops: PyTorch's one is quicker
     return _runs(b, out, x, _flat(b, x.id, size), size, None)
 
 
@@ -242,3 +246,63 @@ def _histc(b: Importer, out: Any, x: Tensor, bins: Any, low: Any, high: Any) -> 
     counts = b.add("scatter_add", start, place, ones, axis=0)
     counts = b.add("slice", counts, axis=0, start=0, stop=b.size(count), step=1)
     return b.cast(counts, x.dtype)
+
+
+def _edges(b: Importer, x: Tensor, flat: int, low: Any, high: Any) -> tuple[int, int]:
+    """The ends of a histogram: those of the data, if none are given."""
+    if low is not None:
+        return b.cast(b.number(low), x.dtype), b.cast(b.number(high), x.dtype)
+    left, right = (b.add(op, flat, axes=[0], keepdims=False) for op in ("amin", "amax"))
+    finite = b.add("logical_and", b.add("isfinite", left), b.add("isfinite", right))
+    bad = b.cast(b.add("logical_not", finite), torch.float64)
+    most_of(b, bad, 0, 0, "histogram: elements that are not finite")
+    same, half = b.add("eq", left, right), b.number(0.5)
+    return (
+        b.add("where", same, b.add("sub", left, half), left),
+        b.add("where", same, b.add("add", right, half), right),
+    )
+
+
+@row("histogram.bin_ct")
+def _histogram(
+    b: Importer, out: Any, x: Tensor, bins: Any, ends: Any, weight: Tensor | None, density: bool
+) -> tuple[int, int]:
+    """As many equal parts, whose edges are a result, too."""
+    if x.dtype is not torch.float32 or (ends is not None and len(ends) != 2):
+        raise Unsupported("other dtypes")
+    for n in x.shape:
+        b.at_least(n, 1)
+    size, count = x.fake.numel(), out[0].shape[0]
+    if is_number(size) and size == 0:
+        raise Unsupported("no elements")
+    flat = _flat(b, x.id, size)
+    left, right = _edges(b, x, flat, *(ends or (None, None)))
+    i = b.add("iota", size=b.size(count + 1))
+    many = b.cast(b.number(count), x.dtype)
+    step = b.add("div", b.add("sub", right, left), many)
+    near = b.add("add", left, b.add("mul", step, b.cast(i, x.dtype)))
+    back = b.cast(b.add("sub", b.number(count), i), x.dtype)
+    far = b.add("sub", right, b.add("mul", step, back))
+    half = b.number((count + 1) // 2)
+    edges = b.add("where", b.add("lt", i, half), near, far)  # as linspace has them
+    edges = b.cast(edges, x.dtype)
+    inside = b.add("logical_and", b.add("ge", flat, left), b.add("le", flat, right))
+    wanted = b.add("where", inside, flat, left)
+    place = b.add("sub", b.add("searchsorted", edges, wanted, axis=0, right=True), b.number(1))
+    place = b.add("minimum", b.add("maximum", place, b.number(0)), b.number(count - 1))
+    place = b.add("where", inside, place, b.number(count))
+    if weight is None:
+        start, ones = filled(b, 0, torch.int64, [count + 1]), filled(b, 1, torch.int64, [size])
+    else:
+        start, ones = filled(b, 0, x.dtype, [count + 1]), _flat(b, weight.id, size)
+    counts = b.add("scatter_add", start, place, ones, axis=0)
+    counts = b.add("slice", counts, axis=0, start=0, stop=b.size(count), step=1)
+    counts = b.cast(counts, x.dtype)
+    if density:
+        total = b.add("sum", counts, axes=[0], keepdims=False)
+        low, high = (
+            b.add("slice", edges, axis=0, start=at, stop=b.size(count + at), step=1)
+            for at in (0, 1)
+        )
+        counts = b.add("div", b.add("div", counts, total), b.add("sub", high, low))
+    return counts, edges

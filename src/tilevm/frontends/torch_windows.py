@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, is_small, row
 from tilevm.frontends.torch_strided import ROWS
 
 if TYPE_CHECKING:
@@ -359,15 +359,58 @@ def _adaptive_means(b: Importer, x: Tensor, axes: Sequence[_Parts]) -> int:
     return value
 
 
+_MOST_PLACED = 1 << 13
+
+
+def _place_of_most(b: Importer, x: int, axis: int, size: str | int) -> int:
+    """Of the first of the largest elements, or of the last NaN."""
+    place = b.add("argmax", x, axis=axis, keepdims=True)
+    shape: list[Any] = [1] * len(b.program.type(x)[2])
+    shape[axis] = size
+    line = b.add("reshape", b.add("iota", size=size), shape=shape)
+    broken = b.add("where", b.add("isnan", x), line, b.number(-1))
+    last = b.add("amax", broken, axes=[axis], keepdims=True)
+    return b.add("where", b.add("ge", last, b.number(0)), last, place)
+
+
 @row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> tuple[Any, ...]:
-    if b.used(1):
+    """An axis after the other, the last one first; places count over all of these axes."""
+    value, index = x.id, -1
+    axes = _parts(b, x, sizes)
+    if b.used(1) and not is_small(b, x.fake.numel(), _MOST_PLACED):
         raise Unsupported("the places are used")  # in short rows they take longer than PyTorch's
-    value = x.id
-    for a in _parts(b, x, sizes):
-        parts = [b.add("amax", p, axes=[a.axis], keepdims=True) for p in a.cut(b, value)]
-        value = a.joined(b, parts)
-    return value, None
+    for a in reversed(axes):
+        cut = a.cut(b, value)
+        if b.used(1):
+            stride = math.prod(x.shape[a.axis + 1 :])
+            before = a.cut(b, index) if index >= 0 else []
+            places = []
+            for i, part in enumerate(cut):
+                size = b.program.type(part)[2][a.axis]
+                found = _place_of_most(b, part, a.axis, size)
+                place = b.add("add", found, b.number(i * a.size // a.parts))
+                place = b.add("mul", place, b.number(stride))
+                if before:
+                    nearer = b.add("gather", before[i], found, axis=a.axis)
+                    place = b.add("add", place, nearer)
+                places.append(place)
+            index = a.joined(b, places)
+        value = a.joined(b, [b.add("amax", p, axes=[a.axis], keepdims=True) for p in cut])
+    if not b.used(1):
+        return value, None
+    count = len(sizes) if isinstance(sizes, list | tuple) else 1
+    for axis in range(x.rank - count, x.rank):
+        if axis in [a.axis for a in axes]:
+            continue
+        line = b.add(
+            "iota", size=b.size(x.shape[axis]), step=b.size(math.prod(x.shape[axis + 1 :]))
+        )
+        shape: list[Any] = [1] * x.rank
+        shape[axis] = x.shape[axis]
+        line = b.add("reshape", line, shape=b.shape(shape))
+        index = line if index < 0 else b.add("add", index, line)
+    return value, b.add("expand", index, shape=b.shape(out[1].shape))
 
 
 # Patches -----------------------------------------------------------------------------------------
