@@ -263,17 +263,17 @@ def _phases(b: Importer, image: int, weight: int, axes: Sequence[_Spread]) -> in
         order = [*(3 + 2 * i for i in range(count)), 1, *(2 + 2 * i for i in range(count)), 0]
         windows = b.add("permute", windows, axes=order)
         phases = [end - first for first, end, _ in chosen]
-        taps = [n for _, _, n in chosen]
+        counts = [n for _, _, n in chosen]
         many = math.prod(phases)
         flat = [results * many if isinstance(results, int) else f"({results})*{many}"]
-        windows = b.add("reshape", windows, shape=[*flat, *taps, channels])
+        windows = b.add("reshape", windows, shape=[*flat, *counts, channels])
         value = b.add(
             "conv",
             image,
             windows,
             stride=[1] * count,
             dilation=[a.dilation for a in axes],
-            low=[a.dilation * (n - 1) for a, n in zip(axes, taps, strict=True)],
+            low=[a.dilation * (n - 1) for a, n in zip(axes, counts, strict=True)],
             high=[a.dilation * (a.most - 1) for a in axes],
         )
         shape = list(b.program.type(value)[2])[:-1]

@@ -48,7 +48,8 @@ def _apart(b: Importer, out: Any, x: int, y: int, like: Tensor, p: float, width:
         return filled(b, 0, like.dtype, out.shape)
     b.at_least(width, 1)
     between = Tensor(b.add("sub", x, y), like.fake.new_empty([1] * (out.dim() + 1)))
-    return norm(b, out, between, p, [out.dim()], False)
+    value: int = norm(b, out, between, p, [out.dim()], False)
+    return value
 
 
 @row("cdist", "_cdist_forward")
@@ -123,8 +124,12 @@ def _multilabel_margin_loss(
     b: Importer, out: Any, x: Tensor, target: Tensor, reduction: int
 ) -> int:
     """Targets end at the first that is negative; each against all classes that are none."""
-    if not x.rank or x.dtype not in (torch.float32, torch.float64):
-        raise Unsupported("a scalar, or other dtypes")
+    if x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"margins of {str(x.dtype)[6:]}")
+    if not x.rank:
+        x, target = (
+            Tensor(b.add("reshape", t.id, shape=[1]), t.fake.reshape(1)) for t in (x, target)
+        )
     classes = x.shape[-1]
     if not is_small(b, classes, _MOST_CLASSES):
         raise Unsupported("many classes")
@@ -149,6 +154,65 @@ def _multilabel_margin_loss(
     if reduction == _NONE or x.rank == 1:
         return total
     return b.add("mean" if reduction == _AVERAGE else "sum", total, axes=[0], keepdims=False)
+
+
+_MOST_LOGITS = 1 << 20  # which PyTorch makes some at a time
+
+
+def _entropies(
+    b: Importer, x: Tensor, matrix: Tensor, target: Tensor, bias: Tensor | None,
+    weight: Tensor | None, ignored: Any, smoothing: Any,
+) -> tuple[int, int]:  # fmt: skip
+    """Of each row of x the cross entropy of its product with a matrix, and its weight."""
+    if x.rank != 2 or target.rank != 1 or x.dtype is not torch.float32:
+        raise Unsupported("other ranks, or dtypes")
+    rows, classes = x.shape[0], matrix.shape[0]
+    if not is_small(b, rows * classes, _MOST_LOGITS):
+        raise Unsupported("many classes and rows")
+    b.at_least(classes, 1)
+    logits = b.add("matmul", x.id, b.add("permute", matrix.id, axes=[1, 0]))
+    if bias is not None:
+        logits = b.add("add", logits, bias.id)
+    scores = b.add("neg", b.add("log_softmax", logits, axis=1))
+    kept = b.add("ne", target.id, b.number(ignored))
+    place = b.add("where", kept, target.id, b.number(0))
+    loss = b.add("gather", scores, b.add("unsqueeze", place, axis=1), axis=1)
+    loss = b.add("squeeze", loss, axes=[1])
+    one = b.cast(b.number(1.0), x.dtype)
+    factor = one if weight is None else b.add("take", weight.id, place, axis=0)
+    if not (is_number(smoothing) and smoothing == 0):
+        every = scores if weight is None else b.add("mul", scores, weight.id)
+        spread = b.add("sum", every, axes=[1], keepdims=False)
+        share = b.add("div", b.number(smoothing), b.number(classes))
+        rest = b.add("sub", b.number(1.0), b.number(smoothing))
+        loss = b.add("mul", b.add("mul", loss, factor), rest)
+        loss = b.add("add", loss, b.add("mul", spread, share))
+    else:
+        loss = b.add("mul", loss, factor)
+    zero = b.cast(b.number(0.0), x.dtype)
+    return b.add("where", kept, loss, zero), b.add("where", kept, factor, zero)
+
+
+@row("torch_nn::_linear_cross_entropy_batch_chunked")
+def _linear_cross_entropy(
+    b: Importer, out: Any, x: Tensor, matrix: Tensor, target: Tensor, bias: Any, weight: Any,
+    reduction: str, ignored: Any, smoothing: Any, *_: Any,
+) -> tuple[Any, ...]:  # fmt: skip
+    if any(b.used(i) for i in (1, 2, 3)):
+        raise Unsupported("its gradients")
+    losses, weights = _entropies(b, x, matrix, target, bias, weight, ignored, smoothing)
+    loss = b.add("sum", losses, axes=[0], keepdims=False)
+    if reduction == "mean":
+        loss = b.add("div", loss, b.add("sum", weights, axes=[0], keepdims=False))
+    return loss, None, None, None
+
+
+@row("torch_nn::_linear_cross_entropy_batch_chunked_no_reduction")
+def _linear_cross_entropies(
+    b: Importer, out: Any, x: Tensor, matrix: Tensor, target: Tensor, bias: Any, weight: Any,
+    ignored: Any, *_: Any,
+) -> int:  # fmt: skip
+    return _entropies(b, x, matrix, target, bias, weight, ignored, 0)[0]
 
 
 # Powers ------------------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ def _bilinear(
 @row("nextafter")
 def _nextafter(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     """Moved in float64 by more than half of what lies between numbers, and less than all of it
-    and a half, which rounds to the neighbour."""
+    and a half, which rounds to the neighbour.
+    """
     if out.dtype is not torch.float32:
         raise Unsupported(f"neighbours in {str(out.dtype)[6:]}")
     narrow, goal = b.cast(x.id, out.dtype), b.cast(y.id, out.dtype)

@@ -576,6 +576,7 @@ def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool
 
 
 def affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
+    """`x * weight + bias`, of what there is."""
     if weight is not None:
         x = b.add("mul", x, weight.id)
     return x if bias is None else b.add("add", x, bias.id)

@@ -134,10 +134,10 @@ def _zeta_of(b: Importer, x: Value, q: Value) -> Value:
         total = total + factor / divisor
     value = total.cast(torch.float32)
     value = where(term.of("eq", 0.0).of("logical_and", wide.of("gt", 1e6)), q.of("pow", -x), value)
+    value = where(x.of("isinf").of("logical_and", q.of("gt", 1.0)), math.nan, value)
     value = where(q.of("le", 0.0), where(integral, math.inf, math.nan), value)
     value = where(x.of("eq", 1.0), math.inf, value)
-    value = where(x.of("ge", 1.0), value, math.nan)
-    return where(q.of("isnan"), math.nan, value)
+    return where(x.of("lt", 1.0), math.nan, value)
 
 
 def _value(b: Importer, out: Any, x: Any) -> Value:

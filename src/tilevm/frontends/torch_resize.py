@@ -203,6 +203,75 @@ def _upsample_nearest_exact(b: Importer, out: Any, x: Tensor, size: Any, *scales
     return _nearest(b, out, x, scales, True)
 
 
+_RATIOS = (1, 2, 4, 8)  # of a size to the result's, which taps are for
+
+
+def _ratio(b: Importer, size: Any, out: Any, scale: Any) -> int:
+    """How many pixels, at most, lie between two of the result; for sizes, a guard says so."""
+    if scale is not None:
+        if not is_number(scale) or scale <= 0:
+            raise Unsupported("a scale that is not known")
+        return int(math.ceil(1 / scale))
+    for ratio in _RATIOS:
+        room = ratio * out - size
+        if is_number(room):
+            if room >= 0:
+                return ratio
+        elif room.node.hint is not None and room.node.hint >= 0:
+            b.at_least(room, 0)
+            return ratio
+    raise Unsupported("a much smaller image")
+
+
+@row("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa.vec")
+def _antialiased(b: Importer, out: Any, x: Tensor, size: Any, corners: bool, *scales: Any) -> int:
+    """Means of all pixels that lie nearer than those of the result do to each other, by a tent."""
+    if corners or x.dtype is not torch.float32:
+        raise Unsupported("corners, or other dtypes")
+    n = _Numbers(b, x.dtype)
+    value = x.id
+    for axis, scale in reversed(list(zip((2, 3), _scales(2, scales), strict=True))):
+        pixels, wanted = x.shape[axis], out.shape[axis]
+        b.at_least(pixels, 1)
+        b.at_least(wanted, 1)
+        reach = _ratio(b, pixels, wanted, scale)
+        if reach > _RATIOS[-1]:
+            raise Unsupported("a much smaller image")
+        step = n.do("maximum", _step(n, pixels, wanted, scale), 0.0)
+        support = n.do("maximum", step, 1.0)
+        center = n.do("mul", n.do("add", _steps(n, wanted), 0.5), step)
+        first = n.do("trunc", n.do("add", n.do("sub", center, support), 0.5))
+        first = n.do("maximum", first, 0.0)
+        end = n.do("trunc", n.do("add", n.do("add", center, support), 0.5))
+        end = n.do("minimum", end, n.of(pixels))
+        same = b.add("eq", b.number(pixels), b.number(wanted))  # the pixel itself
+        end = n.do("where", same, n.do("minimum", end, n.do("add", first, 1.0)), end)
+        taps = []
+        for j in range(2 * reach + 1):
+            at = n.do("add", first, float(j))
+            away = n.do("sub", n.do("add", at, 0.5), center)
+            tent = n.do("sub", n.of(1.0), n.do("abs", n.do("div", away, support)))
+            inside = n.do("lt", at, end)
+            weight = n.do("where", inside, n.do("maximum", tent, 0.0), 0.0)
+            taps.append((n.place(n.within(at, n.of(pixels - 1))), inside, weight))
+        total = taps[0][2]
+        for _, _, weight in taps[1:]:
+            total = n.do("add", total, weight)
+        shape = [1] * x.rank
+        shape[axis] = wanted
+        made = -1
+        for place, inside, weight in taps:
+            part = b.add("take", value, place, axis=axis)
+            share, ok = (
+                b.add("reshape", v, shape=b.shape(shape))
+                for v in (n.do("div", weight, total), inside)
+            )
+            part = n.do("where", ok, b.add("mul", part, share), 0.0)
+            made = part if made < 0 else b.add("add", made, part)
+        value = made
+    return value
+
+
 # Grids -------------------------------------------------------------------------------------------
 
 _ZEROS, _BORDER, _REFLECTION = range(3)

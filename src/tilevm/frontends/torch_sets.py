@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -137,7 +138,7 @@ def _combinations(b: Importer, out: Any, x: Tensor, r: Any, again: bool) -> int:
     places = b.add("iota", size=b.size(size))
     columns = _coordinates(b, places, [n] * r)
     kept = b.add("ge", places, b.number(0))
-    for one, following in zip(columns, columns[1:], strict=False):
+    for one, following in pairwise(columns):
         ascends = b.add("le" if again else "lt", one, following)
         kept = b.add("logical_and", kept, ascends)
     chosen = _coordinates(b, _Chosen(b, kept, size).where(), [n] * r)
