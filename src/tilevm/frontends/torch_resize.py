@@ -211,7 +211,8 @@ def _ratio(b: Importer, size: Any, out: Any, scale: Any) -> int:
     if scale is not None:
         if not is_number(scale) or scale <= 0:
             raise Unsupported("a scale that is not known")
-        return int(math.ceil(1 / scale))
+        times: int = math.ceil(1 / scale)
+        return times
     for ratio in _RATIOS:
         room = ratio * out - size
         if is_number(room):
