@@ -90,7 +90,13 @@ def _conv(
     if bias is not None:
         value = b.add("add", value, bias.id)
     value = b.add("permute", value, axes=[0, axes + 1, *range(1, axes + 1)])
-    return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
+    return value if x.rank == weight.rank else _alone(b, value, out)
+
+
+def _alone(b: Importer, value: int, out: torch.Tensor) -> int:
+    """The only image of a batch, row-major as PyTorch's: by way of a row of its elements."""
+    row = b.add("reshape", value, shape=[b.size(out.numel())])
+    return b.add("reshape", row, shape=b.shape(out.shape))
 
 
 def _split(b: Importer, value: int, axis: int, size: Any, groups: int) -> list[int]:
@@ -231,7 +237,7 @@ def _transposed(
     if bias is not None:
         value = b.add("add", value, bias.id)
     value = b.add("permute", value, axes=[0, count + 1, *range(1, count + 1)])
-    return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
+    return value if x.rank == weight.rank else _alone(b, value, out)
 
 
 def _phases(b: Importer, image: int, weight: int, axes: Sequence[_Spread]) -> int:

@@ -337,8 +337,8 @@ def _grid_sampler(
 ) -> int:
     """x: [N, C, sizes]; grid: [N, sizes of the result, axes], the last axis first."""
     count = x.rank - 2
-    if x.dtype != grid.dtype or not x.is_float:
-        raise Unsupported("other dtypes")
+    if x.dtype != grid.dtype or x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported("other dtypes")  # of 16 bits, PyTorch rounds places, too
     if mode == _BICUBIC:  # sixteen places an element, for each channel: PyTorch is quicker
         raise Unsupported("bicubic")
     n = _Numbers(b, _computed(x.dtype))
