@@ -80,6 +80,8 @@ def _conv(
     else:
         if groups > _MOST_GROUPS:
             raise Unsupported(f"a convolution in {groups} groups")
+        if x.rank != weight.rank:
+            raise Unsupported("one image in groups")  # whose order in memory PyTorch chooses
         parts = zip(
             _split(b, image, axes + 1, x.shape[x.rank - axes - 1], groups),
             _split(b, windows, 0, weight.shape[0], groups),
@@ -90,7 +92,7 @@ def _conv(
     if bias is not None:
         value = b.add("add", value, bias.id)
     value = b.add("permute", value, axes=[0, axes + 1, *range(1, axes + 1)])
-    return value if x.rank == weight.rank else _alone(b, value, out)
+    return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
 
 
 def _alone(b: Importer, value: int, out: torch.Tensor) -> int:
