@@ -265,3 +265,59 @@ def programs(seeds: Any) -> None:
 
 def test_random_programs() -> None:
     programs(range(15))
+
+
+def transposed_cases() -> Any:
+    rng = random.Random(5)
+    for _ in range(30):
+        axes = rng.choice([1, 2, 2, 3])
+        groups = rng.choice([1, 1, 3])
+        channels, results = groups * rng.choice([1, 5]), rng.choice([1, 7])
+        sizes = [rng.choice([1, 4, 7]) for _ in range(axes)]
+        stride, taps = ([rng.choice([1, 2, 3, 4]) for _ in range(axes)] for _ in range(2))
+        dilation = [rng.choice([1, 1, 2]) if s == 1 else 1 for s in stride]
+        padding = [rng.randrange(d * (t - 1) + 1) for d, t in zip(dilation, taps, strict=True)]
+        more = [rng.randrange(max(s, d)) for s, d in zip(stride, dilation, strict=True)]
+        reach = [d * (t - 1) for d, t in zip(dilation, taps, strict=True)]
+        ends = zip(sizes, stride, reach, padding, more, strict=True)
+        if any((n - 1) * s + r + 1 + m - 2 * p < 1 for n, s, r, p, m in ends):
+            continue
+        parameters = {"stride": stride, "padding": padding, "dilation": dilation}
+        yield channels, results, sizes, taps, groups, {**parameters, "output_padding": more}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_transposed(dtype: Any) -> None:
+    functions = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+    tilevm.stats.reset()
+    for number, (channels, results, sizes, taps, groups, given) in enumerate(transposed_cases()):
+        function = functions[len(sizes) - 1]
+        x = torch.randn(2, channels, *sizes).to(dtype)
+        w = torch.randn(channels, results, *taps).to(dtype)
+        bias = torch.randn(results * groups).to(dtype)
+        if number % 3:
+            agree(functools.partial(function, groups=groups, **given), x, w, bias, layout=False)
+        else:
+            agree(functools.partial(function, groups=groups, **given), x[0], w, layout=False)
+    assert not tilevm.stats()["callouts"]
+
+
+def test_transposed_spreads_no_infinity() -> None:
+    """Taps that an element does not meet are no zeros that it is multiplied with."""
+    x, w = torch.randn(1, 2, 5, 5), torch.randn(2, 3, 3, 3)
+    x[0, 0, 2, 2] = torch.inf
+    for stride in (1, 2, 3):
+        expected = F.conv_transpose2d(x, w, stride=stride)
+        found = tilevm.compile(lambda x, w, s=stride: F.conv_transpose2d(x, w, stride=s))(x, w)
+        assert torch.equal(found.isfinite(), expected.isfinite())
+
+
+def test_numbers_of_the_call() -> None:
+    """Strides, padding and groups that are arguments: a capture for each."""
+    tilevm.stats.reset()
+    x, w = torch.randn(2, 6, 9, 8), torch.randn(6, 3, 3, 3)
+    conv = tilevm.compile(lambda x, w, s, p, g: F.conv2d(x, w, None, s, p, 1, g))
+    for stride, padding in ((1, 0), ((2, 1), 1), (1, "same"), (3, (2, 0))):
+        expected = F.conv2d(x, w, None, stride, padding, 1, 2)
+        torch.testing.assert_close(conv(x, w, stride, padding, 2), expected, rtol=1e-4, atol=1e-4)
+    assert not tilevm.stats()["callouts"]

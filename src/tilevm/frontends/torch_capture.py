@@ -23,6 +23,7 @@ from tilevm.frontends import (
     torch_dims,
     torch_effects,
     torch_memory,
+    torch_norms,
     torch_program,
     torch_sizes,
     torch_strides,
@@ -370,12 +371,15 @@ def _checked(
     call.seen.made.check()
     torch_memory.check_in_place(program.graph)
     call.seen.strides |= torch_strides.has_strides(program.graph)
+    following = torch_norms.follows(program.graph)
     try:
+        if following:
+            raise Mutates("running statistics are changed in place")
         return _finish(call, program, result, writes, leaves, plan, facts, knobs, freeze)
     except Mutates:
         check_functional(program.graph)
         kept = torch_memory.changed_inputs(program.graph)
-        program = program.run_decompositions({})
+        program = program.run_decompositions(following)
         return _finish(call, program, result, writes, leaves, plan, facts, knobs, freeze, kept)
 
 

@@ -6,14 +6,16 @@ that images between convolutions then have in memory. The permutes that say so a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, row
 from tilevm.frontends.torch_products import DTYPES
-from tilevm.frontends.torch_windows import ROWS
+from tilevm.frontends.torch_resize import ROWS
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -22,6 +24,7 @@ __all__ = ["ROWS"]
 
 _GRADIENT = "gradient of a convolution"
 _MOST_GROUPS = 8  # that become convolutions side by side
+_MOST_PHASES = 16  # of an axis of a transposed convolution
 
 
 def _each(value: Any, axes: int) -> list[Any]:
@@ -58,8 +61,10 @@ def _conv(
     for operand in (x, weight, *([] if bias is None else [bias])):
         if operand.dtype not in DTYPES or operand.dtype != out.dtype:
             raise Unsupported(f"a convolution of {str(operand.dtype)[6:]}")
+    stride, padding, dilation, groups = fixed(b, [stride, padding, dilation, groups])
     dilations = _each(dilation, axes)
-    low, high = _padding(padding, dilations, weight.shape[2:])
+    taps = fixed(b, list(weight.shape[2:]), sizes=padding == "same")
+    low, high = _padding(padding, dilations, taps)
     parameters = {"stride": _each(stride, axes), "dilation": dilations, "low": low, "high": high}
     numbers = [n for values in parameters.values() for n in values]
     if not all(type(n) is int for n in (*numbers, groups)):
@@ -68,46 +73,40 @@ def _conv(
     last = [0, *range(2, axes + 2), 1]
     image = b.add("permute", image, axes=last)
     windows = b.add("permute", weight.id, axes=last)
-    channels = x.shape[x.rank - axes - 1]
     if groups == 1:
         value = b.add("conv", image, windows, **parameters)
     elif type(groups) is int and groups == weight.shape[0] and weight.shape[1] == 1:
         value = b.add("conv", image, windows, depthwise=True, **parameters)
     else:
-        value = _grouped(b, image, windows, channels, weight.shape[0], groups, parameters)
+        if groups > _MOST_GROUPS:
+            raise Unsupported(f"a convolution in {groups} groups")
+        if x.rank != weight.rank:
+            raise Unsupported("one image in groups")  # whose order in memory PyTorch chooses
+        parts = zip(
+            _split(b, image, axes + 1, x.shape[x.rank - axes - 1], groups),
+            _split(b, windows, 0, weight.shape[0], groups),
+            strict=True,
+        )
+        values = [b.add("conv", *part, **parameters) for part in parts]
+        value = b.add("concat", *values, axis=axes + 1)
     if bias is not None:
         value = b.add("add", value, bias.id)
     value = b.add("permute", value, axes=[0, axes + 1, *range(1, axes + 1)])
     return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
 
 
-def _grouped(
-    b: Importer,
-    image: int,
-    windows: int,
-    channels: Any,
-    results: Any,
-    groups: int,
-    parameters: dict[str, Any],
-) -> int:
-    if groups > _MOST_GROUPS or type(channels) is not int or type(results) is not int:
-        raise Unsupported(f"a convolution in {groups} groups")
-    axis = len(parameters["stride"]) + 1
+def _alone(b: Importer, value: int, out: torch.Tensor) -> int:
+    """The only image of a batch, row-major as PyTorch's: by way of a row of its elements."""
+    row = b.add("reshape", value, shape=[b.size(out.numel())])
+    return b.add("reshape", row, shape=b.shape(out.shape))
 
-    def part(value: int, axis: int, size: int, group: int) -> int:
-        one = size // groups
-        return b.add("slice", value, axis=axis, start=group * one, stop=(group + 1) * one)
 
-    parts = [
-        b.add(
-            "conv",
-            part(image, axis, channels, group),
-            part(windows, 0, results, group),
-            **parameters,
-        )
-        for group in range(groups)
-    ]
-    return b.add("concat", *parts, axis=axis)
+def _split(b: Importer, value: int, axis: int, size: Any, groups: int) -> list[int]:
+    """Equal parts of an axis."""
+    shape = list(b.program.type(value)[2])
+    shape[axis : axis + 1] = [groups, b.size(size // groups)]
+    parted = b.add("reshape", value, shape=shape)
+    return [b.add("select", parted, axis=axis, index=group) for group in range(groups)]
 
 
 @row("convolution_backward")
@@ -156,6 +155,152 @@ def _convolution(
     *_: Any,
 ) -> int:
     if transposed:
-        raise Unsupported("a transposed convolution")
+        made: int = _transposed(
+            b, out, x, weight, bias, stride, padding, output_padding, groups, dilation
+        )
+        return made
     value: int = _conv(b, out, x, weight, bias, stride, padding, dilation, groups)
+    return value
+
+
+# Transposed --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """An axis of a transposed convolution. What tap k adds to element i lands at i * stride + k:
+    elements of the result whose places leave the same rest, a phase, are a convolution of their
+    own, with every `stride`-th tap.
+    """
+
+    taps: int
+    stride: int
+    dilation: int
+    padding: int
+    out: Any
+
+    @property
+    def most(self) -> int:
+        """Taps of a phase."""
+        return self.taps if self.stride == 1 else -(-self.taps // self.stride)
+
+    @property
+    def parts(self) -> list[tuple[int, int, int]]:
+        """First and end of phases with as many taps, and how many taps."""
+        if self.stride == 1:
+            return [(0, 1, self.taps)]
+        rest = self.taps % self.stride or self.stride
+        parts = [(0, rest, self.most), (rest, self.stride, self.most - 1)]
+        return [part for part in parts if part[0] < part[1] and part[2]]
+
+
+@row("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
+def _transposed(
+    b: Importer,
+    out: Any,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    groups: Any,
+    dilation: Any,
+) -> int:
+    """Phases beside each other: their results, channels last, lie as the result's elements do."""
+    count = weight.rank - 2
+    for operand in (x, weight, *([] if bias is None else [bias])):
+        if operand.dtype not in DTYPES or operand.dtype != out.dtype:
+            raise Unsupported(f"a convolution of {str(operand.dtype)[6:]}")
+    numbers = fixed(b, [_each(v, count) for v in (stride, padding, dilation)])
+    numbers.append(fixed(b, list(weight.shape[2:]), sizes=True))
+    groups = fixed(b, groups)
+    if not all(type(n) is int for n in (groups, *(n for part in numbers for n in part))):
+        raise Unsupported("a convolution with unknown parameters")
+    strides, paddings, dilations, taps = numbers
+    if any(s > 1 and d > 1 for s, d in zip(strides, dilations, strict=True)) or 0 in taps:
+        raise Unsupported("a transposed convolution with stride and dilation, or without taps")
+    if groups > _MOST_GROUPS or any(s > _MOST_PHASES for s in strides):
+        raise Unsupported("a transposed convolution in many groups, or with a large stride")
+    sizes = out.shape[out.dim() - count :]
+    axes = [_Spread(*each) for each in zip(taps, strides, dilations, paddings, sizes, strict=True)]
+    image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
+    image = b.add("permute", image, axes=[0, *range(2, count + 2), 1])
+    if groups == 1:
+        value = _phases(b, image, weight.id, axes)
+    else:
+        parts = zip(
+            _split(b, image, count + 1, weight.shape[0], groups),
+            _split(b, weight.id, 0, weight.shape[0], groups),
+            strict=True,
+        )
+        values = [_phases(b, part, windows, axes) for part, windows in parts]
+        value = b.add("concat", *values, axis=count + 1)
+    if bias is not None:
+        value = b.add("add", value, bias.id)
+    value = b.add("permute", value, axes=[0, count + 1, *range(1, count + 1)])
+    return value if x.rank == weight.rank else _alone(b, value, out)
+
+
+def _phases(b: Importer, image: int, weight: int, axes: Sequence[_Spread]) -> int:
+    """image: [N, sizes, C]; weight: [C, K, taps]. Gives [N, sizes, K]."""
+    count = len(axes)
+    channels, results = b.program.type(weight)[2][:2]
+    missing = [a.most * a.stride - a.taps for a in axes]
+    if any(missing):
+        weight = b.add("pad", weight, low=[0] * (count + 2), high=[0, 0, *missing], value=0)
+    split = [n for a in axes for n in (a.most, a.stride)]
+    weight = b.add("reshape", weight, shape=[channels, results, *split])
+
+    def made(chosen: list[tuple[int, int, int]]) -> int:
+        """Results of phases first .. end of the first axes, all of the others."""
+        at = len(chosen)
+        if at < count:
+            parts = [made([*chosen, part]) for part in axes[at].parts]
+            if axes[at].parts[-1][1] < axes[at].stride:  # phases without taps
+                shape = list(b.program.type(parts[0])[2])
+                shape[1 + count + at] = axes[at].stride - axes[at].parts[-1][1]
+                dtype = b.dtype(parts[0])
+                parts.append(b.add("full", shape=shape, value=0, dtype=dtype))
+            return parts[0] if len(parts) == 1 else b.add("concat", *parts, axis=1 + count + at)
+        windows = weight
+        for i, (first, end, taps) in enumerate(chosen):
+            windows = b.add("slice", windows, axis=3 + 2 * i, start=first, stop=end, step=1)
+            windows = b.add("slice", windows, axis=2 + 2 * i, start=0, stop=taps, step=1)
+        windows = b.add("flip", windows, axes=[2 + 2 * i for i in range(count)])
+        order = [*(3 + 2 * i for i in range(count)), 1, *(2 + 2 * i for i in range(count)), 0]
+        windows = b.add("permute", windows, axes=order)
+        phases = [end - first for first, end, _ in chosen]
+        counts = [n for _, _, n in chosen]
+        many = math.prod(phases)
+        flat = [results * many if isinstance(results, int) else f"({results})*{many}"]
+        windows = b.add("reshape", windows, shape=[*flat, *counts, channels])
+        value = b.add(
+            "conv",
+            image,
+            windows,
+            stride=[1] * count,
+            dilation=[a.dilation for a in axes],
+            low=[a.dilation * (n - 1) for a, n in zip(axes, counts, strict=True)],
+            high=[a.dilation * (a.most - 1) for a in axes],
+        )
+        shape = list(b.program.type(value)[2])[:-1]
+        return b.add("reshape", value, shape=[*shape, *phases, results])
+
+    value = made([])
+    order = [0, *(d for i in range(count) for d in (1 + i, 1 + count + i)), 2 * count + 1]
+    shape = list(b.program.type(value)[2])
+    value = b.add("permute", value, axes=order)
+    whole = [
+        n * a.stride if isinstance(n, int) else f"({n})*{a.stride}"
+        for n, a in zip(shape[1 : count + 1], axes, strict=True)
+    ]
+    value = b.add("reshape", value, shape=[shape[0], *whole, shape[-1]])
+    for axis, a in enumerate(axes, 1):
+        stop = a.padding + a.out
+        # What `output_padding` adds may lie behind all that taps reach.
+        reach = [0] * (count + 2)
+        reach[axis] = a.stride * (a.padding + 1)
+        value = b.add("pad", value, low=[0] * (count + 2), high=reach, value=0)
+        value = b.add("slice", value, axis=axis, start=a.padding, stop=b.size(stop), step=1)
     return value

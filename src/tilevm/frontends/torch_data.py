@@ -16,7 +16,7 @@ import torch.fx
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 from tilevm.frontends.torch_memory import Refused
-from tilevm.frontends.torch_ops import Tensor
+from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import MOST
 
 if TYPE_CHECKING:
@@ -193,6 +193,41 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
         b.program.symbol(name, -MOST, MOST, 1)
         _pin(b, name, b.sizes.expr(value))
     b.program.item(source.id, name, b.line)
+
+
+# Operators whose rows bring the size of their results: they count before they write.
+COUNTING = frozenset(
+    """
+    aten.nonzero.default aten.nonzero_numpy.default aten.argwhere.default
+    aten.masked_select.default
+    aten.combinations.default aten._unique2.default aten.unique_consecutive.default
+    """.split()
+)
+
+
+def count_of(b: Importer, total: int) -> str:
+    """Let the size that the node brings be this number of the data."""
+    assert b.node is not None
+    name = bring(b, b.node)
+    if name is None:
+        raise Unsupported("its size is not one symbol")
+    b.program.item(total, name, b.line)
+    return name
+
+
+def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None:
+    """Let calls check that no element is above `most`; NaN is not. A call that has one runs
+    eagerly.
+    """
+    above = b.add("gt", value, b.number(float(most)))
+    if rank:
+        above = b.add("any", above, axes=list(range(rank)), keepdims=False)
+    b.result.brings = True
+    name = f"above{len(b.result.pinned)}"
+    b.result.pinned.append(message)
+    b.program.symbol(name, 0, 1, 1)
+    b.program.item(b.cast(above, torch.int64), name, b.line)
+    b.program.check(name, 0, message)
 
 
 def check_assertion(b: Importer, node: torch.fx.Node) -> None:

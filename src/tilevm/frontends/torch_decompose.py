@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilevm.frontends.torch_distances import ROWS
 from tilevm.frontends.torch_memory import functional, storages
-from tilevm.frontends.torch_special import ROWS
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
 NAMES = frozenset(

@@ -192,3 +192,50 @@ def _bilinear(
     products = b.add("mul", rows, b.add("unsqueeze", y.id, axis=y.rank - 1))
     value = b.add("sum", products, axes=[out.dim()], keepdims=False)
     return value if bias is None else b.add("add", value, bias.id)
+
+
+# Neighbours and exponents ------------------------------------------------------------------------
+
+
+@row("nextafter")
+def _nextafter(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+    """Moved in float64 by more than half of what lies between numbers, and less than all of it
+    and a half, which rounds to the neighbour.
+    """
+    if out.dtype is not torch.float32:
+        raise Unsupported(f"neighbours in {str(out.dtype)[6:]}")
+    narrow, goal = b.cast(x.id, out.dtype), b.cast(y.id, out.dtype)
+    value = b.cast(narrow, torch.float64)
+    size = b.add("abs", value)
+    step = b.add("mul", size, b.number(1.25 * 2.0**-24))
+    step = b.add("maximum", step, b.number(0.75 * 2.0**-149))
+    up = b.add("gt", goal, narrow)
+    moved = b.add("where", up, b.add("add", value, step), b.add("sub", value, step))
+    largest = b.number(torch.finfo(torch.float32).max)
+    ends = b.add("where", up, b.add("neg", largest), largest)
+    moved = b.cast(b.add("where", b.add("isinf", value), ends, moved), out.dtype)
+    # Of a number next to 0 the sign stays.
+    moved = b.add("where", b.add("eq", moved, b.number(0)), b.add("copysign", moved, narrow), moved)
+    same = b.add("where", b.add("eq", narrow, goal), goal, moved)
+    broken = b.add("logical_or", b.add("isnan", narrow), b.add("isnan", goal))
+    return b.add("where", broken, b.add("add", narrow, goal), same)
+
+
+@row("frexp.Tensor")
+def _frexp(b: Importer, out: Any, x: Tensor) -> tuple[int, int]:
+    """Digit by digit of the exponent, by exact products in float64."""
+    if x.dtype is not torch.float32:
+        raise Unsupported(f"parts of {str(x.dtype)[6:]}")
+    value = b.cast(x.id, torch.float64)
+    shift = 150  # from here on all numbers but 0 are 1/2 or more
+    part = b.add("mul", value, b.number(2.0**shift))
+    exponent = b.cast(b.number(-float(shift)), torch.float64)
+    for digit in (256, 128, 64, 32, 16, 8, 4, 2, 1):
+        large = b.add("ge", b.add("abs", part), b.number(2.0 ** (digit - 1)))
+        part = b.add("where", large, b.add("mul", part, b.number(2.0**-digit)), part)
+        exponent = b.add("where", large, b.add("add", exponent, b.number(float(digit))), exponent)
+    zero = b.add("eq", value, b.number(0))
+    plain = b.add("logical_and", b.add("isfinite", value), b.add("logical_not", zero))
+    part = b.add("where", plain, part, value)
+    exponent = b.add("where", plain, exponent, b.number(0.0))
+    return b.cast(part, x.dtype), b.cast(exponent, torch.int32)

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
 from tilevm.frontends import torch_branches, torch_data, torch_tokens
+from tilevm.frontends.torch_distances import ROWS
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
@@ -27,7 +28,6 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
-from tilevm.frontends.torch_special import ROWS
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
@@ -468,7 +468,8 @@ class Importer:
             row = ROWS.get(name)
             assert self.node is not None
             symbols = torch_data.brought(self.node)
-            if symbols and not torch_data.infers(self, name, arguments):
+            counts = name in torch_data.COUNTING
+            if symbols and not counts and not torch_data.infers(self, name, arguments):
                 raise Unsupported("its size depends on data")
             if row is None:
                 raise Unsupported(
@@ -478,7 +479,7 @@ class Importer:
                 if short_name(tensor.dtype) == "opaque":
                     raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
             out = row(self, value, *arguments)
-            for symbol in symbols:
+            for symbol in [] if counts else symbols:
                 torch_data.define(self, symbol, value, out)
         except (Unsupported, Untranslatable, ShapeError, DTypeError) as reason:
             return self.call_out(target, name, arguments, value, str(reason))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.torch_norms import ROWS
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
@@ -18,7 +19,6 @@ from tilevm.frontends.torch_ops import (
     row,
     scaled,
 )
-from tilevm.frontends.torch_products import ROWS
 from tilevm.frontends.torch_views import filled, place_of, sliced
 
 if TYPE_CHECKING:

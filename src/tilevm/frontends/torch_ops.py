@@ -94,6 +94,34 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
+def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
+    """`value`; ints that are arguments of the call, and what follows from them, are fixed to their
+    values, each in a list: by a guard, so that others make another capture. sizes: those of
+    tensors, too.
+    """
+    if isinstance(value, list | tuple):
+        return [fixed(b, v, sizes) for v in value]
+    if not isinstance(value, torch.SymInt):
+        return value
+    text = b.size(value)
+    if isinstance(text, int):
+        return text
+    if b.sizes.depends_on_data(value):
+        return value
+    named = {str(symbol) for symbol in b.sizes.expr(value).free_symbols}
+    return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
+
+
+def is_small(b: Importer, count: Any, most: int) -> bool:
+    """Whether a number of elements is at most that, as in the example; a guard says that it is."""
+    if is_number(count):
+        return bool(count <= most)
+    if b.sizes.depends_on_data(count) or count.node.hint is None or count.node.hint > most:
+        return False
+    b.at_least(most - count, 0)
+    return True
+
+
 # Element by element ------------------------------------------------------------------------------
 
 
@@ -287,6 +315,14 @@ def _elu(b: Importer, out: Any, x: Tensor, alpha: Any, scale: Any, input_scale: 
     return b.add("where", b.add("le", x.id, b.number(0)), negative, scaled(b, x.id, scale))
 
 
+@row("rrelu")
+def _rrelu(b: Importer, out: Any, x: Tensor, low: Any, high: Any, train: bool, *_: Any) -> int:
+    if train:
+        raise Unsupported("random numbers")
+    slope = b.add("mul", b.add("add", b.number(low), b.number(high)), b.number(0.5))
+    return b.add("where", b.add("le", x.id, b.number(0)), b.add("mul", x.id, slope), x.id)
+
+
 @row("softplus")
 def _softplus(b: Importer, out: Any, x: Tensor, beta: Any, threshold: Any) -> int:
     inner = scaled(b, x.id, beta)
@@ -327,7 +363,7 @@ def _identity(b: Importer, out: Any, x: Tensor, *_: Any) -> Tensor:
     return x
 
 
-@row("dropout", "feature_dropout", "alpha_dropout")
+@row("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 def _dropout(b: Importer, out: Any, x: Tensor, p: float, train: bool) -> Tensor:
     if train and not (is_number(p) and p == 0):
         raise Unsupported("random numbers")
@@ -486,7 +522,8 @@ def _logsumexp(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> int:
 
 
 @row("norm.ScalarOpt_dim", "linalg_vector_norm")
-def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
+def norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtype: Any) -> int:
+    """Of the elements over `dims`."""
     if not x.is_float:
         raise Unsupported("a norm of integers")
     p = None if p is None else constant(p)
@@ -509,14 +546,14 @@ def _norm(b: Importer, out: Any, x: Tensor, p: Any, dims: Any, keep: bool, *dtyp
 
 @row("norm.Scalar", "norm.ScalarOpt_dtype")
 def _norm_all(b: Importer, out: Any, x: Tensor, p: Any = None, dtype: Any = None) -> Any:
-    return _norm(b, out, x, p, None, False)
+    return norm(b, out, x, p, None, False)
 
 
 @row("dist")
 def _dist(b: Importer, out: Any, x: Tensor, y: Tensor, p: Any) -> Any:
     apart = b.cast(b.add("sub", x.id, y.id), out.dtype)
     fake = torch.broadcast_tensors(x.fake, y.fake)[0]  # type: ignore[no-untyped-call]
-    return _norm(b, out, Tensor(apart, fake), p, None, False)
+    return norm(b, out, Tensor(apart, fake), p, None, False)
 
 
 # Rows --------------------------------------------------------------------------------------------
@@ -538,7 +575,8 @@ def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool
     return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
 
 
-def _affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
+def affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:
+    """`x * weight + bias`, of what there is."""
     if weight is not None:
         x = b.add("mul", x, weight.id)
     return x if bias is None else b.add("add", x, bias.id)
@@ -549,7 +587,7 @@ def _layer_norm(
     b: Importer, out: Any, x: Tensor, shape: Any, weight: Any, bias: Any, eps: Any, *_: Any
 ) -> int:
     axes = list(range(x.rank - len(shape), x.rank))
-    return _affine(b, b.add("layer_norm", x.id, axes=axes, eps=constant(eps)), weight, bias)
+    return affine(b, b.add("layer_norm", x.id, axes=axes, eps=constant(eps)), weight, bias)
 
 
 @row("native_layer_norm")
@@ -576,7 +614,7 @@ def _rms_norm(b: Importer, out: Any, x: Tensor, shape: Any, weight: Any, eps: An
     axes = list(range(x.rank - len(shape), x.rank))
     computed = x.dtype if x.dtype == torch.float64 else torch.float32
     small = torch.finfo(computed).eps if eps is None else constant(eps)
-    return _affine(b, b.add("rms_norm", x.id, axes=axes, eps=small), weight, None)
+    return affine(b, b.add("rms_norm", x.id, axes=axes, eps=small), weight, None)
 
 
 @row("_fused_rms_norm")
@@ -586,84 +624,3 @@ def _fused_rms_norm(
     if b.used(1):
         raise Unsupported("the reciprocal norm is used")
     return _rms_norm(b, out, x, shape, weight, eps), None
-
-
-@row("group_norm")
-def _group_norm(
-    b: Importer, out: Any, x: Tensor, groups: int, weight: Any, bias: Any, eps: Any, *_: Any
-) -> int:
-    batch, channels, *spatial = x.shape
-    inner: Any = channels // groups
-    for size in spatial:
-        inner = inner * size
-    rows = b.add("reshape", x.id, shape=b.shape([batch, groups, inner]))
-    rows = b.add("layer_norm", rows, axes=[2], eps=constant(eps))
-    value = b.add("reshape", rows, shape=b.shape(x.shape))
-    return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
-
-
-@row("native_group_norm")
-def _native_group_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, batch: Any, channels: Any,
-    inner: Any, groups: int, eps: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    value = _group_norm(b, out[0], x, groups, weight, bias, eps)
-    if not (b.used(1) or b.used(2)):
-        return value, None, None
-    shape = b.shape([batch, groups, (channels // groups) * inner])
-    rows = b.add("reshape", x.id, shape=shape)
-    mean = b.add("mean", rows, axes=[2], keepdims=False)
-    variance = b.add("var", rows, axes=[2], keepdims=False, correction=0)
-    return value, mean, b.add("rsqrt", b.add("add", variance, b.number(eps)))
-
-
-@row("instance_norm")
-def _instance_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    own: bool, momentum: Any, eps: Any, *_: Any,
-) -> int:  # fmt: skip
-    if mean is not None or variance is not None or not own:
-        raise Unsupported("running statistics")
-    value = b.add("layer_norm", x.id, axes=list(range(2, x.rank)), eps=constant(eps))
-    return _affine(b, value, _per_channel(b, weight, x.rank), _per_channel(b, bias, x.rank))
-
-
-def _per_channel(b: Importer, x: Tensor | None, rank: int) -> Tensor | None:
-    if x is None:
-        return None
-    shape = [1, x.shape[0], *[1] * (rank - 2)]
-    return Tensor(b.add("reshape", x.id, shape=b.shape(shape)), x.fake)
-
-
-def _normalised(
-    b: Importer, x: Tensor, weight: Any, bias: Any, mean: Tensor, variance: Tensor, eps: Any
-) -> int:
-    """Batch norm at inference: x * alpha + beta with one alpha and beta a channel."""
-    alpha = b.add("rsqrt", b.add("add", variance.id, b.number(eps)))
-    if weight is not None:
-        alpha = b.add("mul", alpha, weight.id)
-    shift = b.add("mul", mean.id, alpha)
-    beta = b.add("neg", shift) if bias is None else b.add("sub", bias.id, shift)
-    shape = b.shape([1, mean.shape[0], *[1] * (x.rank - 2)])
-    alpha, beta = (b.add("reshape", v, shape=shape) for v in (alpha, beta))
-    return b.add("add", b.add("mul", x.id, alpha), beta)
-
-
-@row("batch_norm")
-def _batch_norm(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    training: bool, momentum: Any, eps: Any, *_: Any,
-) -> int:  # fmt: skip
-    if training or mean is None or variance is None:
-        raise Unsupported("training")
-    return _normalised(b, x, weight, bias, mean, variance, eps)
-
-
-@row("_native_batch_norm_legit_no_training")
-def _batch_norm_no_training(
-    b: Importer, out: Any, x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any,
-    momentum: Any, eps: Any,
-) -> tuple[Any, ...]:  # fmt: skip
-    if b.used(1) or b.used(2):
-        raise Unsupported("the saved statistics are used")
-    return _normalised(b, x, weight, bias, mean, variance, eps), None, None

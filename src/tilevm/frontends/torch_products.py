@@ -214,22 +214,24 @@ def _einsum(b: Importer, out: Any, text: str, tensors: Sequence[Tensor], path: A
 # Attention ---------------------------------------------------------------------------------------
 
 
-def _safe_softmax(b: Importer, scores: int, rank: int, width: Any) -> int:
-    """The softmax over the last axis, of this width; zeros for a row that is -inf throughout."""
+def _safe_softmax(b: Importer, scores: int, axis: int, width: Any) -> int:
+    """The softmax over an axis of this width; zeros for a row that is -inf throughout."""
     if is_number(width) and width == 0:
-        return b.add("softmax", scores, axis=rank - 1)
+        return b.add("softmax", scores, axis=axis)
     b.at_least(width, 1)  # the maximum of nothing is an error
-    top = b.add("amax", scores, axes=[rank - 1], keepdims=True)
+    top = b.add("amax", scores, axes=[axis], keepdims=True)
     nothing = b.add("eq", top, b.number(-math.inf))
-    return b.add("where", nothing, b.number(0.0), b.add("softmax", scores, axis=rank - 1))
+    return b.add("where", nothing, b.number(0.0), b.add("softmax", scores, axis=axis))
 
 
 @row("_safe_softmax")
 def _safe_softmax_row(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
-    if not x.rank or axis_of(dim, x.rank) != x.rank - 1:
-        raise Unsupported("not over the last axis")
     value = x.id if dtype is None else b.cast(x.id, dtype)
-    return _safe_softmax(b, value, x.rank, x.shape[-1])
+    if not x.rank:
+        row = b.add("reshape", value, shape=[1])
+        return b.add("reshape", _safe_softmax(b, row, 0, 1), shape=[])
+    axis = axis_of(dim, x.rank)
+    return _safe_softmax(b, value, axis, x.shape[axis])
 
 
 def _scale(b: Importer, given: Any, width: Any) -> int | None:
@@ -312,7 +314,7 @@ def _attention(
         scores = b.add("where", seen, scores, b.number(-math.inf))
     if added is not None:
         scores = b.add("add", scores, added)
-    probabilities = _safe_softmax(b, scores, rank, k.shape[-2])
+    probabilities = _safe_softmax(b, scores, rank - 1, k.shape[-2])
     if q.dtype is torch.bfloat16:
         probabilities = b.cast(probabilities, torch.bfloat16)
     value = b.add("matmul", probabilities, last)

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_memory import Refused
-from tilevm.frontends.torch_ops import Tensor, Unsupported, axis_of, is_number, packet, row
+from tilevm.frontends.torch_ops import (
+    Tensor,
+    Unsupported,
+    axis_of,
+    is_number,
+    is_small,
+    packet,
+    row,
+)
 from tilevm.frontends.torch_order import ROWS
 from tilevm.frontends.torch_views import filled, replaced
 
@@ -97,6 +105,8 @@ def _slice_scatter(
     return _written(b, x.id, part, places, axis, x.dtype)
 
 
+_MOST_GATHERED = 1 << 12
+
 # Strides -----------------------------------------------------------------------------------------
 
 
@@ -110,10 +120,35 @@ def _flat(b: Importer, x: Tensor) -> int:
     return b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
 
 
-@row("as_strided", "as_strided_copy")
-def _as_strided(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
-    _flat(b, x)
-    raise Unsupported("strides")  # element by element, gathering takes much longer than a view
+def _of_memory(b: Importer, out: Any, x: Tensor, sizes: Any, strides: Any, offset: Any) -> int:
+    """Elements by where they lie in the memory of x."""
+    value = _flat(b, x)
+    for size in x.shape:
+        b.at_least(size, 1)
+    if not len(sizes):
+        place = b.add("iota", size=1, start=b.size(offset or 0))
+        return b.add("reshape", b.add("take", value, place, axis=0), shape=[])
+    return b.add("take", value, _places(b, sizes, strides, offset), axis=0)
+
+
+@row("as_strided")
+def _as_strided(
+    b: Importer, out: Any, x: Tensor, sizes: Any, strides: Any, offset: Any = None
+) -> int:
+    """A result that is a view of an input is made there: nobody reads this."""
+    value = _of_memory(b, out, x, sizes, strides, offset)
+    if any(user.op != "output" for user in b.node.users):  # type: ignore[union-attr]
+        raise Unsupported("strides")  # gathering each element takes much longer than a view
+    return value
+
+
+@row("as_strided_copy")
+def _as_strided_copy(
+    b: Importer, out: Any, x: Tensor, sizes: Any, strides: Any, offset: Any = None
+) -> int:
+    if not is_small(b, out.numel(), _MOST_GATHERED):
+        raise Unsupported("many elements, each gathered")  # PyTorch copies runs of them
+    return _of_memory(b, out, x, sizes, strides, offset)
 
 
 @row("as_strided_scatter")
@@ -121,10 +156,11 @@ def _as_strided_scatter(
     b: Importer, out: Any, x: Tensor, part: Tensor, sizes: Any, strides: Any, offset: Any = None
 ) -> int:
     value = _flat(b, x)
-    if not sizes:
-        raise Unsupported("a scalar")
     count = [b.size(part.fake.numel())]
-    places = b.add("reshape", _places(b, sizes, strides, offset), shape=count)
+    if len(sizes):
+        places = b.add("reshape", _places(b, sizes, strides, offset), shape=count)
+    else:
+        places = b.add("iota", size=1, start=b.size(offset or 0))
     source = b.add("reshape", b.cast(part.id, x.dtype), shape=count)
     made = b.add("scatter", value, places, source, axis=0)
     return b.add("reshape", made, shape=b.shape(x.shape))
@@ -211,6 +247,12 @@ def _chunk_cat(b: Importer, out: Any, tensors: Sequence[Tensor], dim: int, chunk
 
 @row("resize", "resize_as")
 def _resize(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
-    if not x.fake.is_contiguous() or b.size(x.fake.numel()) != b.size(out.numel()):
-        raise Unsupported("another number of elements")
-    return b.add("reshape", x.id, shape=b.shape(out.shape))
+    """The elements that there are; what is behind them is nobody's, here zeros."""
+    if not x.fake.is_contiguous():
+        raise Unsupported("a tensor that is not contiguous")
+    size, wanted = x.fake.numel(), out.numel()
+    value = b.add("reshape", x.id, shape=[b.size(size)])
+    if b.size(size) != b.size(wanted):
+        value = b.add("concat", value, filled(b, 0, x.dtype, [wanted]), axis=0)
+        value = b.add("slice", value, axis=0, start=0, stop=b.size(wanted), step=1)
+    return b.add("reshape", value, shape=b.shape(out.shape))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, is_small, row
 from tilevm.frontends.torch_strided import ROWS
 
 if TYPE_CHECKING:
@@ -64,6 +64,8 @@ def _padded(
 ) -> int:
     """Any mode, axis by axis; by where elements come from, if widths may be negative."""
     result = x.id
+    if mode == "circular":
+        widths = fixed(b, widths)
     filler = b.cast(b.operand(value), x.dtype)
     for axis, (low, high) in enumerate(widths):
         if is_number(low) and is_number(high) and low == high == 0:
@@ -144,8 +146,15 @@ class _Axis:
 
 
 def _axes(
-    x: Tensor, out: torch.Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any = 1
+    b: Importer,
+    x: Tensor,
+    out: torch.Tensor,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any = 1,
 ) -> list[_Axis]:
+    kernel, stride, padding, dilation = fixed(b, [kernel, stride, padding, dilation])
     count = len(kernel) if isinstance(kernel, list | tuple) else 1
 
     def each(value: Any) -> list[int]:
@@ -192,7 +201,7 @@ def _max_pool(
     b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any,
     ceil: bool,
 ) -> int:  # fmt: skip
-    axes = _axes(x, out, kernel, stride, padding, dilation)
+    axes = _axes(b, x, out, kernel, stride, padding, dilation)
     padded = _spread(b, x, axes, ceil, _least(x))
     value = -1
     for place in _places(axes):
@@ -213,7 +222,7 @@ def _max_pool_with_indices(
     """The index counts over all windowed axes; of equal elements the first, of NaNs the last."""
     if not b.used(1):
         return _max_pool(b, out[0], x, kernel, stride, padding, dilation, ceil), None
-    axes = _axes(x, out[0], kernel, stride, padding, dilation)
+    axes = _axes(b, x, out[0], kernel, stride, padding, dilation)
     padded = _spread(b, x, axes, ceil, _least(x))
     firsts = [a.first(b, x.rank) for a in axes]
     value = index = -1
@@ -245,7 +254,7 @@ def _avg_pool(
     b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool,
     count_padding: bool, divisor: Any = None,
 ) -> int:  # fmt: skip
-    axes = _axes(x, out, kernel, stride, padding)
+    axes = _axes(b, x, out, kernel, stride, padding)
     if not x.is_float or not (divisor is None or is_number(divisor)):
         raise Unsupported("integers, or a divisor that is not known")
     padded = _spread(b, x, axes, ceil, 0)
@@ -296,13 +305,8 @@ class _Parts:
 
 def _wanted(b: Importer, sizes: Any) -> list[Any]:
     """How many windows on each axis. Ints among the arguments are fixed to their value."""
-    given = list(sizes) if isinstance(sizes, list | tuple) else [sizes]
-    wanted: list[Any] = []
-    for n in given:
-        size = b.size(n)
-        argument = not isinstance(size, int) and size in b.result.int_symbols.values()
-        wanted.append(size if isinstance(size, int) else int(n) if argument else n)
-    return wanted
+    given: list[Any] = fixed(b, list(sizes) if isinstance(sizes, list | tuple) else [sizes])
+    return given
 
 
 def _parts(b: Importer, x: Tensor, sizes: Any) -> list[_Parts]:
@@ -355,15 +359,58 @@ def _adaptive_means(b: Importer, x: Tensor, axes: Sequence[_Parts]) -> int:
     return value
 
 
+_MOST_PLACED = 1 << 13
+
+
+def _place_of_most(b: Importer, x: int, axis: int, size: str | int) -> int:
+    """Of the first of the largest elements, or of the last NaN."""
+    place = b.add("argmax", x, axis=axis, keepdims=True)
+    shape: list[Any] = [1] * len(b.program.type(x)[2])
+    shape[axis] = size
+    line = b.add("reshape", b.add("iota", size=size), shape=shape)
+    broken = b.add("where", b.add("isnan", x), line, b.number(-1))
+    last = b.add("amax", broken, axes=[axis], keepdims=True)
+    return b.add("where", b.add("ge", last, b.number(0)), last, place)
+
+
 @row("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> tuple[Any, ...]:
-    if b.used(1):
+    """An axis after the other, the last one first; places count over all of these axes."""
+    value, index = x.id, -1
+    axes = _parts(b, x, sizes)
+    if b.used(1) and not is_small(b, x.fake.numel(), _MOST_PLACED):
         raise Unsupported("the places are used")  # in short rows they take longer than PyTorch's
-    value = x.id
-    for a in _parts(b, x, sizes):
-        parts = [b.add("amax", p, axes=[a.axis], keepdims=True) for p in a.cut(b, value)]
-        value = a.joined(b, parts)
-    return value, None
+    for a in reversed(axes):
+        cut = a.cut(b, value)
+        if b.used(1):
+            stride = math.prod(x.shape[a.axis + 1 :])
+            before = a.cut(b, index) if index >= 0 else []
+            places = []
+            for i, part in enumerate(cut):
+                size = b.program.type(part)[2][a.axis]
+                found = _place_of_most(b, part, a.axis, size)
+                place = b.add("add", found, b.number(i * a.size // a.parts))
+                place = b.add("mul", place, b.number(stride))
+                if before:
+                    nearer = b.add("gather", before[i], found, axis=a.axis)
+                    place = b.add("add", place, nearer)
+                places.append(place)
+            index = a.joined(b, places)
+        value = a.joined(b, [b.add("amax", p, axes=[a.axis], keepdims=True) for p in cut])
+    if not b.used(1):
+        return value, None
+    count = len(sizes) if isinstance(sizes, list | tuple) else 1
+    for axis in range(x.rank - count, x.rank):
+        if axis in [a.axis for a in axes]:
+            continue
+        line = b.add(
+            "iota", size=b.size(x.shape[axis]), step=b.size(math.prod(x.shape[axis + 1 :]))
+        )
+        shape: list[Any] = [1] * x.rank
+        shape[axis] = x.shape[axis]
+        line = b.add("reshape", line, shape=b.shape(shape))
+        index = line if index < 0 else b.add("add", index, line)
+    return value, b.add("expand", index, shape=b.shape(out[1].shape))
 
 
 # Patches -----------------------------------------------------------------------------------------
@@ -375,6 +422,7 @@ def _im2col(
 ) -> int:
     """[N, C, H, W] as [N, C * kernel, windows]."""
     rows, columns = out.shape[-2], out.shape[-1]
+    kernel, dilation, padding, stride = fixed(b, [kernel, dilation, padding, stride])
     if not all(isinstance(n, int) for part in (kernel, dilation, padding, stride) for n in part):
         raise Unsupported("windows that are not known")
     high, wide = (
