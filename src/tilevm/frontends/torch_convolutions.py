@@ -177,7 +177,14 @@ class _Spread:
     stride: int
     dilation: int
     padding: int
+    more: Any  # elements behind what `padding` leaves
     out: Any
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a convolution with flipped taps, of an image with other margins."""
+        fits = self.dilation * (self.taps - 1) >= self.padding
+        return self.stride == 1 and fits and type(self.more) is int and self.more == 0
 
     @property
     def most(self) -> int:
@@ -218,12 +225,14 @@ def _transposed(
     if not all(type(n) is int for n in (groups, *(n for part in numbers for n in part))):
         raise Unsupported("a convolution with unknown parameters")
     strides, paddings, dilations, taps = numbers
+    more = fixed(b, _each(output_padding, count))
     if any(s > 1 and d > 1 for s, d in zip(strides, dilations, strict=True)) or 0 in taps:
         raise Unsupported("a transposed convolution with stride and dilation, or without taps")
     if groups > _MOST_GROUPS or any(s > _MOST_PHASES for s in strides):
         raise Unsupported("a transposed convolution in many groups, or with a large stride")
     sizes = out.shape[out.dim() - count :]
-    axes = [_Spread(*each) for each in zip(taps, strides, dilations, paddings, sizes, strict=True)]
+    each = zip(taps, strides, dilations, paddings, more, sizes, strict=True)
+    axes = [_Spread(*one) for one in each]
     image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
     image = b.add("permute", image, axes=[0, *range(2, count + 2), 1])
     if groups == 1:
@@ -245,6 +254,20 @@ def _transposed(
 def _phases(b: Importer, image: int, weight: int, axes: Sequence[_Spread]) -> int:
     """image: [N, sizes, C]; weight: [C, K, taps]. Gives [N, sizes, K]."""
     count = len(axes)
+    if all(a.is_plain for a in axes):
+        return b.add(
+            "conv",
+            image,
+            b.add(
+                "permute",
+                b.add("flip", weight, axes=list(range(2, count + 2))),
+                axes=[1, *range(2, count + 2), 0],
+            ),
+            stride=[1] * count,
+            dilation=[a.dilation for a in axes],
+            low=[a.dilation * (a.taps - 1) - a.padding for a in axes],
+            high=[a.dilation * (a.taps - 1) - a.padding for a in axes],
+        )
     channels, results = b.program.type(weight)[2][:2]
     missing = [a.most * a.stride - a.taps for a in axes]
     if any(missing):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, is_small, row
 from tilevm.frontends.torch_windows import ROWS
 
 if TYPE_CHECKING:
@@ -23,12 +23,18 @@ if TYPE_CHECKING:
 __all__ = ["ROWS"]
 
 _A = -0.75  # of the cubic convolution
+_MOST = 1 << 16  # elements of a result; indices that vary along rows are slow: PyTorch is quicker
 Taps = list[tuple[int, int]]  # places and weights, of each element of an axis
 
 
 def _computed(dtype: torch.dtype) -> torch.dtype:
     """What places and sums are computed in."""
     return torch.float64 if dtype is torch.float64 else torch.float32
+
+
+def _refuse_large(b: Importer, out: torch.Tensor) -> None:
+    if not is_small(b, out.numel(), _MOST):
+        raise Unsupported("a large image")
 
 
 class _Numbers:
@@ -136,6 +142,8 @@ def _resized(
     """An axis after the other, the last one first."""
     if not x.is_float:
         raise Unsupported("an image of integers")
+    if taps is _linear:
+        _refuse_large(b, out)
     n = _Numbers(b, _computed(x.dtype))
     count = x.rank - 2
     value = b.cast(x.id, n.dtype)
@@ -171,6 +179,7 @@ def _upsample_cubic(
 
 
 def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: bool) -> int:
+    _refuse_large(b, out)
     n = _Numbers(b, _computed(x.dtype))
     value = x.id
     each = list(zip(range(2, x.rank), _scales(x.rank - 2, scales), strict=True))
@@ -341,6 +350,7 @@ def _grid_sampler(
         raise Unsupported("other dtypes")  # of 16 bits, PyTorch rounds places, too
     if mode == _BICUBIC:  # sixteen places an element, for each channel: PyTorch is quicker
         raise Unsupported("bicubic")
+    _refuse_large(b, out)
     n = _Numbers(b, _computed(x.dtype))
     sizes = x.shape[2:]
     for size in (x.shape[1], *sizes):
