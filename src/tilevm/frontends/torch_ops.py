@@ -106,7 +106,8 @@ def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
     text = b.size(value)
     if isinstance(text, int):
         return text
-    if b.sizes.depends_on_data(value):
+    guarded = b.may_unify or not value.node.shape_env.frozen  # else nobody looks at a new guard
+    if b.sizes.depends_on_data(value) or not guarded:
         return value
     named = {str(symbol) for symbol in b.sizes.expr(value).free_symbols}
     return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
