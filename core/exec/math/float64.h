@@ -334,12 +334,13 @@ HWY_INLINE V pow(V x, V y) {
 
 // Error function ---------------------------------------------------------------------------------
 
-// erfc(t) for t in [1/2, 28].
-HWY_INLINE V erfc_tail(V t) {
+// erfc(t + low) for t in [1/2, 28] and a low that t is rounded by.
+HWY_INLINE V erfc_tail(V t, V low) {
   const V inverse = hn::Div(f64(1), hn::Add(t, f64(2)));
   const V u = hn::Mul(hn::Sub(t, f64(2)), inverse);
   const Sum square = two_product(t, t);
-  const V exponential = exp_of_sum(hn::Neg(square.hi), hn::Neg(square.lo));
+  const V more = fma(hn::Add(t, t), low, square.lo);
+  const V exponential = exp_of_sum(hn::Neg(square.hi), hn::Neg(more));
   // (1 - u) / 4 is 1 / (t + 2).
   return hn::Mul(exponential, hn::Mul(polynomial(u, kErfc), inverse));
 }
@@ -348,21 +349,27 @@ HWY_INLINE V erf_near(V x) { return fma(x, polynomial(hn::Mul(x, x), kErf), x); 
 
 HWY_INLINE V erf(V x) {
   const V a = hn::Abs(x);
-  const V tail = hn::Sub(f64(1), erfc_tail(clamp(a, 0.5, 6.5)));
+  const V tail = hn::Sub(f64(1), erfc_tail(clamp(a, 0.5, 6.5), f64(0)));
   const V far = hn::CopySign(tail, x);
   return hn::IfThenElse(hn::Lt(a, f64(0.875)), erf_near(x), far);
 }
 
-HWY_INLINE V erfc(V x) {
+// erfc(x + low) for a low that x is rounded by.
+HWY_INLINE V erfc(V x, V low) {
   const V a = hn::Abs(x);
-  const V tail = erfc_tail(clamp(a, 0.5, 27.5));
-  const V far = hn::IfThenElse(hn::Lt(x, f64(0)), hn::Sub(f64(2), tail), tail);
+  const auto negative = hn::Lt(x, f64(0));
+  const V tail = erfc_tail(clamp(a, 0.5, 27.5), hn::IfThenElse(negative, hn::Neg(low), low));
+  const V far = hn::IfThenElse(negative, hn::Sub(f64(2), tail), tail);
   return hn::IfThenElse(hn::Lt(a, f64(0.6)), hn::Sub(f64(1), erf_near(x)), far);
 }
 
-// Without the cancellation of 1 + erf.
+// x / 2 erfc(-x / sqrt 2), without the cancellation of 1 + erf.
 HWY_INLINE V gelu(V x) {
-  return hn::Mul(hn::Mul(f64(0.5), x), erfc(hn::Mul(x, f64(-0.7071067811865476))));
+  constexpr double kRoot = 0x1.6a09e667f3bcdp-1, kRootLow = -0x1.bdd3413b26456p-55;
+  const V t = hn::Mul(x, f64(-kRoot));
+  const V low = fnma(x, f64(kRootLow), fnma(x, f64(kRoot), hn::Neg(t)));
+  return hn::Mul(hn::Mul(f64(0.5), x),
+                 erfc(t, hn::IfThenElseZero(hn::Lt(hn::Abs(t), f64(28)), low)));
 }
 
 // Trigonometric ----------------------------------------------------------------------------------
