@@ -183,6 +183,8 @@ def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: boo
     n = _Numbers(b, _computed(x.dtype))
     value = x.id
     each = list(zip(range(2, x.rank), _scales(x.rank - 2, scales), strict=True))
+    if any(s is not None and not (is_number(s) and s == int(s)) for _, s in each):
+        raise Unsupported("a scale that is not a whole number")  # a size may stay what it was
     for axis, scale in reversed(each):  # rows are copied whole
         size, wanted = x.shape[axis], out.shape[axis]
         b.at_least(size, 1)
