@@ -439,9 +439,18 @@ class Builder {
       const int axis = map.axis[at(static_cast<int>(node.attrs[0].ints[0]))];
       fold.in[1] = iota(zero_, one_, axis);
     }
-    const int result = push(fold);
+    const int result = once(fold);
     if (!arg && !is_float(from)) hold(result, storage_of(from));  // an extremum is an element
     return result;
+  }
+
+  // A fold, unless there is one like it: of operators, those that keep the axis are others.
+  int once(const KernelNode& fold) {
+    const auto same = [&](const KernelNode& n) {
+      return n.kind == fold.kind && n.instr == fold.instr && n.in == fold.in && n.axes == fold.axes;
+    };
+    const auto it = std::ranges::find_if(kernel_.nodes, same);
+    return it == kernel_.nodes.end() ? push(fold) : static_cast<int>(it - kernel_.nodes.begin());
   }
 
   int gather(const Node& node) {

@@ -1,6 +1,5 @@
 #include "host/views.h"
 
-#include <cstring>
 #include <string>
 
 #include "host/errors.h"
@@ -219,61 +218,6 @@ bool reshape_strides(const Geometry& in, Geometry& out) noexcept {
   }
   for (; o >= 0; --o) out.stride(o) = 1;  // a scalar seen as [1, 1, ...]
   return true;
-}
-
-namespace {
-
-// `count` elements, steps in bytes.
-template <std::size_t item>
-void copy_row(const std::byte* from, std::int64_t from_step, std::byte* to, std::int64_t to_step,
-              std::int64_t count) {
-  for (std::int64_t i = 0; i < count; ++i)
-    std::memcpy(to + i * to_step, from + i * from_step, item);
-}
-
-void copy_row(int item, const std::byte* from, std::int64_t from_step, std::byte* to,
-              std::int64_t to_step, std::int64_t count) {
-  if (from_step == item && to_step == item) {
-    std::memcpy(to, from, static_cast<std::size_t>(count * item));
-    return;
-  }
-  switch (item) {
-    case 1:
-      return copy_row<1>(from, from_step, to, to_step, count);
-    case 2:
-      return copy_row<2>(from, from_step, to, to_step, count);
-    case 4:
-      return copy_row<4>(from, from_step, to, to_step, count);
-    default:
-      return copy_row<8>(from, from_step, to, to_step, count);
-  }
-}
-
-}  // namespace
-
-void copy(const Record& in, const Record& out, int item_bytes) noexcept {
-  if (in.empty()) return;
-  std::array<std::int64_t, kMaxRank> index{};
-  const std::byte* from = in.data;
-  std::byte* to = out.data;
-  const int last = in.rank - 1;
-  const std::int64_t row = last >= 0 ? in.size(last) : 1;
-  const std::int64_t from_step = last >= 0 ? in.stride(last) * item_bytes : 0;
-  const std::int64_t to_step = last >= 0 ? out.stride(last) * item_bytes : 0;
-  for (;;) {
-    copy_row(item_bytes, from, from_step, to, to_step, row);
-    int d = last - 1;
-    for (; d >= 0; --d) {
-      auto& i = index[static_cast<std::size_t>(d)];
-      from += in.stride(d) * item_bytes;
-      to += out.stride(d) * item_bytes;
-      if (++i < in.size(d)) break;
-      from -= in.stride(d) * item_bytes * i;
-      to -= out.stride(d) * item_bytes * i;
-      i = 0;
-    }
-    if (d < 0) return;
-  }
 }
 
 void set_strides_in_order(Geometry& g, std::span<const std::int32_t> order) {

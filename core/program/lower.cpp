@@ -781,6 +781,8 @@ Program Lowering::run() {
 
 }  // namespace
 
-Program lower(Program program) { return with_channels_last(Lowering(std::move(program)).run()); }
+Program lower(Program program) {
+  return with_concats_last(with_channels_last(Lowering(std::move(program)).run()));
+}
 
 }  // namespace tilevm

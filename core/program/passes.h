@@ -17,4 +17,7 @@ void sweep(Program& program);
 // them in the same order. Any other program as it is.
 Program with_channels_last(Program lowered);
 
+// A lowered program whose concatenations come behind the elementwise operators that read them.
+Program with_concats_last(Program lowered);
+
 }  // namespace tilevm

@@ -234,6 +234,59 @@ int layouts() {
   return 0;
 }
 
+int concats_last() {  // what reads a concatenation is computed part by part
+  const auto turned = [](Case& c, ValueId x, SizeId half, bool folds) {
+    const auto zero = c.p.sizes.constant(0);
+    const auto part = [&](SizeId start, SizeId stop) {
+      return c.add(
+          Op::slice, {x},
+          {c.axes({1}), Attr::of_sizes({start}), Attr::of_sizes({stop}), Attr::of_ints({1})});
+    };
+    const SizeId end = c.p.type(x).shape[1];
+    const auto both =
+        c.add(Op::concat, {c.add(Op::neg, {part(half, end)}), part(zero, half)}, {c.axes({1})});
+    const auto sum = c.add(Op::add, {c.add(Op::mul, {x, x}), both});
+    return folds ? c.add(Op::sum, {sum}, {c.axes({1}), c.keep(false)}) : sum;
+  };
+  {
+    Case c;  // halves that may differ
+    const auto x = c.in({c.b, c.p.sizes.mul(c.d, c.s)});
+    const auto plan = c.plan({turned(c, x, c.d, false)});
+    CHECK(kernels(plan) == 2);
+    CHECK(encodes(plan) == 0);
+  }
+  {
+    Case c;  // halves of one size are one kernel
+    const auto x = c.in({c.b, c.p.sizes.constant(64)});
+    const auto plan = c.plan({turned(c, x, c.p.sizes.constant(32), false)});
+    CHECK(kernels(plan) == 1);
+    CHECK(count(plan, fuse::Step::Kind::kSlice) == 2);
+    CHECK(encodes(plan) == 0);
+  }
+  {
+    Case c;  // a fold behind it reads the whole
+    const auto x = c.in({c.b, c.p.sizes.constant(64)});
+    const auto plan = c.plan({turned(c, x, c.p.sizes.constant(32), true)});
+    CHECK(kernels(plan) == 3);
+  }
+  return 0;
+}
+
+int equal_folds() {  // with and without the axis they are one
+  Case c;
+  const auto x = c.in({c.b, c.d});
+  const auto mean = c.add(Op::mean, {x}, {c.axes({0}), c.keep(false)});
+  const auto kept = c.add(Op::mean, {x}, {c.axes({0}), c.keep(true)});
+  const auto plan = c.plan({mean, c.add(Op::sub, {x, kept})});
+  CHECK(kernels(plan) == 1);
+  int folds = 0;
+  for (const auto& node : plan.kernels[0].nodes)
+    folds += node.kind == fuse::KernelNode::Kind::kFold ? 1 : 0;
+  CHECK(folds == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
 int broadcasts() {  // a small mask is computed inside the kernel that uses it
   Case c;
   const auto one = c.p.sizes.constant(1);
@@ -390,12 +443,20 @@ int products_alone() {
 
 int main() {
   const std::pair<const char*, std::function<int()>> tests[] = {
-      {"composites", composites}, {"chains_and_diamonds", chains_and_diamonds},
-      {"no_circles", no_circles}, {"decisions", decisions},
-      {"siblings", siblings},     {"results_are_small", results_are_small},
-      {"views", views},           {"layouts", layouts},
-      {"broadcasts", broadcasts}, {"gathers", gathers},
-      {"products", products},     {"products_alone", products_alone}};
+      {"composites", composites},
+      {"chains_and_diamonds", chains_and_diamonds},
+      {"no_circles", no_circles},
+      {"decisions", decisions},
+      {"siblings", siblings},
+      {"results_are_small", results_are_small},
+      {"views", views},
+      {"layouts", layouts},
+      {"broadcasts", broadcasts},
+      {"gathers", gathers},
+      {"products", products},
+      {"products_alone", products_alone},
+      {"equal_folds", equal_folds},
+      {"concats_last", concats_last}};
   int failed = 0;
   for (const auto& [name, test] : tests) {
     try {

@@ -15,8 +15,8 @@
 #include "exec/native/functions.h"
 #include "exec/native/listing.h"
 #include "exec/native/native.h"
-#include "exec/native/pack.h"
 #include "exec/native/symbols.h"
+#include "exec/plane.h"
 
 namespace tilevm::exec::native {
 namespace {
@@ -29,7 +29,7 @@ using std::int64_t;
 using Entry = int (*)(Frame*);
 
 constexpr std::uint32_t kCodeBlock = 1U << 20;
-constexpr int64_t kPanelBytes = 32 << 10;    // copies of operands that are alive at once: L1
+constexpr int64_t kPanelBytes = 64 << 10;    // copies of operands that are alive at once
 constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
 constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
 
@@ -172,13 +172,13 @@ Code::~Code() = default;
 
 namespace {
 
-// Emits with vectors side by side if the registers suffice, else with one vector of columns at a
-// time; `begin` is called before each try. Throws Unsupported.
+// Emits with as many vectors side by side as the registers suffice for; `begin` is called before
+// each try. Throws Unsupported.
 template <class Begin>
 void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, bool streams,
                Begin begin) {
   thread_local FirstError error;
-  for (int copies = kMaxCopies;; copies = 1) {
+  for (int copies = kMaxCopies;; copies /= 2) {
     holder.reset(asmjit::ResetPolicy::kSoft);
     holder.init(runtime().environment());
     error.clear();
@@ -268,7 +268,7 @@ class Run {
       bytes += bytecode::storage_bytes(impl_.operands[at(i)].storage);
     }
     bytes *= Impl::sweeps(space);
-    constexpr int64_t kColumnsAtOnce = 64;
+    constexpr int64_t kColumnsAtOnce = 128;
     if (!impl_.folds_columns()) cols_ = std::min(cols_, kColumnsAtOnce);
     if (!impl_.folds_rows()) {
       const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);

@@ -1,9 +1,9 @@
-#include "exec/native/pack.h"
+#include "exec/plane.h"
 
 #include <algorithm>
 #include <cstring>
 
-namespace tilevm::exec::native {
+namespace tilevm::exec {
 namespace {
 
 using std::int64_t;
@@ -25,6 +25,9 @@ void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t c
   }
 }
 
+// Rows are in registers only where loops over them are gone.
+#define TILEVM_UNROLL _Pragma("GCC unroll 8")
+
 using Row4 = std::uint32_t __attribute__((vector_size(16)));
 using Row8 = std::uint32_t __attribute__((vector_size(32)));
 
@@ -41,7 +44,7 @@ struct Four {
   static constexpr int64_t kSize = 4;
   static void transpose(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step) {
     Row4 r[4];
-    for (int i = 0; i < 4; ++i) r[i] = load<Row4>(from + i * from_step);
+    TILEVM_UNROLL for (int i = 0; i < 4; ++i) r[i] = load<Row4>(from + i * from_step);
     const Row4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
     const Row4 high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
     const Row4 low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
@@ -50,7 +53,7 @@ struct Four {
                          __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
                          __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
                          __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-    for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Row4));
+    TILEVM_UNROLL for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Row4));
   }
 };
 
@@ -64,14 +67,14 @@ struct Eight {
                                     int64_t from_step) {
     // Halves of lines i and i + 4 beside each other: then all is done within halves.
     Row8 r[8];
-    for (int i = 0; i < 4; ++i) {
-      for (int half = 0; half < 2; ++half) {
+    TILEVM_UNROLL for (int i = 0; i < 4; ++i) {
+      TILEVM_UNROLL for (int half = 0; half < 2; ++half) {
         const Row4 low = load<Row4>(from + i * from_step + 16 * half);
         const Row4 high = load<Row4>(from + (i + 4) * from_step + 16 * half);
         r[4 * half + i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
       }
     }
-    for (int half = 0; half < 2; ++half) {
+    TILEVM_UNROLL for (int half = 0; half < 2; ++half) {
       const Row8* const q = r + 4 * half;
       const Row8 low01 = __builtin_shufflevector(q[0], q[1], 0, 8, 1, 9, 4, 12, 5, 13);
       const Row8 high01 = __builtin_shufflevector(q[0], q[1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -81,8 +84,8 @@ struct Eight {
                            __builtin_shufflevector(low01, low23, 2, 3, 10, 11, 6, 7, 14, 15),
                            __builtin_shufflevector(high01, high23, 0, 1, 8, 9, 4, 5, 12, 13),
                            __builtin_shufflevector(high01, high23, 2, 3, 10, 11, 6, 7, 14, 15)};
-      for (int i = 0; i < 4; ++i)
-        std::memcpy(to + (4 * half + i) * to_step, &rows[i], sizeof(Row8));
+      TILEVM_UNROLL for (int i = 0; i < 4; ++i)
+          std::memcpy(to + (4 * half + i) * to_step, &rows[i], sizeof(Row8));
     }
   }
 };
@@ -148,4 +151,4 @@ void copy_plane(const Plane& to, const Plane& from, int64_t rows, int64_t cols,
   }
 }
 
-}  // namespace tilevm::exec::native
+}  // namespace tilevm::exec

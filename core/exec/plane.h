@@ -1,10 +1,10 @@
-// Copies of operands whose columns do not lie side by side, so that emitted code sees vectors.
+// Copies between two axes and the same two in another order.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-namespace tilevm::exec::native {
+namespace tilevm::exec {
 
 // Two axes of an operand in memory; strides in bytes.
 struct Plane {
@@ -16,4 +16,4 @@ struct Plane {
 void copy_plane(const Plane& to, const Plane& from, std::int64_t rows, std::int64_t cols,
                 int bytes) noexcept;
 
-}  // namespace tilevm::exec::native
+}  // namespace tilevm::exec

@@ -1,0 +1,98 @@
+// Copies between layouts, of what no kernel computes: results that must lie in another order.
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+
+#include "exec/plane.h"
+#include "host/views.h"
+
+namespace tilevm::host {
+namespace {
+
+// An axis of both tensors; steps in bytes.
+struct Axis {
+  std::int64_t size, from, to;
+};
+
+// Lines of a plane at once: their pages are what the processor can have at hand.
+constexpr std::int64_t kLinesAtOnce = 256;
+
+template <std::size_t item>
+void copy_elements(std::byte* to, const std::byte* from, const Axis& x) {
+  for (std::int64_t i = 0; i < x.size; ++i) std::memcpy(to + i * x.to, from + i * x.from, item);
+}
+
+void copy_row(std::byte* to, const std::byte* from, const Axis& x, int item) {
+  if (x.from == item && x.to == item) {
+    std::memcpy(to, from, static_cast<std::size_t>(x.size * item));
+    return;
+  }
+  switch (item) {
+    case 1:
+      return copy_elements<1>(to, from, x);
+    case 2:
+      return copy_elements<2>(to, from, x);
+    case 4:
+      return copy_elements<4>(to, from, x);
+    default:
+      return copy_elements<8>(to, from, x);
+  }
+}
+
+// Elements of one tensor lie side by side along x, those of the other along y.
+void copy_plane(std::byte* to, std::byte* from, const Axis& y, const Axis& x, int item) {
+  for (std::int64_t line = 0; line < y.size; line += kLinesAtOnce) {
+    exec::copy_plane({to + line * y.to, y.to, x.to}, {from + line * y.from, y.from, x.from},
+                     std::min(kLinesAtOnce, y.size - line), x.size, item);
+  }
+}
+
+}  // namespace
+
+void copy(const Record& in, const Record& out, int item_bytes) noexcept {
+  if (in.empty()) return;
+  std::array<Axis, kMaxRank> axes{};
+  std::size_t n = 0;
+  for (int d = 0; d < in.rank; ++d) {
+    if (in.size(d) > 1)
+      axes[n++] = {in.size(d), in.stride(d) * item_bytes, out.stride(d) * item_bytes};
+  }
+  // Outermost first, as `out` lies; neighbours that are one run in both are one axis.
+  std::stable_sort(axes.begin(), axes.begin() + n,
+                   [](const Axis& a, const Axis& b) { return std::abs(a.to) > std::abs(b.to); });
+  std::size_t merged = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool one_run = merged > 0 && axes[merged - 1].from == axes[i].from * axes[i].size &&
+                         axes[merged - 1].to == axes[i].to * axes[i].size;
+    if (one_run) {
+      axes[merged - 1] = {axes[merged - 1].size * axes[i].size, axes[i].from, axes[i].to};
+    } else {
+      axes[merged++] = axes[i];
+    }
+  }
+  n = merged;
+  const Axis x = n == 0 ? Axis{1, item_bytes, item_bytes} : axes[--n];
+  const auto side_by_side = [&](const Axis& a) { return a.from == item_bytes; };
+  const auto y = std::find_if(axes.begin(), axes.begin() + n, side_by_side);
+  const bool plane = y != axes.begin() + n && !side_by_side(x);
+  const Axis lines = plane ? *y : Axis{};
+  if (plane) n = static_cast<std::size_t>(std::copy(y + 1, axes.begin() + n, y) - axes.begin());
+  std::array<std::int64_t, kMaxRank> index{};
+  std::byte* from = in.data;
+  std::byte* to = out.data;
+  for (;;) {
+    plane ? copy_plane(to, from, lines, x, item_bytes) : copy_row(to, from, x, item_bytes);
+    std::size_t d = n;
+    for (; d > 0; --d) {
+      const Axis& axis = axes[d - 1];
+      const bool more = ++index[d - 1] < axis.size;
+      from += more ? axis.from : axis.from * (1 - axis.size);
+      to += more ? axis.to : axis.to * (1 - axis.size);
+      if (more) break;
+      index[d - 1] = 0;
+    }
+    if (d == 0) return;
+  }
+}
+
+}  // namespace tilevm::host
