@@ -106,9 +106,64 @@ void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int
   }
 }
 
+// Every second element of a line. What lies between is read, but not behind the last one.
+void every_second(std::byte* to, const std::byte* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 < count; i += 4) {
+    const Row4 low = load<Row4>(from + 8 * i), high = load<Row4>(from + 8 * i + 16);
+    const Row4 found = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+    std::memcpy(to + 4 * i, &found, sizeof(found));
+  }
+  for (; i < count; ++i) std::memcpy(to + 4 * i, from + 8 * i, 4);
+}
+
+// The other way. What lies between is not touched: another thread may be writing it.
+void to_every_second(std::byte* to, const std::byte* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + 8 * i, from + 4 * i, 4);
+}
+
+void split_line(std::byte* first, std::byte* second, const std::byte* pairs, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const Row4 low = load<Row4>(pairs + 8 * i), high = load<Row4>(pairs + 8 * i + 16);
+    const Row4 even = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+    const Row4 odd = __builtin_shufflevector(low, high, 1, 3, 5, 7);
+    std::memcpy(first + 4 * i, &even, sizeof(even));
+    std::memcpy(second + 4 * i, &odd, sizeof(odd));
+  }
+  for (; i < count; ++i) {
+    std::memcpy(first + 4 * i, pairs + 8 * i, 4);
+    std::memcpy(second + 4 * i, pairs + 8 * i + 4, 4);
+  }
+}
+
+void join_line(std::byte* pairs, const std::byte* first, const std::byte* second, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const Row4 even = load<Row4>(first + 4 * i), odd = load<Row4>(second + 4 * i);
+    const Row4 low = __builtin_shufflevector(even, odd, 0, 4, 1, 5);
+    const Row4 high = __builtin_shufflevector(even, odd, 2, 6, 3, 7);
+    std::memcpy(pairs + 8 * i, &low, sizeof(low));
+    std::memcpy(pairs + 8 * i + 16, &high, sizeof(high));
+  }
+  for (; i < count; ++i) {
+    std::memcpy(pairs + 8 * i, first + 4 * i, 4);
+    std::memcpy(pairs + 8 * i + 4, second + 4 * i, 4);
+  }
+}
+
 template <class T>
 void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexcept {
   constexpr int64_t kBytes = sizeof(T);
+  if (kBytes == 4 && to.x_stride == 4 && from.x_stride == 8) {
+    for (int64_t y = 0; y < rows; ++y) every_second(element(to, y, 0), element(from, y, 0), cols);
+    return;
+  }
+  if (kBytes == 4 && to.x_stride == 8 && from.x_stride == 4) {
+    for (int64_t y = 0; y < rows; ++y)
+      to_every_second(element(to, y, 0), element(from, y, 0), cols);
+    return;
+  }
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
   auto* transpose = transpose_square<Four>;
@@ -146,6 +201,18 @@ void copy_plane(const Plane& to, const Plane& from, int64_t rows, int64_t cols,
     default:
       return copy<std::uint64_t>(to, from, rows, cols);
   }
+}
+
+void split_pairs(const Plane& first, const Plane& second, const Plane& pairs, int64_t rows,
+                 int64_t cols) noexcept {
+  for (int64_t y = 0; y < rows; ++y)
+    split_line(element(first, y, 0), element(second, y, 0), element(pairs, y, 0), cols);
+}
+
+void join_pairs(const Plane& pairs, const Plane& first, const Plane& second, int64_t rows,
+                int64_t cols) noexcept {
+  for (int64_t y = 0; y < rows; ++y)
+    join_line(element(pairs, y, 0), element(first, y, 0), element(second, y, 0), cols);
 }
 
 }  // namespace tilevm::exec::native
