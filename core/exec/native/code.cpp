@@ -274,6 +274,9 @@ class Run {
     if (!impl_.folds_rows()) {
       const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);
       rows_ = std::min(rows_, std::max<int64_t>(1, fit));
+      // A few long rows: the copies of a call are to be as large as those of many.
+      if (!impl_.folds_columns())
+        cols_ = std::min(space.cols, std::max(cols_, kPanelBytes / (rows_ * bytes)));
     }
   }
 

@@ -231,8 +231,7 @@ _BY_PART = """
     tensor_split.sections tensor_split.indices unsafe_split.Tensor unsafe_chunk
     split_with_sizes_copy unbind.int flip repeat repeat_interleave.self_int tril triu diag_embed
     diagonal diagonal_copy linalg_diagonal trace unfold unfold_copy index_select gather index.Tensor
-    _unsafe_index.Tensor embedding take
-    neg negative cumsum constant_pad_nd
+    _unsafe_index.Tensor embedding take neg negative cumsum constant_pad_nd pad
 """.split()
 # ... whose tensors are all complex in the end.
 _BY_PART_OF_ALL = """
@@ -399,6 +398,18 @@ def _pow(b: Importer, out: Any, x: Tensor, y: Any) -> Complex:
     return made(b, out, *(power if y == 2 else product(b, power, parts)))
 
 
+@row("addcmul")
+def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Complex:
+    factors = parts_of(b, y, out), parts_of(b, z, out)
+    return _add(b, out, x, made(b, out, *product(b, *factors)), value)
+
+
+@row("addcdiv")
+def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Complex:
+    factors = parts_of(b, y, out), parts_of(b, z, out)
+    return _add(b, out, x, made(b, out, *quotient(b, *factors)), value)
+
+
 @row("reciprocal")
 def _reciprocal(b: Importer, out: Any, x: Tensor) -> Complex:
     return made(b, out, *quotient(b, parts_of(b, 1.0), parts_of(b, x)))
@@ -482,6 +493,28 @@ row("ne.Tensor", "ne.Scalar", "not_equal.Tensor", "not_equal.Scalar")(
 )
 
 
+def _truth(b: Importer, x: Tensor) -> int:
+    """Whether elements are not 0."""
+    found = [b.add("ne", part, b.number(0)) for part in parts_of(b, x)]
+    return found[0] if not is_complex(x) else b.add("logical_or", *found)
+
+
+@row("logical_not")
+def _logical_not(b: Importer, out: Any, x: Tensor) -> int:
+    return b.add("logical_not", _truth(b, x))
+
+
+def _logical(op: str) -> Row:
+    def run(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
+        return b.add(op, _truth(b, x), _truth(b, y))
+
+    return run
+
+
+for _name in ("logical_and", "logical_or", "logical_xor"):
+    row(_name)(_logical(_name))
+
+
 def _asked(op: str, join: str) -> Row:
     def run(b: Importer, out: Any, x: Tensor) -> int:
         return b.add(join, *(b.add(op, part) for part in parts_of(b, x)))
@@ -527,8 +560,9 @@ def _mean(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = 
 
 
 def _check(out: Any, *operands: Tensor) -> None:
-    if any(x.dtype is not torch.complex64 for x in (out, *operands)):
-        raise Unsupported("a product of other numbers than complex64")
+    for x in (out, *operands):
+        if x.dtype is not torch.complex64:
+            raise Unsupported(f"matrix multiply of {str(x.dtype)[6:]}")
 
 
 def _matrices(b: Importer, x: Tensor, y: Tensor, out: Any) -> Complex:
