@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_distances import ROWS
-from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, axes_of, is_number, scaled
+from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, axes_of, is_number
 from tilevm.frontends.torch_products import contraction, equation, labels_of
 
 if TYPE_CHECKING:
@@ -350,26 +350,26 @@ def quotient(b: Importer, x: Parts, y: Parts) -> Parts:
     )
 
 
-def _times(b: Importer, y: Parts, alpha: Any, out: Any) -> Parts:
-    if isinstance(alpha, complex):
-        return product(b, parts_of(b, alpha), y)
-    return scaled(b, y[0], alpha), scaled(b, y[1], alpha)
+def _combined(b: Importer, op: str, out: Any, x: Any, y: Any, alpha: Any) -> Complex:
+    """The sum or difference of x and y * alpha: a product of complex numbers, even by 1."""
+    right = parts_of(b, y, out)
+    if alpha != 1 or isinstance(y, Tensor):
+        right = product(b, right, parts_of(b, alpha))
+    elif not (math.isfinite(complex(y).real) and math.isfinite(complex(y).imag)):
+        right = parts_of(b, complex(y) * complex(1))
+    pairs = zip(parts_of(b, x, out), right, strict=True)
+    real, imag = (b.add(op, u, v) for u, v in pairs)
+    return made(b, out, real, imag)
 
 
 @row("add.Tensor", "add.Scalar")
 def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
-    right = _times(b, parts_of(b, y, out), alpha, out)
-    pairs = zip(parts_of(b, x, out), right, strict=True)
-    real, imag = (b.add("add", u, v) for u, v in pairs)
-    return made(b, out, real, imag)
+    return _combined(b, "add", out, x, y, alpha)
 
 
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
-    right = _times(b, parts_of(b, y, out), alpha, out)
-    pairs = zip(parts_of(b, x, out), right, strict=True)
-    real, imag = (b.add("sub", u, v) for u, v in pairs)
-    return made(b, out, real, imag)
+    return _combined(b, "sub", out, x, y, alpha)
 
 
 @row("rsub.Tensor", "rsub.Scalar")
@@ -615,14 +615,12 @@ def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 @row("addmm", "baddbmm", "addmv")
 def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Any:
-    value = parts_of(b, _matrices(b, y, z, out))
-    factors = (beta, alpha)
-    if not all(is_number(f) or isinstance(f, complex) for f in factors):
+    if not all(is_number(f) or isinstance(f, complex) for f in (beta, alpha)):
         raise Unsupported("factors that are not known")
-    value = _times(b, value, alpha, out)
+    value = product(b, parts_of(b, _matrices(b, y, z, out)), parts_of(b, alpha))
     if beta == 0:
         return made(b, out, *value)
-    addend = _times(b, parts_of(b, x, out), beta, out)
+    addend = product(b, parts_of(b, x, out), parts_of(b, beta))
     real, imag = (b.add("add", u, v) for u, v in zip(addend, value, strict=True))
     return made(b, out, real, imag)
 

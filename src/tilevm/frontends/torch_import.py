@@ -99,7 +99,7 @@ class Imported:
     `written`: per output of the program the input of the graph that it is written to, or -1.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
-    ("const", value).
+    ("conj", index), of which it is the conjugate, or ("const", value).
     """
 
     program: runtime.Program | None
@@ -731,6 +731,9 @@ def outputs(
             fake = node.meta["val"]
             if short_name(fake.dtype) == "opaque":
                 target = -1  # the core does not know how large its elements are
+            lazily = is_complex(fake) and fake.is_conj() and target < 0
+            if lazily:  # in memory as in eager code, which conjugates when elements are read
+                value = torch_complex.conj(importer, fake, value)
             memory = memory_of(fake, node)
             if views and memory in given:
                 raise Refused(f"a result is a view of an input that {node.target} makes")
@@ -750,7 +753,7 @@ def outputs(
                 result.orders.append(None if order is None else [*order, *last])
                 result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
                 result.written.append(target)
-            result.outputs.append(seen[place])
+            result.outputs.append(("conj", seen[place]) if lazily else seen[place])
             continue
         known = node.meta.get("val")
         if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(

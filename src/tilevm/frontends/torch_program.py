@@ -279,8 +279,8 @@ def _around(
             outputs.append(view(item))
         else:
             kind, value = item
-            if kind == "item":
-                outputs.append(f"o[{value}].item()")
+            if kind in ("item", "conj"):
+                outputs.append(f"o[{value}].{kind}()")
             else:
                 outputs.append(source(value) if kind == "size" else constant(value))
     bindings = [
