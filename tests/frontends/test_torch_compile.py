@@ -477,9 +477,7 @@ def test_branch_on_data_is_recorded() -> None:
 
 def test_unknown_operator_is_called_out_with_its_reason() -> None:
     f = tilevm.compile(
-        lambda x: (
-            torch.linalg.inv(x) + torch.logcumsumexp(x, 0) + x.to(torch.float8_e4m3fn).float()
-        )
+        lambda x: torch.linalg.inv(x) + torch.logcumsumexp(x, 0) + x.to(torch.float8_e4m3fn).float()
     )
     x = torch.eye(3) * 2
     torch.testing.assert_close(f(x), torch.linalg.inv(x) + torch.logcumsumexp(x, 0) + x)

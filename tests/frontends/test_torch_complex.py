@@ -179,7 +179,9 @@ def test_what_is_not_finite_of_one(name: str) -> None:
 
 @pytest.mark.parametrize("number", [2.0, 0.0, math.inf, 3, 2j, 1 + 1j, complex(1, math.inf)])
 def test_numbers_are_complex_numbers(number: Any) -> None:
-    in_kernels(lambda z: (z * number, z / number, z + number), _special()[0][:, 0], rtol=2e-6, atol=0)
+    in_kernels(
+        lambda z: (z * number, z / number, z + number), _special()[0][:, 0], rtol=2e-6, atol=0
+    )
 
 
 def test_large_and_small_are_divided() -> None:
@@ -203,8 +205,9 @@ def test_means() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ((7, 5), (5, 3)), ((1, 1), (1, 1)), ((2, 7, 33), (2, 33, 5)), ((7, 5), (5,)), ((5,), (5, 3)),
-        ((2, 3, 7, 5), (5, 9)), ((5,), (5,)), ((64, 65), (65, 67)), ((0, 5), (5, 3)), ((3, 0), (0, 2)),
+        ((7, 5), (5, 3)), ((1, 1), (1, 1)), ((2, 7, 33), (2, 33, 5)), ((7, 5), (5,)),
+        ((5,), (5, 3)), ((2, 3, 7, 5), (5, 9)), ((5,), (5,)), ((64, 65), (65, 67)),
+        ((0, 5), (5, 3)), ((3, 0), (0, 2)),
     ],
 )  # fmt: skip
 def test_matmul(one: Any, other: Any) -> None:
@@ -336,7 +339,7 @@ def test_calls_like_earlier_ones_repeat() -> None:
     for _ in range(5):
         z = z_of(7, 5)
         assert torch.equal(compiled(z), z * 2j)
-    assert tilevm.stats()["repeated_calls"] >= 3  # noqa: PLR2004
+    assert tilevm.stats()["repeated_calls"] >= 3
 
 
 # Memory ------------------------------------------------------------------------------------------
@@ -460,7 +463,12 @@ def test_call_outs_take_and_give_complex_tensors() -> None:
 def test_halves_are_called_out() -> None:
     z = z_of(5).to(torch.complex32)
     same(lambda z: z.to(C64) * 2, z)
-    same(lambda z: (z.to(torch.complex32) + z.to(torch.complex32)).to(C64), z_of(5), atol=1e-2, rtol=1e-2)
+    same(
+        lambda z: (z.to(torch.complex32) + z.to(torch.complex32)).to(C64),
+        z_of(5),
+        atol=1e-2,
+        rtol=1e-2,
+    )
 
 
 def test_branches() -> None:

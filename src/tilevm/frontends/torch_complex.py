@@ -7,6 +7,7 @@ each part (`Complex`), and put beside each other only where somebody asks for th
 
 from __future__ import annotations
 
+import cmath
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -61,7 +62,7 @@ class Complex(Tensor):
         vars(self).update(fake=fake, parts=parts, importer=b, whole=-1)
 
     @property
-    def id(self) -> int:  # type: ignore[override]  # made when it is needed
+    def id(self) -> int:
         """The parts beside each other."""
         if self.whole < 0:
             b, axis = self.importer, self.rank
@@ -247,6 +248,15 @@ class Like:
         self.shape: Sequence[Any] = fake.shape
         self.dtype = PARTS.get(fake.dtype, fake.dtype)
         self.dim, self.numel, self.stride = fake.dim, fake.numel, fake.stride
+        self._fake = fake
+
+    def reshape(self, *sizes: Any) -> Like:
+        """With other sizes."""
+        return Like(self._fake.reshape(*sizes))
+
+    def new_empty(self, sizes: Any) -> Like:
+        """Of other sizes."""
+        return Like(self._fake.new_empty(sizes))
 
 
 def _real_like(value: Any) -> Any:
@@ -277,20 +287,63 @@ def _id(value: Any) -> int:
     return int(value.id if isinstance(value, Tensor) else value)
 
 
+class _Pairs:
+    """An importer that does to pairs what is done to their real parts, as long as that is a view.
+
+    Views of a tensor that lies in memory are views of that memory then.
+    """
+
+    def __init__(self, b: Importer, known: dict[int, int]) -> None:
+        self.importer = b
+        self.known = known  # by value of real parts: the pairs
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.importer, name)
+
+    def add(self, op: str, *inputs: int, **params: Any) -> int:
+        """As the importer's."""
+        value = self.importer.add(op, *inputs, **params)
+        pairs = self.known.get(inputs[0]) if inputs and op in _VIEWS else None
+        if pairs is not None:
+            if op in ("reshape", "expand"):
+                params["shape"] = [*params["shape"], 2]
+            elif op == "permute":
+                params["axes"] = [*params["axes"], len(params["axes"])]
+            self.known[value] = self.importer.add(op, pairs, **params)
+        return value
+
+
+_VIEWS = ("reshape", "expand", "permute", "slice", "select", "unsqueeze", "squeeze", "flip")
+
+
+def _whole_of(x: Any) -> int:
+    """The pairs of a tensor, if they are beside each other; else -1."""
+    if not is_complex(x):
+        return -1
+    return x.whole if isinstance(x, Complex) else int(x.id)
+
+
 def _by_part(name: str, everything: bool) -> Row:
     real_row = ROWS[name]
 
     def run(b: Importer, out: Any, *args: Any) -> Any:
-        real, imag = (
-            real_row(b, _real_like(out), *(_part(b, x, i, everything) for x in args))
-            for i in (0, 1)
-        )
+        real_args, imag_args = ([_part(b, x, i, everything) for x in args] for i in (0, 1))
+        pairs: Any = _Pairs(b, {})
+        if (whole := _whole_of(args[0])) >= 0:
+            pairs.known[real_args[0].id] = whole
+        real = real_row(pairs, _real_like(out), *real_args)
+        imag = real_row(b, _real_like(out), *imag_args)
+
+        def result(x: Any, y: Any, fake: Any) -> Complex | None:
+            if x is None:
+                return None
+            found = made(b, fake, _id(x), _id(y))
+            seen = pairs.known.get(_id(x))
+            return found if seen is None else _with_whole(b, found, seen, [*b.shape(fake.shape), 2])
+
         if not isinstance(out, list | tuple):
-            return made(b, out, _id(real), _id(imag))
-        return tuple(
-            None if x is None else made(b, fake, _id(x), _id(y))
-            for x, y, fake in zip(real, imag, out, strict=True)
-        )
+            return result(real, imag, out)
+        return tuple(result(*parts) for parts in zip(real, imag, out, strict=True))
 
     return run
 
@@ -353,10 +406,9 @@ def quotient(b: Importer, x: Parts, y: Parts) -> Parts:
 def _combined(b: Importer, op: str, out: Any, x: Any, y: Any, alpha: Any) -> Complex:
     """The sum or difference of x and y * alpha: a product of complex numbers, even by 1."""
     right = parts_of(b, y, out)
-    if alpha != 1 or isinstance(y, Tensor):
+    finite = isinstance(y, int | float | complex) and cmath.isfinite(y)
+    if not (finite and is_number(alpha) and alpha == 1):
         right = product(b, right, parts_of(b, alpha))
-    elif not (math.isfinite(complex(y).real) and math.isfinite(complex(y).imag)):
-        right = parts_of(b, complex(y) * complex(1))
     pairs = zip(parts_of(b, x, out), right, strict=True)
     real, imag = (b.add(op, u, v) for u, v in pairs)
     return made(b, out, real, imag)
@@ -368,12 +420,12 @@ def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
 
 
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
-def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
+def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     return _combined(b, "sub", out, x, y, alpha)
 
 
 @row("rsub.Tensor", "rsub.Scalar")
-def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
+def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     return _sub(b, out, y, x, alpha)
 
 
@@ -399,13 +451,13 @@ def _pow(b: Importer, out: Any, x: Tensor, y: Any) -> Complex:
 
 
 @row("addcmul")
-def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Complex:
+def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
     factors = parts_of(b, y, out), parts_of(b, z, out)
     return _add(b, out, x, made(b, out, *product(b, *factors)), value)
 
 
 @row("addcdiv")
-def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Complex:
+def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
     factors = parts_of(b, y, out), parts_of(b, z, out)
     return _add(b, out, x, made(b, out, *quotient(b, *factors)), value)
 
@@ -415,7 +467,7 @@ def _reciprocal(b: Importer, out: Any, x: Tensor) -> Complex:
     return made(b, out, *quotient(b, parts_of(b, 1.0), parts_of(b, x)))
 
 
-@row("conj", "_conj", "conj_physical", "_conj_copy")
+@row("conj", "_conj", "conj_physical", "_conj_physical", "_conj_copy")
 def conj(b: Importer, out: Any, x: Tensor) -> Complex:
     """The conjugate."""
     real, imag = parts_of(b, x)
@@ -488,9 +540,7 @@ def _compared(op: str, join: str) -> Row:
 
 
 row("eq.Tensor", "eq.Scalar")(_compared("eq", "logical_and"))
-row("ne.Tensor", "ne.Scalar", "not_equal.Tensor", "not_equal.Scalar")(
-    _compared("ne", "logical_or")
-)
+row("ne.Tensor", "ne.Scalar", "not_equal.Tensor", "not_equal.Scalar")(_compared("ne", "logical_or"))
 
 
 def _truth(b: Importer, x: Tensor) -> int:
@@ -548,7 +598,7 @@ def _sum(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = N
 
 
 @row("mean")
-def _mean_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> Complex:
+def _mean_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> Any:
     return _mean(b, out, x, None, False)
 
 
@@ -615,19 +665,21 @@ def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 @row("addmm", "baddbmm", "addmv")
 def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Any:
-    if not all(is_number(f) or isinstance(f, complex) for f in (beta, alpha)):
-        raise Unsupported("factors that are not known")
     value = product(b, parts_of(b, _matrices(b, y, z, out)), parts_of(b, alpha))
-    if beta == 0:
+    if is_number(beta) and beta == 0:  # x is not read, even if NaN
         return made(b, out, *value)
     addend = product(b, parts_of(b, x, out), parts_of(b, beta))
+    if isinstance(beta, torch.SymInt | torch.SymFloat):
+        none = b.add("eq", b.number(beta), b.number(0))
+        addend = (
+            b.add("where", none, b.number(0.0), addend[0]),
+            b.add("where", none, b.number(0.0), addend[1]),
+        )
     real, imag = (b.add("add", u, v) for u, v in zip(addend, value, strict=True))
     return made(b, out, real, imag)
 
 
-def _contracted(
-    b: Importer, out: Any, x: Tensor, xs: Any, y: Tensor, ys: Any, to: Any
-) -> Complex:
+def _contracted(b: Importer, out: Any, x: Tensor, xs: Any, y: Tensor, ys: Any, to: Any) -> Complex:
     """The sum of x * y over all labels that are not in `to`, as four products of parts."""
     _check(out, x, y)
 

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilevm.frontends.torch_transforms import row_of
 from tilevm.frontends.torch_memory import functional, storages
+from tilevm.frontends.torch_transforms import row_of
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
 NAMES = frozenset(
@@ -94,7 +94,11 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         target, _ = functional(func)
         changed: torch.Tensor = args[0]
         sharing = [t for t, _ in self.known.values() if storages(t) == storages(changed)]
-        if len(sharing) != 1 or self.node_of(changed) not in self.made or not _has_row(target, args):
+        if (
+            len(sharing) != 1
+            or self.node_of(changed) not in self.made
+            or not _has_row(target, args)
+        ):
             raise _Kept(f"{func} writes")
         given, named = pytree.tree_map(self.node_of, (args, kwargs))
         out = target(*args, **kwargs)

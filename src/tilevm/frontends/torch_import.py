@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
 from tilevm.frontends import torch_branches, torch_complex, torch_data, torch_tokens
-from tilevm.frontends.torch_transforms import PARTS, is_complex, row_of
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
@@ -28,6 +27,7 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
+from tilevm.frontends.torch_transforms import PARTS, is_complex, row_of
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime

@@ -6,7 +6,7 @@ Rows as in `torch_complex`; operands may be real. What is longer stays PyTorch's
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PARTS", "is_complex", "row_of"]
 
+_AS_IT_IS, _BY_ROOT, _BY_COUNT = 0, 1, 2  # how ATen's own transforms are scaled
 _MOST = 64  # elements of a row
 _SPLIT = 2.0**35 + 1  # leaves 18 bits of a float64
 
 
-def row(*names: str) -> Any:
+def row(*names: str) -> Callable[[Row], Row]:
     """Enter a function for operands of both kinds."""
 
     def enter(function: Row) -> Row:
@@ -79,9 +80,7 @@ def _least(b: Importer, size: Any, n: Any) -> Any:
     if all(known):
         return min(size, n)
     hints = [v if is_number(v) else v.node.hint for v in (size, n)]
-    if None in hints or any(
-        b.sizes.depends_on_data(v) for v in (size, n) if not is_number(v)
-    ):
+    if None in hints or any(b.sizes.depends_on_data(v) for v in (size, n) if not is_number(v)):
         raise Unsupported("rows whose length depends on data")
     small, large = (size, n) if hints[0] <= hints[1] else (n, size)
     b.at_least(large - small, 0)
@@ -116,12 +115,12 @@ def _waves(b: Importer, n: Any, rows: Any, columns: Any, scale: int | None) -> t
     return b.add("mul", waves[0], scale), b.add("mul", waves[1], scale)
 
 
-def _scale(b: Importer, norm: str | None, n: Any, inverse: bool) -> int | None:
-    """What a transform is multiplied with; None for 1."""
-    if norm == "ortho":
+def _scale(b: Importer, norm: str | int | None, n: Any, inverse: bool) -> int | None:
+    """What a transform is multiplied with; None for 1. norm: a mode, or ATen's number for it."""
+    if norm in ("ortho", _BY_ROOT):
         root = b.add("sqrt", b.cast(b.number(n), torch.float64))
         return b.cast(b.add("reciprocal", root), torch.float32)
-    if (norm == "forward") == inverse:
+    if norm == _AS_IT_IS or (norm != _BY_COUNT and (norm == "forward") == inverse):
         return None
     return b.cast(b.add("reciprocal", b.cast(b.number(n), torch.float64)), torch.float32)
 
@@ -152,7 +151,7 @@ def _back(b: Importer, value: int, order: Sequence[int]) -> int:
 
 
 def _to_frequencies(
-    b: Importer, x: _Signal, axis: int, n: Any, norm: str | None, *, inverse: bool = False,
+    b: Importer, x: _Signal, axis: int, n: Any, norm: str | int | None, *, inverse: bool = False,
     half: bool = False,
 ) -> _Signal:  # fmt: skip
     """The transform along an axis, of its first n elements or with zeros behind them.
@@ -180,7 +179,7 @@ def _to_frequencies(
 
 
 def _to_real(
-    b: Importer, x: _Signal, axis: int, n: Any, norm: str | None, *, inverse: bool = True
+    b: Importer, x: _Signal, axis: int, n: Any, norm: str | int | None, *, inverse: bool = True
 ) -> _Signal:
     """The n real numbers whose frequencies up to n / 2 are given; not `inverse`: conjugated."""
     n = _length(b, (x.sizes[axis] - 1) * 2 if n is None else n)
@@ -197,9 +196,7 @@ def _to_real(
     cosine, sine = (b.add("mul", wave, weight) for wave in (cosine, sine))
     parts, order = _rows(b, x, axis, count)
     rows = [cosine, b.add("neg", sine) if inverse else sine][: len(parts)]
-    value = b.add(
-        "matmul", _joined(b, *parts, axis=len(order) - 1), _joined(b, *rows, axis=0)
-    )
+    value = b.add("matmul", _joined(b, *parts, axis=len(order) - 1), _joined(b, *rows, axis=0))
     sizes = tuple(n if d == axis else size for d, size in enumerate(x.sizes))
     return _Signal(_back(b, value, order), None, sizes)
 
@@ -249,6 +246,26 @@ def _hfft(b: Importer, out: Any, x: Tensor, n: Any, dim: int, norm: str | None) 
     return _finish(b, out, _to_real(b, _signal(b, x), axis, n, norm, inverse=False))
 
 
+@row("_fft_c2c")
+def _c2c(b: Importer, out: Any, x: Tensor, dims: Any, norm: int, forward: bool) -> Any:
+    axes = [(axis_of(d, x.rank), None) for d in dims]
+    return _finish(b, out, _all(b, _signal(b, x), axes, norm, not forward))
+
+
+@row("_fft_r2c")
+def _r2c(b: Importer, out: Any, x: Tensor, dims: Any, norm: int, half: bool) -> Any:
+    *others, last = (axis_of(d, x.rank) for d in dims)
+    found = _to_frequencies(b, _signal(b, x), last, None, norm, half=half)
+    return _finish(b, out, _all(b, found, [(axis, None) for axis in others], norm, False))
+
+
+@row("_fft_c2r")
+def _c2r(b: Importer, out: Any, x: Tensor, dims: Any, norm: int, n: Any) -> Any:
+    *others, last = (axis_of(d, x.rank) for d in dims)
+    found = _all(b, _signal(b, x), [(axis, None) for axis in others], norm, True)
+    return _finish(b, out, _to_real(b, found, last, n, norm))
+
+
 # Several axes ------------------------------------------------------------------------------------
 
 
@@ -265,7 +282,7 @@ def _axes(x: Tensor, s: Any, dims: Any) -> list[tuple[int, Any]]:
 
 
 def _all(
-    b: Importer, x: _Signal, axes: Sequence[tuple[int, Any]], norm: str | None, inverse: bool
+    b: Importer, x: _Signal, axes: Sequence[tuple[int, Any]], norm: str | int | None, inverse: bool
 ) -> _Signal:
     for axis, n in reversed(axes):
         x = _to_frequencies(b, x, axis, n, norm, inverse=inverse)
