@@ -276,7 +276,7 @@ class Run {
       rows_ = std::min(rows_, std::max<int64_t>(1, fit));
       // A few long rows: the copies of a call are to be as large as those of many.
       if (!impl_.folds_columns())
-        cols_ = std::min(space.cols, std::max(cols_, kPanelBytes / (rows_ * bytes)));
+        cols_ = std::min(space.cols, std::max(cols_, kPanelBytes / std::max<int64_t>(1, rows_ * bytes)));
     }
   }
 

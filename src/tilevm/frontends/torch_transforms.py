@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "is_complex", "row_of"]
 
 _AS_IT_IS, _BY_ROOT, _BY_COUNT = 0, 1, 2  # how ATen's own transforms are scaled
-_MOST = 64  # elements of a row
+_MOST = 32  # elements of a row
+_MOST_IN_ALL = 2048  # where PyTorch's transforms take less time, if nothing else is fused with ours
 _SPLIT = 2.0**35 + 1  # leaves 18 bits of a float64
 
 
@@ -56,6 +57,8 @@ class _Signal:
 def _signal(b: Importer, x: Tensor) -> _Signal:
     if x.dtype not in (torch.complex64, torch.float32):
         raise Unsupported(f"a transform of {str(x.dtype)[6:]}")
+    if not is_small(b, x.fake.numel(), _MOST_IN_ALL):
+        raise Unsupported(f"more than {_MOST_IN_ALL} elements")
     real, imag = parts_of(b, x) if is_complex(x) else (x.id, None)
     return _Signal(real, imag, tuple(x.shape))
 
