@@ -36,8 +36,9 @@ bool has_bits(const TorchDirect& torch, dlpack::DataType dtype, PyObject* tensor
 }
 
 bool is_known(dlpack::DataType dtype) {
-  return dtype.lanes == 1 && (is_floating(dtype) || is_complex(dtype) || dtype.code == dlpack::kInt ||
-                              dtype.code == dlpack::kUInt || dtype.code == dlpack::kBool);
+  return dtype.lanes == 1 &&
+         (is_floating(dtype) || is_complex(dtype) || dtype.code == dlpack::kInt ||
+          dtype.code == dlpack::kUInt || dtype.code == dlpack::kBool);
 }
 
 // Dims by decreasing stride, equal ones in order; ~dim where the stride is 0.

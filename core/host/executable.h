@@ -294,7 +294,7 @@ class Executable {
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
   Constants constants_;
   std::optional<schedule::Tier> tier_;  // what its kernels were asked for
-  std::vector<int> complex_of_;         // by value: the complex input that it is the parts of, or -1
+  std::vector<int> complex_of_;         // by value: the complex input whose parts it is, or -1
   std::vector<bool> complex_;           // by output: complex outside
   std::vector<bool> made_complex_;      // by value: its tensor is complex, as all take it
   std::vector<bool> frozen_;            // by value: an input that does not change

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -275,8 +276,10 @@ class Run {
       const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);
       rows_ = std::min(rows_, std::max<int64_t>(1, fit));
       // A few long rows: the copies of a call are to be as large as those of many.
-      if (!impl_.folds_columns())
-        cols_ = std::min(space.cols, std::max(cols_, kPanelBytes / std::max<int64_t>(1, rows_ * bytes)));
+      if (!impl_.folds_columns()) {
+        const int64_t fill = kPanelBytes / std::max<int64_t>(1, rows_ * bytes);
+        cols_ = std::min(space.cols, std::max(cols_, fill));
+      }
     }
   }
 
@@ -481,8 +484,8 @@ class Run {
   const Launch& launch_;
   int64_t rows_ = 0, cols_ = 0;  // of a panel
   std::byte* panel_ = nullptr;
-  std::array<std::int16_t, kMaxOperands> pair_of_;      // by packed operand: another one, or -1
-  std::array<std::byte*, kMaxOperands> panels_;  // by packed operand
+  std::array<std::int16_t, kMaxOperands> pair_of_;  // by packed operand: another one, or -1
+  std::array<std::byte*, kMaxOperands> panels_;     // by packed operand
   Frame frame_;
 };
 
