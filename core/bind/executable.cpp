@@ -284,7 +284,8 @@ void bind_executable(nb::module_& m) {
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
          Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-         std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool allow_grad, bool detached, bool single, std::optional<std::string> tier, int threads,
+         std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool allow_grad,
+         bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
           return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
