@@ -194,11 +194,14 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
                   std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
                   Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
+                  std::vector<int> complex_inputs, std::vector<int> complex_outputs,
                   bool allow_grad, bool detached, bool single,
                   const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
   options.targets = std::move(written_to);
+  options.complex_inputs = std::move(complex_inputs);
+  options.complex_outputs = std::move(complex_outputs);
   if (tier) options.settings.tier = tier_named(*tier);
   options.settings.verify = verify;
   if (input_names) options.input_names = std::move(*input_names);
@@ -281,13 +284,15 @@ void bind_executable(nb::module_& m) {
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
          Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-         bool allow_grad, bool detached, bool single, std::optional<std::string> tier, int threads,
+         std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool allow_grad,
+         bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
           return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
                                    std::move(output_orders), std::move(whole_outputs),
                                    std::move(memory_groups), std::move(frozen),
-                                   std::move(written_to), allow_grad, detached, single, tier,
+                                   std::move(written_to), std::move(complex_inputs),
+                                   std::move(complex_outputs), allow_grad, detached, single, tier,
                                    threads, verify));
         } catch (const nb::python_error&) {
           throw;
@@ -303,6 +308,8 @@ void bind_executable(nb::module_& m) {
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
       nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
+      nb::arg("complex_inputs") = std::vector<int>(),
+      nb::arg("complex_outputs") = std::vector<int>(),
       nb::arg("allow_grad") = false, nb::arg("detached") = false, nb::arg("single") = false,
       nb::arg("tier") = nb::none(), nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
@@ -314,6 +321,8 @@ void bind_executable(nb::module_& m) {
       "that the program does not make views of each other. frozen: inputs whose elements do not\n"
       "change, so that they may be packed ahead. written_to: for each output the input that it is\n"
       "written to, and is then, or -1; elements of such an input must not share memory.\n"
+      "complex_inputs, complex_outputs: which are complex outside, and here pairs of reals along\n"
+      "a last dim.\n"
       "allow_grad: take tensors that\n"
       "require gradients. detached: results that share memory are no views of each other, as\n"
       "autograd sees it. single: return the only output, not a tuple of one. tier, threads,\n"

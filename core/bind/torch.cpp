@@ -43,6 +43,12 @@ dlpack::DataType dlpack_type(DType dtype) {
   throw DTypeError("a dtype that tensors cannot be made of");
 }
 
+// Of complex numbers with such parts.
+dlpack::DataType complex_type(DType parts) {
+  const dlpack::DataType part = dlpack_type(parts);
+  return {dlpack::kComplex, static_cast<std::uint8_t>(2 * part.bits), 1};
+}
+
 // What is looked up in the torch package, once.
 struct Torch {
   const TorchDirect* direct = nullptr;
@@ -50,7 +56,7 @@ struct Torch {
   PyTypeObject* tensor = nullptr;
   PyObject* plain_dispatch = nullptr;              // Tensor.__torch_dispatch__
   PyObject *as_strided, *detach, *storage_offset;  // descriptors of TensorBase
-  PyObject *matmul, *get_num_threads, *empty_strided, *strided;
+  PyObject *matmul, *get_num_threads, *empty_strided, *strided, *view_as_real, *view_as_complex;
   std::array<PyObject*, kDTypes> dtypes{};
   std::vector<PyTypeObject*> plain;  // subclasses that are seen to be tensors like any other
 };
@@ -70,6 +76,8 @@ Torch make() {
   torch.get_num_threads = get("get_num_threads");
   torch.empty_strided = get("empty_strided");
   torch.strided = get("strided");
+  torch.view_as_real = get("view_as_real");
+  torch.view_as_complex = get("view_as_complex");
   for (int d = 0; d < kDTypes; ++d) {
     const std::string name(dtype_name(static_cast<DType>(d)));
     torch.dtypes[static_cast<std::size_t>(d)] = get(name.c_str());
@@ -142,35 +150,62 @@ class TorchFramework final : public PythonFramework {
     }
   }
 
+  void describe_complex(Object tensor, const Type& type, const std::string& name,
+                        Record& out) override {
+    PyObject* object = py(tensor);
+    if (!torch_.direct->is_tensor(Py_TYPE(object)) && !is_plain(Py_TYPE(object)))
+      wrong_type(object, "a torch.Tensor", name);
+    if (torch_.direct->is_conj(object)) {
+      throw host::DeviceError(name + ": has its conjugate bit set\n  call resolve_conj() first");
+    }
+    dlpack::Tensor seen;
+    if (torch_.api == nullptr) {
+      const Ref parts(py(this->parts(tensor)));
+      return describe_slowly(parts.get(), type, name, out);
+    }
+    if (!torch_.direct->look(object, seen)) wrong_place(object, name);
+    const dlpack::DataType want = complex_type(type.dtype);
+    if (seen.dtype.code != want.code || seen.dtype.bits != want.bits) {
+      throw DTypeError(name + ": must be complex" + std::to_string(want.bits) + ", but is " +
+                       text_of(attribute(object, "dtype").get()));
+    }
+    if (seen.device.type != dlpack::kCpu) wrong_place(object, name);
+    check_bits(object, type, name);
+    out.rank = seen.ndim + 1;
+    if (out.rank != type.shape.rank) {
+      check_rank(type, {seen.shape, static_cast<std::size_t>(seen.ndim)}, name);
+    }
+    for (int d = 0; d < seen.ndim; ++d) {
+      out.size(d) = seen.shape[d];
+      out.stride(d) = 2 * seen.strides[d];
+    }
+    out.size(seen.ndim) = 2;
+    out.stride(seen.ndim) = 1;
+    out.data = static_cast<std::byte*>(seen.data) + seen.byte_offset;
+    if (seen.data == nullptr && !out.empty()) {
+      throw host::DeviceError(name + ": the tensor has no memory of its own");
+    }
+  }
+
+  Object parts(Object complex) override {
+    return invoke(torch_.view_as_real, {py(complex)}).release();
+  }
+
+  Object complex(Object parts) override {
+    Ref made = invoke(torch_.view_as_complex, {py(parts)});
+    if (detached_) made = invoke(torch_.detach, {made.get()});
+    return made.release();
+  }
+
+  Object empty_complex(DType dtype, std::int64_t elements, Record& out) override {
+    if (torch_.api != nullptr) return new_tensor(dtype, complex_type(dtype), elements, out);
+    const Ref parts(py(empty_slowly(dtype, out)));
+    return complex(parts.get());
+  }
+
   Object empty(DType dtype, std::int64_t elements, Record& out) override {
     if (torch_.api == nullptr) return empty_slowly(dtype, out);
-    const std::size_t bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
-    const exec::Block block = exec::acquire(kHeaderBytes + bytes);
-    if (block.data == nullptr) no_memory(bytes);
-    auto* header = new (block.data) Header;
-    header->block = block;
-    for (int d = 0; d < out.rank; ++d) {
-      header->sizes[d] = out.size(d);
-      header->strides[d] = out.stride(d);
-    }
-    out.data = block.data + kHeaderBytes;
-    header->managed = {{dlpack::kMajor, 0},
-                       header,
-                       release_header,
-                       0,
-                       {out.data,
-                        {dlpack::kCpu, 0},
-                        out.rank,
-                        dlpack_type(dtype),
-                        header->sizes,
-                        header->strides,
-                        0}};
-    try {
-      return torch_.direct->make(&header->managed);
-    } catch (...) {
-      exec::release(block);
-      throw;
-    }
+    return new_tensor(dtype, dlpack_type(dtype), elements, out);
   }
 
   Object view(Object owner, const Record& whole, DType dtype, const Record& part) override {
@@ -200,6 +235,39 @@ class TorchFramework final : public PythonFramework {
   PyObject* matmul() override { return torch_.matmul; }
 
  private:
+  // Over memory of our own: elements that are `type` outside, complex numbers or what `dtype` is.
+  Object new_tensor(DType dtype, dlpack::DataType type, std::int64_t elements, Record& out) {
+    const std::size_t bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
+    const exec::Block block = exec::acquire(kHeaderBytes + bytes);
+    if (block.data == nullptr) no_memory(bytes);
+    auto* header = new (block.data) Header;
+    header->block = block;
+    const bool complex = type.code == dlpack::kComplex;
+    const int rank = out.rank - (complex ? 1 : 0);
+    for (int d = 0; d < rank; ++d) {
+      header->sizes[d] = out.size(d);
+      header->strides[d] = complex ? out.stride(d) / 2 : out.stride(d);
+    }
+    out.data = block.data + kHeaderBytes;
+    header->managed = {{dlpack::kMajor, 0},
+                       header,
+                       release_header,
+                       0,
+                       {out.data,
+                        {dlpack::kCpu, 0},
+                        rank,
+                        type,
+                        header->sizes,
+                        header->strides,
+                        0}};
+    try {
+      return torch_.direct->make(&header->managed);
+    } catch (...) {
+      exec::release(block);
+      throw;
+    }
+  }
+
   bool is_plain(PyTypeObject* cls) {
     std::vector<PyTypeObject*>& plain = mutable_torch().plain;
     for (const PyTypeObject* known : plain) {

@@ -54,6 +54,7 @@ TorchDirect::TorchDirect() {
   parameter_ = reinterpret_cast<PyTypeObject*>(found(import("torch.nn", {"Parameter"})));
   const Ref base = import("torch._C", {"TensorBase"});
   py_is_neg_ = found(attribute(base.get(), "is_neg"));
+  py_is_conj_ = found(attribute(base.get(), "is_conj"));
   py_requires_grad_ = found(attribute(base.get(), "requires_grad"));
   py_grad_ = found(attribute(module.get(), "is_grad_enabled"));
   py_inference_ = found(attribute(module.get(), "is_inference_mode_enabled"));
@@ -105,6 +106,13 @@ void TorchDirect::find() {
   if (is_neg_ != nullptr &&
       (!is_neg_(tensor_of(negated.get())) || is_neg_(tensor_of(plain.get())))) {
     is_neg_ = nullptr;
+  }
+  const Ref parts = invoke(import("torch", {"complex"}).get(), {plain.get(), plain.get()});
+  const Ref conjugate = invoke(import("torch", {"conj"}).get(), {parts.get()});
+  find_symbol(is_conj_, "libtorch_cpu.so", "_ZN2at6native7is_conjERKNS_6TensorE");
+  if (is_conj_ != nullptr &&
+      (!is_conj_(tensor_of(conjugate.get())) || is_conj_(tensor_of(parts.get())))) {
+    is_conj_ = nullptr;
   }
   find_symbol(requires_grad_, "libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv");
   if (requires_grad_ != nullptr &&
@@ -162,6 +170,7 @@ void TorchDirect::find_make() {
 std::vector<std::string> TorchDirect::asked_in_python() const {
   const std::pair<const char*, bool> questions[] = {{"memory of a tensor", look_ != nullptr},
                                                     {"negative bit", is_neg_ != nullptr},
+                                                    {"conjugate bit", is_conj_ != nullptr},
                                                     {"requires_grad", requires_grad_ != nullptr},
                                                     {"new tensors", from_managed_ != nullptr},
                                                     {"grad mode", grad_ != nullptr},
@@ -251,6 +260,10 @@ bool TorchDirect::look(PyObject* tensor, dlpack::Tensor& out) const noexcept {
 
 bool TorchDirect::is_neg(PyObject* tensor) const {
   return is_neg_ != nullptr ? is_neg_(tensor_of(tensor)) : is_true(py_is_neg_, {tensor});
+}
+
+bool TorchDirect::is_conj(PyObject* tensor) const {
+  return is_conj_ != nullptr ? is_conj_(tensor_of(tensor)) : is_true(py_is_conj_, {tensor});
 }
 
 bool TorchDirect::requires_grad(PyObject* tensor) const {

@@ -33,6 +33,7 @@ class TorchDirect {
   // another device, a wrapper.
   bool look(PyObject* tensor, host::dlpack::Tensor& out) const noexcept;
   bool is_neg(PyObject* tensor) const;
+  bool is_conj(PyObject* tensor) const;
   bool requires_grad(PyObject* tensor) const;
   // A tensor that owns `managed`. Throws ForeignError; `managed` is then the caller's.
   PyObject* make(host::dlpack::Managed* managed) const;
@@ -76,6 +77,7 @@ class TorchDirect {
   PyObject* (*wrap_)(Moved*) = nullptr;
   void (*look_)(const void* tensor, host::dlpack::Tensor* out) = nullptr;
   bool (*is_neg_)(const void* tensor) = nullptr;
+  bool (*is_conj_)(const void* tensor) = nullptr;
   bool (*requires_grad_)(const void* impl) = nullptr;
   bool (*grad_)() = nullptr;
   bool (*inference_)() = nullptr;
@@ -83,7 +85,7 @@ class TorchDirect {
   bool (*function_mode_)() = nullptr;
   std::int8_t (*default_dtype_)() = nullptr;
   // The same questions in Python.
-  PyObject *py_is_neg_, *py_requires_grad_, *py_grad_, *py_inference_, *py_autocast_,
+  PyObject *py_is_neg_, *py_is_conj_, *py_requires_grad_, *py_grad_, *py_inference_, *py_autocast_,
       *py_function_modes_, *py_default_dtype_;
 };
 

@@ -27,9 +27,18 @@ bool is_floating(dlpack::DataType dtype) {
   return dtype.code == dlpack::kFloat || dtype.code == dlpack::kBfloat;
 }
 
+bool is_complex(dlpack::DataType dtype) { return dtype.code == dlpack::kComplex; }
+
+// Whether memory alone does not say what elements are: they may be negated, or conjugated.
+bool has_bits(const TorchDirect& torch, dlpack::DataType dtype, PyObject* tensor) {
+  if (is_complex(dtype)) return torch.is_conj(tensor) || torch.is_neg(tensor);
+  return torch.is_neg(tensor);
+}
+
 bool is_known(dlpack::DataType dtype) {
-  return dtype.lanes == 1 && (is_floating(dtype) || dtype.code == dlpack::kInt ||
-                              dtype.code == dlpack::kUInt || dtype.code == dlpack::kBool);
+  return dtype.lanes == 1 &&
+         (is_floating(dtype) || is_complex(dtype) || dtype.code == dlpack::kInt ||
+          dtype.code == dlpack::kUInt || dtype.code == dlpack::kBool);
 }
 
 // Dims by decreasing stride, equal ones in order; ~dim where the stride is 0.
@@ -136,7 +145,7 @@ bool fits(const Argument& want, const TorchDirect* torch, Arguments& args, std::
   }
   if (first_like(args, i) != want.first || is_contiguous(*t) != want.contiguous) return false;
   if (!want.contiguous && layout_of(*t) != want.layout) return false;
-  return !want.floating || !torch->is_neg(object);
+  return !want.floating || !has_bits(*torch, want.dtype, object);
 }
 
 }  // namespace
@@ -176,12 +185,14 @@ bool Variant::learn(PyObject* const* args, std::size_t n) {
     } else {
       const TorchDirect& torch = TorchDirect::get();
       const dlpack::Tensor* t = all.tensor(torch, i);
-      if (t == nullptr || !is_known(t->dtype) || torch.is_neg(object)) return false;
+      if (t == nullptr || !is_known(t->dtype) || has_bits(torch, t->dtype, object)) {
+        return false;
+      }
       want.kind = Kind::kTensor;
       want.rank = static_cast<std::int8_t>(t->ndim);
       want.first = first_like(all, i);
       want.dtype = t->dtype;
-      want.floating = is_floating(t->dtype);
+      want.floating = is_floating(t->dtype) || is_complex(t->dtype);
       want.requires_grad = torch.requires_grad(object);
       want.contiguous = is_contiguous(*t);
       want.layout = layout_of(*t);

@@ -38,6 +38,11 @@ T load(const std::byte* from) {
   return v;
 }
 
+template <class T>
+void store(std::byte* to, const T& v) {
+  std::memcpy(to, &v, sizeof(v));
+}
+
 // Elements of 32 bits that lie side by side in lines `from_step` apart, to lines `to_step` apart
 // across them. What is asked of the processor is what every one of its architecture has.
 struct Four {
@@ -109,9 +114,152 @@ void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int
   }
 }
 
+// Every second element of a line. What lies between is read, but not behind the last one.
+void every_second(std::byte* to, const std::byte* from, int64_t count) {
+  int64_t i = 0;
+  for (; i + 4 < count; i += 4) {
+    const Row4 low = load<Row4>(from + 8 * i), high = load<Row4>(from + 8 * i + 16);
+    const Row4 found = __builtin_shufflevector(low, high, 0, 2, 4, 6);
+    std::memcpy(to + 4 * i, &found, sizeof(found));
+  }
+  for (; i < count; ++i) std::memcpy(to + 4 * i, from + 8 * i, 4);
+}
+
+// The other way. What lies between is not touched: another thread may be writing it.
+void to_every_second(std::byte* to, const std::byte* from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) std::memcpy(to + 8 * i, from + 4 * i, 4);
+}
+
+// A line of pairs to a line of first and one of second elements, from the `i`-th pair on; and back.
+// With the widest vectors that there are: a load that spans several stores waits for all of them.
+void split_rest(std::byte* first, std::byte* second, const std::byte* pairs, int64_t i,
+                int64_t count) {
+  for (; i + 4 <= count; i += 4) {
+    const Row4 low = load<Row4>(pairs + 8 * i), high = load<Row4>(pairs + 8 * i + 16);
+    store(first + 4 * i, __builtin_shufflevector(low, high, 0, 2, 4, 6));
+    store(second + 4 * i, __builtin_shufflevector(low, high, 1, 3, 5, 7));
+  }
+  for (; i < count; ++i) {
+    std::memcpy(first + 4 * i, pairs + 8 * i, 4);
+    std::memcpy(second + 4 * i, pairs + 8 * i + 4, 4);
+  }
+}
+
+void join_rest(std::byte* pairs, const std::byte* first, const std::byte* second, int64_t i,
+               int64_t count) {
+  for (; i + 4 <= count; i += 4) {
+    const Row4 even = load<Row4>(first + 4 * i), odd = load<Row4>(second + 4 * i);
+    store(pairs + 8 * i, __builtin_shufflevector(even, odd, 0, 4, 1, 5));
+    store(pairs + 8 * i + 16, __builtin_shufflevector(even, odd, 2, 6, 3, 7));
+  }
+  for (; i < count; ++i) {
+    std::memcpy(pairs + 8 * i, first + 4 * i, 4);
+    std::memcpy(pairs + 8 * i + 4, second + 4 * i, 4);
+  }
+}
+
+struct Lines {
+  static void split(std::byte* first, std::byte* second, const std::byte* pairs, int64_t count) {
+    split_rest(first, second, pairs, 0, count);
+  }
+  static void join(std::byte* pairs, const std::byte* first, const std::byte* second,
+                   int64_t count) {
+    join_rest(pairs, first, second, 0, count);
+  }
+};
+
+#if defined(__x86_64__)
+struct Lines8 {
+  TILEVM_AVX2 static void split(std::byte* first, std::byte* second, const std::byte* pairs,
+                                int64_t count) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+      Row8 low, high;
+      std::memcpy(&low, pairs + 8 * i, sizeof(low));
+      std::memcpy(&high, pairs + 8 * i + 32, sizeof(high));
+      const Row8 even = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14);
+      const Row8 odd = __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15);
+      std::memcpy(first + 4 * i, &even, sizeof(even));
+      std::memcpy(second + 4 * i, &odd, sizeof(odd));
+    }
+    split_rest(first, second, pairs, i, count);
+  }
+  TILEVM_AVX2 static void join(std::byte* pairs, const std::byte* first, const std::byte* second,
+                               int64_t count) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+      Row8 even, odd;
+      std::memcpy(&even, first + 4 * i, sizeof(even));
+      std::memcpy(&odd, second + 4 * i, sizeof(odd));
+      const Row8 low = __builtin_shufflevector(even, odd, 0, 8, 1, 9, 2, 10, 3, 11);
+      const Row8 high = __builtin_shufflevector(even, odd, 4, 12, 5, 13, 6, 14, 7, 15);
+      std::memcpy(pairs + 8 * i, &low, sizeof(low));
+      std::memcpy(pairs + 8 * i + 32, &high, sizeof(high));
+    }
+    join_rest(pairs, first, second, i, count);
+  }
+};
+
+using Row16 = std::uint32_t __attribute__((vector_size(64)));
+#define TILEVM_AVX512 __attribute__((target("avx512f")))
+struct Lines16 {
+  TILEVM_AVX512 static void split(std::byte* first, std::byte* second, const std::byte* pairs,
+                                  int64_t count) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      Row16 low, high;
+      std::memcpy(&low, pairs + 8 * i, sizeof(low));
+      std::memcpy(&high, pairs + 8 * i + 64, sizeof(high));
+      const Row16 even = __builtin_shufflevector(low, high, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20,
+                                                 22, 24, 26, 28, 30);
+      const Row16 odd = __builtin_shufflevector(low, high, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21,
+                                                23, 25, 27, 29, 31);
+      std::memcpy(first + 4 * i, &even, sizeof(even));
+      std::memcpy(second + 4 * i, &odd, sizeof(odd));
+    }
+    split_rest(first, second, pairs, i, count);
+  }
+  TILEVM_AVX512 static void join(std::byte* pairs, const std::byte* first, const std::byte* second,
+                                 int64_t count) {
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+      Row16 even, odd;
+      std::memcpy(&even, first + 4 * i, sizeof(even));
+      std::memcpy(&odd, second + 4 * i, sizeof(odd));
+      const Row16 low = __builtin_shufflevector(even, odd, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21,
+                                                6, 22, 7, 23);
+      const Row16 high = __builtin_shufflevector(even, odd, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28,
+                                                 13, 29, 14, 30, 15, 31);
+      std::memcpy(pairs + 8 * i, &low, sizeof(low));
+      std::memcpy(pairs + 8 * i + 64, &high, sizeof(high));
+    }
+    join_rest(pairs, first, second, i, count);
+  }
+};
+#endif
+
+// Calls work(lines) with the widest that this processor has.
+template <class Work>
+void with_lines(Work work) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") != 0) return work(Lines16());
+  if (has_eight()) return work(Lines8());
+#endif
+  work(Lines());
+}
+
 template <class T>
 void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexcept {
   constexpr int64_t kBytes = sizeof(T);
+  if (kBytes == 4 && to.x_stride == 4 && from.x_stride == 8) {
+    for (int64_t y = 0; y < rows; ++y) every_second(element(to, y, 0), element(from, y, 0), cols);
+    return;
+  }
+  if (kBytes == 4 && to.x_stride == 8 && from.x_stride == 4) {
+    for (int64_t y = 0; y < rows; ++y)
+      to_every_second(element(to, y, 0), element(from, y, 0), cols);
+    return;
+  }
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
   auto* transpose = transpose_square<Four>;
@@ -149,6 +297,22 @@ void copy_plane(const Plane& to, const Plane& from, int64_t rows, int64_t cols,
     default:
       return copy<std::uint64_t>(to, from, rows, cols);
   }
+}
+
+void split_pairs(const Plane& first, const Plane& second, const Plane& pairs, int64_t rows,
+                 int64_t cols) noexcept {
+  with_lines([&](auto lines) {
+    for (int64_t y = 0; y < rows; ++y)
+      lines.split(element(first, y, 0), element(second, y, 0), element(pairs, y, 0), cols);
+  });
+}
+
+void join_pairs(const Plane& pairs, const Plane& first, const Plane& second, int64_t rows,
+                int64_t cols) noexcept {
+  with_lines([&](auto lines) {
+    for (int64_t y = 0; y < rows; ++y)
+      lines.join(element(pairs, y, 0), element(first, y, 0), element(second, y, 0), cols);
+  });
 }
 
 }  // namespace tilevm::exec

@@ -16,4 +16,12 @@ struct Plane {
 void copy_plane(const Plane& to, const Plane& from, std::int64_t rows, std::int64_t cols,
                 int bytes) noexcept;
 
+// Elements of 32 bits of which two lie side by side, as parts of complex numbers do: `pairs` is
+// where the first ones are, every second element of its lines. The others take a plane each,
+// whose columns lie side by side.
+void split_pairs(const Plane& first, const Plane& second, const Plane& pairs, std::int64_t rows,
+                 std::int64_t cols) noexcept;
+void join_pairs(const Plane& pairs, const Plane& first, const Plane& second, std::int64_t rows,
+                std::int64_t cols) noexcept;
+
 }  // namespace tilevm::exec

@@ -9,11 +9,25 @@
 #include "host/frame.h"
 
 namespace tilevm::host {
+namespace {
+
+// Whether a complex tensor can have these pairs, as they lie.
+bool are_parts(const Record& record, int item_bytes) {
+  const auto pair = static_cast<std::uintptr_t>(2 * item_bytes);
+  bool even = record.rank > 0 && record.stride(record.rank - 1) == 1 &&
+              reinterpret_cast<std::uintptr_t>(record.data) % pair == 0;
+  for (int d = 0; d < record.rank - 1; ++d) even = even && record.stride(d) % 2 == 0;
+  return even;
+}
+
+}  // namespace
 
 // The framework's tensor for a value: the one that owns its memory, or a view of that one.
 Object Executable::tensor(Frame& frame, ValueId value) const {
   Object& held = frame.tensors[index(value)];
   if (held != nullptr) return held;
+  if (const int input = complex_of_[index(value)]; input >= 0)
+    return held = framework_.parts(frame.inputs[static_cast<std::size_t>(input)]);
   const Record& record = frame.records[index(value)];
   if (record.root < 0) throw InternalError("a value of the arena leaves the program");
   const DType dtype = plan_.program.type(value).dtype;
@@ -30,14 +44,33 @@ Object Executable::tensor(Frame& frame, ValueId value) const {
     held = copied(record, dtype, {order.data(), static_cast<std::size_t>(record.rank)});
     return held;
   }
-  const Object owner = frame.tensors[index(record.root)];
+  const Object owner = tensor(frame, record.root);
   held = framework_.view(owner, frame.records[index(record.root)], dtype, record);
   return held;
 }
 
+// A new tensor for a value, with the sizes and strides of `record`.
+Object Executable::new_tensor(ValueId value, std::int64_t elements, Record& record) const {
+  const DType dtype = plan_.program.type(value).dtype;
+  return made_complex_[index(value)] ? framework_.empty_complex(dtype, elements, record)
+                                     : framework_.empty(dtype, elements, record);
+}
+
+// An output as it is handed out: a new reference.
+Object Executable::result(Frame& frame, std::size_t output) const {
+  const ValueId value = outputs_[output].value;
+  const Record& record = frame.records[index(value)];
+  const bool complex = complex_[output] && targets_[output] < 0;
+  if (!complex || (made_complex_[index(value)] && record.root == value))
+    return framework_.retain(tensor(frame, value));
+  const int item = dtype_bytes(plan_.program.type(value).dtype);
+  return are_parts(record, item) ? framework_.complex(tensor(frame, value))
+                                 : fresh_copy(frame, output);
+}
+
 // A new tensor with the elements of `record`, its dims in `order` or row-major.
-Object Executable::copied(const Record& record, DType dtype,
-                          std::span<const std::int32_t> order) const {
+Object Executable::copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
+                          bool complex) const {
   const int item = dtype_bytes(dtype);
   if (item == 0) throw DTypeError("a tensor of a dtype that kernels do not know must be copied");
   Record fresh = record;
@@ -46,7 +79,9 @@ Object Executable::copied(const Record& record, DType dtype,
   } else {
     set_strides_in_order(fresh, order);
   }
-  const Object made = framework_.empty(dtype, checked_elements(fresh, item), fresh);
+  const std::int64_t elements = checked_elements(fresh, item);
+  const Object made = complex ? framework_.empty_complex(dtype, elements, fresh)
+                              : framework_.empty(dtype, elements, fresh);
   copy(record, fresh, item);
   return made;
 }
@@ -58,7 +93,8 @@ Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
   return copied(frame.records[index(value)], plan_.program.type(value).dtype,
                 order < 0
                     ? std::span<const std::int32_t>()
-                    : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]));
+                    : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]),
+                complex_[output] && targets_[output] < 0);
 }
 
 // A Python number: a new reference if source.makes_object(), else borrowed.

@@ -223,7 +223,7 @@ std::shared_ptr<const float> Executable::packed(Frame& frame, ValueId value,
     if (packings.full == changes) return nullptr;
   }
   exec::gemm::Factor known = factor;
-  known.owner = framework_.owner(frame.tensors[index(frame.records[index(value)].root)]);
+  known.owner = framework_.owner(tensor(frame, frame.records[index(value)].root));
   exec::gemm::SharedAhead ahead = exec::gemm::share(tiles, known, threads);
   const std::lock_guard lock(mutex_);
   if (!ahead) {

@@ -59,6 +59,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   plan_.kernels.clear();
   for (std::size_t i = 0; i < n_inputs(); ++i) names_.push_back(input_name(options, i));
   compile_inputs(options);
+  compile_complex(options);
   frozen_.resize(plan_.program.values.size());
   for (const int input : options.frozen) {
     if (input < 0 || static_cast<std::size_t>(input) >= n_inputs())
@@ -73,6 +74,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   find_dense_reshapes();
   separate_outputs(options);
   compile_memory();
+  compile_complex_results();
   compile_sizes();
   compile_tapes(options);
 }
@@ -451,6 +453,52 @@ void Executable::compile_memory() {
 }
 
 // Symbols that inputs bind.
+void Executable::compile_complex(const Options& options) {
+  complex_of_.assign(plan_.program.values.size(), -1);
+  complex_.assign(n_outputs(), false);
+  const auto check = [](int place, std::size_t n) {
+    if (place < 0 || static_cast<std::size_t>(place) >= n)
+      throw ShapeError("complex: there is no input or output " + std::to_string(place));
+  };
+  for (const int input : options.complex_inputs) {
+    check(input, n_inputs());
+    const ValueId value = plan_.program.inputs[static_cast<std::size_t>(input)];
+    complex_of_[index(value)] = input;
+    holders_.push_back(value);
+  }
+  for (const int output : options.complex_outputs) {
+    check(output, n_outputs());
+    complex_[static_cast<std::size_t>(output)] = true;
+  }
+}
+
+// Results that nobody takes as pairs are complex tensors from the start.
+void Executable::compile_complex_results() {
+  const Program& program = plan_.program;
+  made_complex_.assign(program.values.size(), false);
+  const auto lies_in = [&](ValueId value, ValueId root) {
+    return std::ranges::find(roots_[index(value)], root) != roots_[index(value)].end();
+  };
+  const auto is_argument = [&](ValueId root) {
+    return std::ranges::any_of(steps_, [&](const HostStep& step) {
+      return std::ranges::any_of(step.args, [&](const Source& arg) {
+        return arg.kind == Source::Kind::kTensor && lies_in(arg.value, root);
+      });
+    });
+  };
+  for (const HostStep& step : steps_) {
+    if (!step.owned || std::ranges::find(complex_, true) == complex_.end()) continue;
+    const int last = program.type(step.out).shape.rank - 1;
+    bool all = step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last;
+    for (std::size_t o = 0; o < outputs_.size() && all; ++o) {
+      if (outputs_[o].kind != Source::Kind::kTensor || !lies_in(outputs_[o].value, step.out))
+        continue;
+      all = complex_[o] && targets_[o] < 0 && outputs_[o].value == step.out;
+    }
+    made_complex_[index(step.out)] = all && !is_argument(step.out);
+  }
+}
+
 void Executable::compile_inputs(const Options& options) {
   Program& program = plan_.program;
   std::vector<Arrival> arrivals;

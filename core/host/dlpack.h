@@ -10,7 +10,14 @@ inline constexpr std::uint32_t kMajor = 1;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr const char* kCapsuleName = "dlpack_exchange_api";
 
-enum TypeCode : std::uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kBool = 6 };
+enum TypeCode : std::uint8_t {
+  kInt = 0,
+  kUInt = 1,
+  kFloat = 2,
+  kBfloat = 4,
+  kComplex = 5,
+  kBool = 6
+};
 
 struct Version {
   std::uint32_t major, minor;

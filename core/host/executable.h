@@ -35,6 +35,8 @@ struct Options {
   // By output the input that it is written to, of the same sizes and dtype, or -1; too few: -1. No
   // two elements of such an input share memory; inputs may. What is handed out is the input.
   std::vector<int> targets;
+  // Which are complex outside, and pairs of reals along a last dim here.
+  std::vector<int> complex_inputs, complex_outputs;
   schedule::Settings settings;  // of its kernels
 };
 
@@ -160,6 +162,8 @@ class Executable {
   void compile_steps();
   void compile_memory();
   void compile_targets(const Options& options);
+  void compile_complex(const Options& options);
+  void compile_complex_results();
   std::vector<int> writers() const;
   bool may_replace(const HostStep& step, ValueId in, ValueId out) const;
   void find_dense_reshapes();
@@ -257,7 +261,10 @@ class Executable {
   bool replay(Frame& frame, const Tape& tape);
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
-  Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order) const;
+  Object new_tensor(ValueId value, std::int64_t elements, Record& record) const;
+  Object result(Frame& frame, std::size_t output) const;
+  Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
+                bool complex = false) const;
   Object fresh_copy(Frame& frame, std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
   [[noreturn]] void fail(exec::Status status, int kernel) const;
@@ -287,6 +294,9 @@ class Executable {
   std::vector<ValueId> holders_;                   // values that may hold a tensor of the frame's
   Constants constants_;
   std::optional<schedule::Tier> tier_;  // what its kernels were asked for
+  std::vector<int> complex_of_;         // by value: the complex input whose parts it is, or -1
+  std::vector<bool> complex_;           // by output: complex outside
+  std::vector<bool> made_complex_;      // by value: its tensor is complex, as all take it
   std::vector<bool> frozen_;            // by value: an input that does not change
   bool tapes_ = false;                  // calls may be noted
   std::vector<ValueId> key_ints_;       // inputs that are sizes

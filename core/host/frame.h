@@ -16,6 +16,7 @@ struct Executable::Frame {
   std::vector<std::int64_t> regs;     // size program
   std::vector<Record> records;        // by value
   std::vector<Object> tensors;        // by value; inputs are borrowed, holders_ owned
+  std::span<const Object> inputs;
   std::vector<std::int64_t> numbers;  // by value: weak inputs as float64, int64 or bool
   std::vector<schedule::OperandView> operands;
   std::vector<schedule::ChainLaunch> chains;         // by chain: what one launch is made of

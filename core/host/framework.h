@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "host/errors.h"
 #include "host/record.h"
 
 namespace tilevm::host {
@@ -22,6 +23,14 @@ class Framework {
   // Memory of a tensor of `type`, borrowed. Throws DTypeError, ShapeError (rank), DeviceError,
   // GradError or TypeError, naming `name`. A tensor of kOpaque may have no address.
   virtual void describe(Object tensor, const Type& type, const std::string& name, Record& out) = 0;
+  // The same of a complex tensor, as its parts: `type` has one more dim than it, of size 2.
+  virtual void describe_complex(Object tensor, const Type& type, const std::string& name,
+                                Record& out);
+  // A tensor over the same memory: the parts of a complex one, and the complex one of such parts.
+  virtual Object parts(Object complex);
+  virtual Object complex(Object parts);
+  // As empty(), a complex tensor whose parts `out` describes.
+  virtual Object empty_complex(DType dtype, std::int64_t elements, Record& out);
   // A new tensor with the sizes and strides of `out`, which are dense in some order of the dims;
   // sets out.data. Throws MemoryError.
   virtual Object empty(DType dtype, std::int64_t elements, Record& out) = 0;
@@ -52,5 +61,15 @@ class Framework {
   virtual void lock() noexcept = 0;
   virtual int threads() noexcept = 0;
 };
+
+// Where there are no complex tensors.
+inline void Framework::describe_complex(Object, const Type&, const std::string& name, Record&) {
+  throw TypeError(name + ": is complex");
+}
+inline Object Framework::parts(Object) { throw TypeError("no complex tensors"); }
+inline Object Framework::complex(Object) { throw TypeError("no complex tensors"); }
+inline Object Framework::empty_complex(DType, std::int64_t, Record&) {
+  throw TypeError("no complex tensors");
+}
 
 }  // namespace tilevm::host

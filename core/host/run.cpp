@@ -235,8 +235,7 @@ void Executable::run(Call& call, Profile* profile) {
         const Record& record = frame.records[index(output.value)];
         const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
                           (row_major_[done] && !is_row_major(record));
-        outputs[done] =
-            copy ? fresh_copy(frame, done) : framework_.retain(tensor(frame, output.value));
+        outputs[done] = copy ? fresh_copy(frame, done) : result(frame, done);
       } else {
         const Object object = number(frame, output);
         outputs[done] = output.makes_object() ? object : framework_.retain(object);
@@ -259,14 +258,18 @@ void Executable::run(Call& call, Profile* profile) {
 void Executable::read_inputs(Frame& frame, const Call& call) const {
   const Program& program = plan_.program;
   const std::span<const Object> inputs = call.inputs;
+  frame.inputs = inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const ValueId value = program.inputs[i];
     const Type& type = program.type(value);
     Record& record = frame.records[index(value)];
-    frame.tensors[index(value)] = inputs[i];
+    const bool complex = complex_of_[index(value)] >= 0;
+    frame.tensors[index(value)] = complex ? nullptr : inputs[i];
     if (!type.weak) {
       record.root = value;
-      if (call.seen != nullptr && call.seen[i].sizes != nullptr) {
+      if (complex) {
+        framework_.describe_complex(inputs[i], type, names_[i], record);
+      } else if (call.seen != nullptr && call.seen[i].sizes != nullptr) {
         take(call.seen[i], type.shape.rank, record);
       } else {
         framework_.describe(inputs[i], type, names_[i], record);
@@ -341,7 +344,7 @@ void Executable::allocate(Frame& frame, const HostStep& step) const {
   if (step.owned) {
     record.root = step.out;
     Object& held = frame.tensors[index(step.out)];
-    held = framework_.empty(type.dtype, elements, record);
+    held = new_tensor(step.out, elements, record);
     frame.output_bytes += elements * step.item_bytes;
     return;
   }

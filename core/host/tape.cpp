@@ -211,8 +211,7 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
   for (const Tape::Made& made : tape.made) {
     Record& record = frame.records[index(made.value)];
     record = made.record;
-    frame.tensors[index(made.value)] =
-        framework_.empty(plan_.program.type(made.value).dtype, made.elements, record);
+    frame.tensors[index(made.value)] = new_tensor(made.value, made.elements, record);
   }
   for (const Tape::Kept& kept : tape.kept) {
     Record& record = frame.records[index(kept.value)];

@@ -110,6 +110,8 @@ def compile(
     memory_groups: tuple[Sequence[int], Sequence[int]] | None = ...,
     frozen: Sequence[int] = ...,
     written_to: Sequence[int] = ...,
+    complex_inputs: Sequence[int] = ...,
+    complex_outputs: Sequence[int] = ...,
     allow_grad: bool = ...,
     detached: bool = ...,
     single: bool = ...,

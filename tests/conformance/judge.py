@@ -88,6 +88,12 @@ def _gradients(result: Any, arguments: Any) -> list[torch.Tensor | None]:
     return list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
 
 
+def _reals(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The same, complex ones as pairs of their parts."""
+    found = (x.detach().resolve_conj() for x in tensors)
+    return [torch.view_as_real(x) if x.is_complex() else x for x in found]
+
+
 def _wrong(found: Any, expected: Any, again: Callable[[], Any]) -> str:
     """What differs by more than PyTorch's own tolerance, and by more than noise would."""
     text = differs(found, expected, layout=False)
@@ -96,8 +102,9 @@ def _wrong(found: Any, expected: Any, again: Callable[[], Any]) -> str:
     ours, theirs = tensors_in(found), tensors_in(expected)
     alike = pytree.tree_structure(found) == pytree.tree_structure(expected)
     alike &= [(x.dtype, x.shape) for x in ours] == [(x.dtype, x.shape) for x in theirs]
-    if alike and all(x.layout is torch.strided and not x.is_complex() for x in theirs):
-        left, right = ([x.detach() for x in side] for side in (ours, theirs))
-        rows = tolerance.wrong(left, right, lambda: [x.detach() for x in tensors_in(again())])
+    alike &= [x.is_conj() for x in ours] == [x.is_conj() for x in theirs]
+    if alike and all(x.layout is torch.strided for x in theirs):
+        left, right = (_reals(side) for side in (ours, theirs))
+        rows = tolerance.wrong(left, right, lambda: _reals(tensors_in(again())))
         return "; ".join(rows)
     return " ".join(text.split())

@@ -166,7 +166,8 @@ def main() -> None:
     )
     parser.add_argument("--door", action="append", choices=DOORS, default=[])
     parser.add_argument("--op", action="append", default=[], help="names that contain this")
-    parser.add_argument("--dtype", action="append", choices=samples.DTYPES, default=[])
+    known = (*samples.DTYPES, *samples.COMPLEX)
+    parser.add_argument("--dtype", action="append", choices=known, default=[])
     parser.add_argument("--mode", action="append", choices=samples.MODES, default=[])
     parser.add_argument("--most", type=int, default=2, help="samples of an operator and dtype")
     parser.add_argument("--all", action="store_true", help="every sample")
@@ -180,7 +181,7 @@ def main() -> None:
     for door in options.door or DOORS:
         for dtype in options.dtype or samples.DTYPES:
             for mode in options.mode or samples.MODES:
-                if mode == "gradient" and not getattr(torch, dtype).is_floating_point:
+                if mode == "gradient" and not samples.is_continuous(dtype):
                     continue
                 part = (int(first), int(count))
                 work = Work(door, dtype, mode, most, tuple(options.op), part)

@@ -25,6 +25,7 @@ vars(common_methods_invocations)["wrapper_set_seed"] = _unseeded
 DTYPES = (
     "float32", "float64", "bfloat16", "float16", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
+COMPLEX = ("complex64",)  # pairs of those; asked for by name
 MODES = ("forward", "gradient")
 
 # Skipped, with the reason.
@@ -65,6 +66,12 @@ def name_of(op: Any) -> str:
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
+def is_continuous(dtype: str) -> bool:
+    """Whether there are gradients."""
+    torch_dtype = getattr(torch, dtype)
+    return bool(torch_dtype.is_floating_point or torch_dtype.is_complex)
+
+
 def cases(dtype: str, mode: str) -> list[Case]:
     """Of all operators that take this dtype and are not skipped."""
     torch_dtype = getattr(torch, dtype)
@@ -72,7 +79,7 @@ def cases(dtype: str, mode: str) -> list[Case]:
     for op in op_db:
         supported = op.supports_dtype(torch_dtype, "cpu")
         if mode == "gradient":
-            supported &= op.supports_autograd and torch_dtype.is_floating_point
+            supported &= op.supports_autograd and is_continuous(dtype)
             supported &= torch_dtype in _backward_dtypes(op)
         if supported and op.name not in SKIPPED:
             found.append(Case(op, dtype, mode))

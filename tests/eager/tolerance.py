@@ -55,14 +55,24 @@ class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
         largest = max((_largest(x) for x in pytree.tree_leaves(args)), default=0.0)
         result = func(*args, **kwargs)
         for x in pytree.tree_leaves(result):
-            if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel():
+            if isinstance(x, torch.Tensor) and _is_rounded(x) and x.numel():
                 eps = torch.finfo(x.dtype).eps
                 size = x.abs() if scale is None or scale.shape != x.shape else scale
                 if (name not in _SUMS and "norm" in name) or name in _BY_OPERAND:
                     size = size + largest
+                if name.startswith(
+                    "_fft"
+                ):  # sums of all operands, whose largest result says how large
+                    size = size + size.nan_to_num(0, 0, 0).max()
+                if x.is_complex():  # either part errs by what the number's size allows
+                    x, size = torch.view_as_real(x), size.unsqueeze(-1)  # noqa: PLW2901
                 noise = torch.rand(x.shape, generator=self.generator, dtype=torch.float64) * 2 - 1
                 x.add_((noise * eps * _ERROR * size.double()).nan_to_num(0, 0, 0).to(x.dtype))
         return result
+
+
+def _is_rounded(x: torch.Tensor) -> bool:
+    return x.is_floating_point() or (x.is_complex() and not x.is_conj())
 
 
 _BY_OPERAND = frozenset("gelu silu gelu_backward silu_backward softmax _softmax var std".split())
@@ -72,9 +82,9 @@ def _sizes(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """What a sum would be if nothing cancelled."""
 
     def size(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.is_floating_point():
+        if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
             return x.abs()
-        return abs(x) if isinstance(x, float) else x
+        return abs(x) if isinstance(x, float | complex) else x
 
     if func._schema.is_mutable:  # the first operand takes part, and is the result
         args = (args[0].clone(), *args[1:])
@@ -89,9 +99,11 @@ def _sizes(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 def _largest(x: Any) -> float:
-    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+    if not isinstance(x, torch.Tensor) or not x.numel():
         return 0.0
-    return float(x.double().nan_to_num(0, 0, 0).abs().max())
+    if not (x.is_floating_point() or x.is_complex()):
+        return 0.0
+    return float(x.abs().double().nan_to_num(0, 0, 0).abs().max())
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

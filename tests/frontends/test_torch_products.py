@@ -227,7 +227,7 @@ def test_one_capture_for_all_sizes() -> None:
     assert tilevm.stats()["captures"] == 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.complex128], ids=str)
 def test_other_dtypes_are_called_out(dtype: Any) -> None:
     x = torch.randn(3, 3).mul(5).to(dtype)
     fn = tilevm.compile(lambda x: x @ x)

@@ -73,6 +73,20 @@ def test_calls_of_kernels(dtype: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_complex_numbers_are_saved_as_pairs(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    graph = from_text(
+        "graph(x: float32[N, 2])\n  y: float32[N] = select x, axis=1, index=1\n  return y"
+    )
+    x = torch.complex(torch.arange(5.0), torch.ones(5)).conj()
+    archive.save(tmp_path / "call.zip", graph, [x])
+    call = archive.load(tmp_path / "call.zip")
+    assert call.inputs[0].tolist() == [[n, -1] for n in range(5)]
+    exact = replay.run_tier(call, "reference")
+    assert (exact[0] == -1).all()
+
+
+@pytest.mark.torch
 def test_operators_called_out_are_found_by_name(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     graph = from_text(

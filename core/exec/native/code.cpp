@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <optional>
 #include <string>
@@ -263,6 +264,7 @@ class Run {
     rows_ = space.rows;
     cols_ = space.cols;
     if (impl_.packed.empty()) return;
+    find_pairs();
     int64_t bytes = 0;  // of one point
     for (const int i : impl_.packed) {
       bytes += bytecode::storage_bytes(impl_.operands[at(i)].storage);
@@ -273,6 +275,11 @@ class Run {
     if (!impl_.folds_rows()) {
       const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);
       rows_ = std::min(rows_, std::max<int64_t>(1, fit));
+      // A few long rows: the copies of a call are to be as large as those of many.
+      if (!impl_.folds_columns()) {
+        const int64_t fill = kPanelBytes / std::max<int64_t>(1, rows_ * bytes);
+        cols_ = std::min(space.cols, std::max(cols_, fill));
+      }
     }
   }
 
@@ -293,6 +300,31 @@ class Run {
   }
 
  private:
+  // Which packed operands lie between each other's elements, as parts of complex numbers do.
+  void find_pairs() {
+    pair_of_.fill(-1);
+    for (std::size_t k = 0; k < impl_.packed.size(); ++k) {
+      const int i = impl_.packed[k];
+      for (std::size_t l = k + 1; l < impl_.packed.size() && pair_of_[at(i)] < 0; ++l) {
+        const int j = impl_.packed[l];
+        if (pair_of_[at(j)] >= 0 || !are_pairs(i, j)) continue;
+        pair_of_[at(i)] = static_cast<std::int16_t>(j);
+        pair_of_[at(j)] = static_cast<std::int16_t>(i);
+      }
+    }
+  }
+
+  bool are_pairs(int i, int j) const {
+    const auto &one = impl_.operands[at(i)], &other = impl_.operands[at(j)];
+    const auto &a = launch_.bindings[at(i)], &b = launch_.bindings[at(j)];
+    const int bytes = bytecode::storage_bytes(one.storage);
+    return bytes == 4 && one.storage == other.storage && one.role == other.role &&
+           one.cls == other.cls && a.x_stride == 8 && b.x_stride == 8 &&
+           a.y_stride == b.y_stride && a.reduced[0] == b.reduced[0] &&
+           std::equal(a.outer, a.outer + launch_.space.n_outer, b.outer) &&
+           (a.base == b.base + bytes || b.base == a.base + bytes);
+  }
+
   // No point to write: what is read once may not be there either.
   bool nothing_kept() const {
     const auto& space = launch_.space;
@@ -415,19 +447,31 @@ class Run {
       const int64_t sweep = impl_.folds_rows() ? rows * line : line;
       const int64_t row = impl_.folds_rows() ? line : frame_.reduced * line;
       std::byte* const panel = memory;
+      panels_[at(i)] = panel;
       memory += up_to_line(rows_ * cols_ * frame_.reduced * bytes);
       if (role == Role::kInput) {
         frame_.base[at(i)] = address(panel);
         place(at(i), one_row ? 0 : row, sweep, frame_.rows);
       }
-      if (operand.role != role) continue;
+      const int pair = pair_of_[at(i)];
+      if (operand.role != role || pair > i) continue;  // a pair is copied with its second operand
       const bool swept = b.reduced[0] != 0;
       for (int64_t r = 0; r < (swept || role == Role::kInput ? frame_.reduced : 1); ++r) {
         const int64_t offset = y * b.y_stride + x * b.x_stride + r * b.reduced[0];
-        const Plane memory_plane{reinterpret_cast<std::byte*>(base[i]) + offset, b.y_stride,
-                                 b.x_stride};
-        const Plane panel_plane{panel + r * sweep, row, bytes};
-        if (role == Role::kInput) {
+        Plane memory_plane{reinterpret_cast<std::byte*>(base[i]) + offset, b.y_stride, b.x_stride};
+        Plane panel_plane{panel + r * sweep, row, bytes};
+        if (pair >= 0) {
+          Plane other{panels_[at(pair)] + r * sweep, row, bytes};
+          if (base[pair] < base[i]) {
+            memory_plane.base -= bytes;
+            std::swap(panel_plane, other);
+          }
+          if (role == Role::kInput) {
+            split_pairs(panel_plane, other, memory_plane, rows, frame_.cols);
+          } else {
+            join_pairs(memory_plane, panel_plane, other, rows, frame_.cols);
+          }
+        } else if (role == Role::kInput) {
           copy_plane(panel_plane, memory_plane, rows, frame_.cols, bytes);
         } else {
           copy_plane(memory_plane, panel_plane, rows, frame_.cols, bytes);
@@ -440,6 +484,8 @@ class Run {
   const Launch& launch_;
   int64_t rows_ = 0, cols_ = 0;  // of a panel
   std::byte* panel_ = nullptr;
+  std::array<std::int16_t, kMaxOperands> pair_of_;  // by packed operand: another one, or -1
+  std::array<std::byte*, kMaxOperands> panels_;     // by packed operand
   Frame frame_;
 };
 

@@ -176,13 +176,13 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
     if isinstance(value, torch.SymBool | bool):
         raise UsedInPython("a bool of data is used")
     dtype = source.fake.dtype
-    if isinstance(value, torch.SymFloat):
+    if isinstance(value, torch.SymFloat) and not dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         number = b.program.item(b.cast(source.id, wide), None, b.line)
         b.values[value.node.expr] = number
         b.items.add(number)
         return
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         raise Refused("the value of a tensor is read")
     name = bring(b, node)
     b.result.brings = True

@@ -16,8 +16,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilevm.frontends.torch_distances import ROWS
 from tilevm.frontends.torch_memory import functional, storages
+from tilevm.frontends.torch_transforms import row_of
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
 NAMES = frozenset(
@@ -75,7 +75,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)  # a size, a device
         if func._schema.is_mutable:
             return self._write(func, args, kwargs)
-        if str(func) not in ROWS:
+        if not _has_row(func, (args, kwargs)):
             with self:
                 return _meanings(func)[0](*args, **kwargs)
         given, named = pytree.tree_map(self.node_of, (args, kwargs))
@@ -91,10 +91,14 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _write(self, func: OpOverload, args: Any, kwargs: Any) -> torch.Tensor:
         """In place on a tensor of our own without views: from now on its node is another one."""
-        target, name = functional(func)
+        target, _ = functional(func)
         changed: torch.Tensor = args[0]
         sharing = [t for t, _ in self.known.values() if storages(t) == storages(changed)]
-        if len(sharing) != 1 or self.node_of(changed) not in self.made or name not in ROWS:
+        if (
+            len(sharing) != 1
+            or self.node_of(changed) not in self.made
+            or not _has_row(target, args)
+        ):
             raise _Kept(f"{func} writes")
         given, named = pytree.tree_map(self.node_of, (args, kwargs))
         out = target(*args, **kwargs)
@@ -148,10 +152,20 @@ def _is_wanted(node: torch.fx.Node) -> bool:
     target = node.target
     return (
         isinstance(target, OpOverload)
-        and str(target) not in ROWS
+        and not _has_row(target, (_held(node.args), _held(node.kwargs), node.meta.get("val")))
         and target.namespace == "aten"
         and target._schema.name[6:] in NAMES
     )
+
+
+def _held(arguments: Any) -> Any:
+    return torch.fx.node.map_arg(arguments, lambda n: n.meta.get("val"))
+
+
+def _has_row(target: OpOverload, values: Any) -> bool:
+    """Whether the table has the operator for tensors of these dtypes."""
+    tensors = (x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor))
+    return row_of(str(target), tensors) is not None
 
 
 def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., Any]) -> bool:

@@ -16,8 +16,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends import torch_branches, torch_data, torch_tokens
-from tilevm.frontends.torch_distances import ROWS
+from tilevm.frontends import torch_branches, torch_complex, torch_data, torch_tokens
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
@@ -28,6 +27,7 @@ from tilevm.frontends.torch_memory import (
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
+from tilevm.frontends.torch_transforms import PARTS, is_complex, row_of
 from tilevm.frontends.torch_views import squeezed
 from tilevm.ir.types import DTYPES
 from tilevm.runtime import program as runtime
@@ -99,7 +99,7 @@ class Imported:
     `written`: per output of the program the input of the graph that it is written to, or -1.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
-    ("const", value).
+    ("conj", index), of which it is the conjugate, or ("const", value).
     """
 
     program: runtime.Program | None
@@ -109,6 +109,8 @@ class Imported:
     orders: list[Sequence[int] | None] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
     written: list[int] = field(default_factory=list)
+    complex_inputs: list[int] = field(default_factory=list)  # which of the program are complex
+    complex_outputs: list[int] = field(default_factory=list)
     memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
     int_symbols: dict[int, str] = field(default_factory=dict)
     float_inputs: list[int] = field(default_factory=list)
@@ -145,14 +147,16 @@ class Imported:
                 memory_groups=(groups[0], groups[1]),
                 frozen=[i for i, place in enumerate(self.passed) if place in frozen],
                 written_to=[places.get(place, -1) for place in self.written],
+                complex_inputs=self.complex_inputs,
+                complex_outputs=self.complex_outputs,
                 detached=detached,
                 **knobs,
             )
 
 
 def short_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32; `opaque` for what kernels and views do not know."""
-    name = str(dtype)[6:]
+    """`float32` for torch.float32, and for its pairs; `opaque` for what kernels do not know."""
+    name = str(PARTS.get(dtype, dtype))[6:]
     return name if name in DTYPES else "opaque"
 
 
@@ -216,6 +220,7 @@ class Importer:
         self.values: dict[torch.fx.Node, Any] = {}
         self.items: set[int] = set()  # values that are floats read from tensors
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
+        self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
@@ -276,6 +281,10 @@ class Importer:
     def shape(self, sizes: Iterable[Any]) -> list[int | str]:
         """Sizes as the core takes them."""
         return [s if type(s) is int else self.size(s) for s in sizes]
+
+    def held_shape(self, value: torch.Tensor) -> list[int | str]:
+        """Sizes of what holds a tensor: one more for the parts of complex numbers."""
+        return [*self.shape(value.shape), *([2] if is_complex(value) else [])]
 
     def dtype(self, value: int) -> str:
         """Name of the dtype of a value."""
@@ -359,8 +368,11 @@ class Importer:
                     continue
                 else:
                     self.check(value)
-                    number = self.program.input(short_name(value.dtype), self.shape(value.shape))
+                    number = self.program.input(short_name(value.dtype), self.held_shape(value))
                     self.values[node] = Tensor(number, value)
+                    if is_complex(value):
+                        self.complex_values.add(number)
+                        result.complex_inputs.append(index)
             elif isinstance(value, FloatInput):
                 self.values[node] = self.program.input("float64", [], True)
             elif isinstance(value, torch.SymFloat):
@@ -383,8 +395,9 @@ class Importer:
             raise Refused(f"a tensor is on {value.device.type}")
         if value.layout is not torch.strided:
             raise Refused(f"a tensor is {value.layout}")
-        if value.dim() > MAX_RANK:
-            raise Refused(f"a tensor has rank {value.dim()}, more than {MAX_RANK}")
+        rank = value.dim() + is_complex(value)
+        if rank > MAX_RANK:
+            raise Refused(f"a tensor has rank {rank}, more than {MAX_RANK}")
 
     def run(self) -> None:
         """Translate all nodes but inputs and outputs."""
@@ -465,7 +478,7 @@ class Importer:
     def lower(self, target: OpOverload, name: str, arguments: list[Any], value: Any) -> Any:
         """Apply the operator's row, or call out."""
         try:
-            row = ROWS.get(name)
+            row = row_of(name, _tensors([arguments, value]))
             assert self.node is not None
             symbols = torch_data.brought(self.node)
             counts = name in torch_data.COUNTING
@@ -559,10 +572,13 @@ class Importer:
         """Append a call-out to `function`, whose results are like `fakes`."""
         if not all(isinstance(fake, torch.Tensor) for fake in fakes):
             raise Refused(f"{name} returns something that is not a tensor")
-        types = [(short_name(f.dtype), False, tuple(self.shape(f.shape))) for f in fakes]
+        types = [(short_name(f.dtype), False, tuple(self.held_shape(f))) for f in fakes]
         self.result.callouts.append(CallOut(name, reason, self.line))
         first = self.program.call(len(self.result.targets), inputs, types)
-        self.result.targets.append(function)
+        given = [i for i, value in enumerate(inputs) if value in self.complex_values]
+        made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
+        self.result.targets.append(torch_complex.around(function, name, given, made))
+        self.complex_values.update(first + i for i in made)
         return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
 
     def bind(
@@ -715,6 +731,9 @@ def outputs(
             fake = node.meta["val"]
             if short_name(fake.dtype) == "opaque":
                 target = -1  # the core does not know how large its elements are
+            lazily = is_complex(fake) and fake.is_conj() and target < 0
+            if lazily:  # in memory as in eager code, which conjugates when elements are read
+                value = torch_complex.conj(importer, fake, value)
             memory = memory_of(fake, node)
             if views and memory in given:
                 raise Refused(f"a result is a view of an input that {node.target} makes")
@@ -723,14 +742,18 @@ def outputs(
                     importer.not_one(size)
             place = (value.id, memory if target < 0 else ~target)
             if place not in seen:
+                if is_complex(fake):
+                    result.complex_outputs.append(len(seen))
                 seen[place] = len(seen)
                 importer.program.output(value.id)
                 result.memory[1].append(memory)
                 asked = ordered is None or position < ordered
-                result.orders.append(order_of(fake) if asked else None)
+                order = order_of(fake) if asked else None
+                last = [fake.dim()] if is_complex(fake) else []
+                result.orders.append(None if order is None else [*order, *last])
                 result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
                 result.written.append(target)
-            result.outputs.append(seen[place])
+            result.outputs.append(("conj", seen[place]) if lazily else seen[place])
             continue
         known = node.meta.get("val")
         if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(

@@ -224,7 +224,10 @@ def _around(
 
     fixed: tensors that are no arguments, by the place of their input.
     """
-    same_inputs = result.passed == list(range(count)) and not result.float_inputs
+    changed = {place for place in result.written if place >= 0}
+    # An input that is conjugated when it is read: in memory of its own, if nobody writes to it.
+    conjugated = {i for i in result.complex_inputs if result.passed[i] not in changed}
+    same_inputs = result.passed == list(range(count)) and not (result.float_inputs or conjugated)
     if same_inputs and result.outputs == list(range(len(result.outputs))):
         return executable
     constants: dict[str, Any] = {
@@ -235,7 +238,9 @@ def _around(
     }
     names = [f"a{i}" for i in range(count)]
     passed = [
-        f"a{i}.item()" if position in result.float_inputs else f"a{i}"
+        f"a{i}"
+        + (".item()" if position in result.float_inputs else "")
+        + (".resolve_conj()" if position in conjugated else "")
         for position, i in enumerate(result.passed)
     ]
     needs: set[Any] = set()
@@ -274,8 +279,8 @@ def _around(
             outputs.append(view(item))
         else:
             kind, value = item
-            if kind == "item":
-                outputs.append(f"o[{value}].item()")
+            if kind in ("item", "conj"):
+                outputs.append(f"o[{value}].{kind}()")
             else:
                 outputs.append(source(value) if kind == "size" else constant(value))
     bindings = [

@@ -187,7 +187,8 @@ class Unsupported(TypeError):
 def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
     """Append the leaves of `value`, in the order of `flatten`, and what identifies its structure.
 
-    Tensors: element type, rank, whether a gradient is wanted, order of dims in memory.
+    Tensors: element type, rank, whether a gradient is wanted, order of dims in memory, whether
+    complex numbers are conjugated when they are read.
     """
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -195,6 +196,8 @@ def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
             raise Unsupported(f"an argument is {value.layout}")
         leaves.append(value)
         key.append((value.dtype, value.dim(), value.requires_grad))
+        if value.dtype.is_complex and value.is_conj():
+            key.append("conjugate")
         if not value.is_contiguous():
             key.append(layout(value))
     elif kind is int or kind is float:

@@ -250,5 +250,8 @@ def _numpy(value: Any, type_: Type) -> Any:
 
             bits = value.detach().contiguous().view(torch.int16)
             return bits.numpy().view(numpy_dtype("bfloat16"))
-        return value.detach().numpy()
+        found = value.detach().resolve_conj().numpy()
+        if not np.iscomplexobj(found):
+            return found
+        return np.stack([found.real, found.imag], -1)  # the pairs that programs have
     return np.asarray(value)
