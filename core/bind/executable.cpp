@@ -288,12 +288,11 @@ void bind_executable(nb::module_& m) {
          bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
-          return nb::steal(compile(program, targets, framework, std::move(input_names), int_symbols,
-                                   std::move(output_orders), std::move(whole_outputs),
-                                   std::move(memory_groups), std::move(frozen),
-                                   std::move(written_to), std::move(complex_inputs),
-                                   std::move(complex_outputs), allow_grad, detached, single, tier,
-                                   threads, verify));
+          return nb::steal(compile(
+              program, targets, framework, std::move(input_names), int_symbols,
+              std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
+              std::move(frozen), std::move(written_to), std::move(complex_inputs),
+              std::move(complex_outputs), allow_grad, detached, single, tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -309,9 +308,9 @@ void bind_executable(nb::module_& m) {
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
       nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
       nb::arg("complex_inputs") = std::vector<int>(),
-      nb::arg("complex_outputs") = std::vector<int>(),
-      nb::arg("allow_grad") = false, nb::arg("detached") = false, nb::arg("single") = false,
-      nb::arg("tier") = nb::none(), nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
+      nb::arg("complex_outputs") = std::vector<int>(), nb::arg("allow_grad") = false,
+      nb::arg("detached") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
+      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"

@@ -249,17 +249,12 @@ class TorchFramework final : public PythonFramework {
       header->strides[d] = complex ? out.stride(d) / 2 : out.stride(d);
     }
     out.data = block.data + kHeaderBytes;
-    header->managed = {{dlpack::kMajor, 0},
-                       header,
-                       release_header,
-                       0,
-                       {out.data,
-                        {dlpack::kCpu, 0},
-                        rank,
-                        type,
-                        header->sizes,
-                        header->strides,
-                        0}};
+    header->managed = {
+        {dlpack::kMajor, 0},
+        header,
+        release_header,
+        0,
+        {out.data, {dlpack::kCpu, 0}, rank, type, header->sizes, header->strides, 0}};
     try {
       return torch_.direct->make(&header->managed);
     } catch (...) {

@@ -168,16 +168,12 @@ void TorchDirect::find_make() {
 }
 
 std::vector<std::string> TorchDirect::asked_in_python() const {
-  const std::pair<const char*, bool> questions[] = {{"memory of a tensor", look_ != nullptr},
-                                                    {"negative bit", is_neg_ != nullptr},
-                                                    {"conjugate bit", is_conj_ != nullptr},
-                                                    {"requires_grad", requires_grad_ != nullptr},
-                                                    {"new tensors", from_managed_ != nullptr},
-                                                    {"grad mode", grad_ != nullptr},
-                                                    {"inference mode", inference_ != nullptr},
-                                                    {"autocast", autocast_ != nullptr},
-                                                    {"function modes", function_mode_ != nullptr},
-                                                    {"default dtype", default_dtype_ != nullptr}};
+  const std::pair<const char*, bool> questions[] = {
+      {"memory of a tensor", look_ != nullptr},      {"negative bit", is_neg_ != nullptr},
+      {"conjugate bit", is_conj_ != nullptr},        {"requires_grad", requires_grad_ != nullptr},
+      {"new tensors", from_managed_ != nullptr},     {"grad mode", grad_ != nullptr},
+      {"inference mode", inference_ != nullptr},     {"autocast", autocast_ != nullptr},
+      {"function modes", function_mode_ != nullptr}, {"default dtype", default_dtype_ != nullptr}};
   std::vector<std::string> missing;
   for (const auto& [name, found] : questions) {
     if (!found) missing.emplace_back(name);

@@ -91,9 +91,8 @@ Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
   const ValueId value = outputs_[output].value;
   const std::int32_t order = separate_order_[output];
   return copied(frame.records[index(value)], plan_.program.type(value).dtype,
-                order < 0
-                    ? std::span<const std::int32_t>()
-                    : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]),
+                order < 0 ? std::span<const std::int32_t>()
+                          : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]),
                 complex_[output] && targets_[output] < 0);
 }
 

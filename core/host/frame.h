@@ -13,9 +13,9 @@ namespace tilevm::host {
 inline constexpr std::size_t kKeepBytes = 64 << 10;
 
 struct Executable::Frame {
-  std::vector<std::int64_t> regs;     // size program
-  std::vector<Record> records;        // by value
-  std::vector<Object> tensors;        // by value; inputs are borrowed, holders_ owned
+  std::vector<std::int64_t> regs;  // size program
+  std::vector<Record> records;     // by value
+  std::vector<Object> tensors;     // by value; inputs are borrowed, holders_ owned
   std::span<const Object> inputs;
   std::vector<std::int64_t> numbers;  // by value: weak inputs as float64, int64 or bool
   std::vector<schedule::OperandView> operands;

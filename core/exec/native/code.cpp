@@ -319,8 +319,8 @@ class Run {
     const auto &a = launch_.bindings[at(i)], &b = launch_.bindings[at(j)];
     const int bytes = bytecode::storage_bytes(one.storage);
     return bytes == 4 && one.storage == other.storage && one.role == other.role &&
-           one.cls == other.cls && a.x_stride == 8 && b.x_stride == 8 &&
-           a.y_stride == b.y_stride && a.reduced[0] == b.reduced[0] &&
+           one.cls == other.cls && a.x_stride == 8 && b.x_stride == 8 && a.y_stride == b.y_stride &&
+           a.reduced[0] == b.reduced[0] &&
            std::equal(a.outer, a.outer + launch_.space.n_outer, b.outer) &&
            (a.base == b.base + bytes || b.base == a.base + bytes);
   }
