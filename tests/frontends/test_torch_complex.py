@@ -219,10 +219,22 @@ def test_other_products() -> None:
     close = {"rtol": 1e-5, "atol": 1e-5}
     in_kernels(lambda z, w: z @ w.mH + (z @ w.mT).conj(), z, w, **close)
     in_kernels(lambda v: (torch.vdot(v, v), torch.dot(v, v), torch.outer(v, v)), v, **close)
-    in_kernels(lambda z, w: torch.einsum("ik,jk->ij", z, w), z, w, **close)
     in_kernels(lambda z, w, v: torch.nn.functional.linear(z, w, v[:3]), z, w, v, **close)
     in_kernels(lambda z, w, v: torch.addmm(v[:3], z, w.mT, beta=2, alpha=1j), z, w, v, **close)
-    in_kernels(lambda z, w: torch.tensordot(z, w, ([1], [1])), z, w, **close)
+
+
+def test_pytorch_s_are_quicker() -> None:
+    """Contractions, and sums of many numbers: no kernels are made of them."""
+    z, w = z_of(7, 5), z_of(3, 5)
+    same(lambda z, w: torch.einsum("ik,jk->ij", z, w) + 1, z, w, rtol=1e-5, atol=1e-5)
+    same(lambda z, w: torch.tensordot(z, w, ([1], [1])) + 1, z, w, rtol=1e-5, atol=1e-5)
+    assert len(called_out()) == 2
+    total = tilevm.compile(lambda z: (z * 2).sum(-1))
+    tilevm.stats.reset()
+    same(lambda z: (z * 2).sum(-1), z_of(33, 7), compiled=total, rtol=1e-5, atol=1e-5)
+    assert not called_out()
+    same(lambda z: (z * 2).sum(-1), z_of(300, 170), compiled=total, rtol=1e-5, atol=1e-4)
+    assert list(called_out()) == ["aten.sum.dim_IntList"]
 
 
 # Fourier transforms ------------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_distances import ROWS
-from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, axes_of, is_number
-from tilevm.frontends.torch_products import contraction, equation, labels_of
+from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, axes_of, is_number, is_small
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -579,8 +578,12 @@ row("isfinite")(_asked("isfinite", "logical_and"))
 
 # Sums and products -------------------------------------------------------------------------------
 
+_MOST_SUMMED = 32768  # parts are folded by kernels of their own, which each read everything
+
 
 def _total(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> Parts:
+    if not is_small(b, x.fake.numel(), _MOST_SUMMED):
+        raise Unsupported(f"a sum of more than {_MOST_SUMMED} complex numbers")
     axes = axes_of(dims, x.rank)
     real, imag = parts_of(b, x, out)
     fold = functools.partial(b.add, "sum", axes=axes, keepdims=keep)
@@ -679,35 +682,10 @@ def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, al
     return made(b, out, real, imag)
 
 
-def _contracted(b: Importer, out: Any, x: Tensor, xs: Any, y: Tensor, ys: Any, to: Any) -> Complex:
-    """The sum of x * y over all labels that are not in `to`, as four products of parts."""
-    _check(out, x, y)
-
-    def real(u: int, v: int) -> int:
-        of_u, of_v = Tensor(u, Like(x.fake)), Tensor(v, Like(y.fake))  # type: ignore[arg-type]
-        return contraction(b, of_u, xs, of_v, ys, to)
-
-    (a, c), (e, f) = parts_of(b, x), parts_of(b, y)
-    return made(b, out, b.add("sub", real(a, e), real(c, f)), b.add("add", real(a, f), real(c, e)))
-
-
 @row("outer", "ger")
 def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> Complex:
-    return _contracted(b, out, x, "i", y, "j", "ij")
-
-
-@row("einsum")
-def _einsum(b: Importer, out: Any, text: str, tensors: Sequence[Tensor], path: Any = None) -> Any:
-    if len(tensors) != 2:
-        raise Unsupported("not two operands")
-    (xs, ys), to = equation(text, [x.rank for x in tensors])
-    return _contracted(b, out, tensors[0], xs, tensors[1], ys, to)
-
-
-@row("tensordot")
-def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any) -> Complex:
-    xs, ys, to = labels_of(x, y, of_x, of_y)
-    return _contracted(b, out, x, xs, y, ys, to)
+    real, imag = (b.add("unsqueeze", part, axis=1) for part in parts_of(b, x))
+    return made(b, out, *product(b, (real, imag), parts_of(b, y)))
 
 
 # Call-outs ---------------------------------------------------------------------------------------

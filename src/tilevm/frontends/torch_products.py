@@ -88,18 +88,18 @@ def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, al
 @row("addbmm")
 def _addbmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
     _check("matrix multiply", out, x, y, z)
-    return _sum(b, x, beta, contraction(b, y, "bik", z, "bkj", "ij"), alpha)
+    return _sum(b, x, beta, _contraction(b, y, "bik", z, "bkj", "ij"), alpha)
 
 
 @row("addr")
 def _addr(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
     _check("outer product", out, x, y, z)
-    return _sum(b, x, beta, contraction(b, y, "i", z, "j", "ij"), alpha)
+    return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha)
 
 
 @row("outer", "ger")
 def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
-    return contraction(b, x, "i", y, "j", "ij")
+    return _contraction(b, x, "i", y, "j", "ij")
 
 
 # Contractions ------------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _sizes(x: Tensor, xs: Labels, y: Tensor, ys: Labels) -> dict[Any, Any]:
     return sizes
 
 
-def contraction(b: Importer, x: Tensor, xs: Labels, y: Tensor, ys: Labels, to: Labels) -> int:
+def _contraction(b: Importer, x: Tensor, xs: Labels, y: Tensor, ys: Labels, to: Labels) -> int:
     """The sum of x * y over all labels that are not in `to`, as one product of matrices."""
     sizes = _sizes(x, xs, y, ys)
     left, xs = _summed(b, x, xs, [*ys, *to])
@@ -165,21 +165,15 @@ def _inner(b: Importer, out: Any, x: Tensor, y: Tensor) -> Any:
     return _tensordot(b, out, x, y, [-1], [-1])
 
 
-def labels_of(x: Tensor, y: Tensor, of_x: Any, of_y: Any) -> tuple[Labels, Labels, Labels]:
-    """Labels of x, of y, and of what a sum over pairs of their dims leaves."""
+@row("tensordot")
+def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any) -> int:
+    _check("matrix multiply", out, x, y)
     xs = list(range(x.rank))
     ys = list(range(x.rank, x.rank + y.rank))
     for i, j in zip(of_x, of_y, strict=True):
         ys[axis_of(j, y.rank)] = axis_of(i, x.rank)
     inner = {label for label in xs if label in ys}
-    return xs, ys, [label for label in [*xs, *ys] if label not in inner]
-
-
-@row("tensordot")
-def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any) -> int:
-    _check("matrix multiply", out, x, y)
-    xs, ys, to = labels_of(x, y, of_x, of_y)
-    return contraction(b, x, xs, y, ys, to)
+    return _contraction(b, x, xs, y, ys, [label for label in [*xs, *ys] if label not in inner])
 
 
 def _labels(text: str, rank: int) -> list[str]:
@@ -189,7 +183,7 @@ def _labels(text: str, rank: int) -> list[str]:
     return [*head, *(f"...{i}" for i in reversed(wide)), *tail]
 
 
-def equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
+def _equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str]]:
     """Labels of each operand of an einsum, and of its result."""
     given, arrow, result = text.replace(" ", "").partition("->")
     operands = [_labels(t, r) for t, r in zip(given.split(","), ranks, strict=True)]
@@ -208,13 +202,13 @@ def equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[str
 def _einsum(b: Importer, out: Any, text: str, tensors: Sequence[Tensor], path: Any = None) -> Any:
     """Of one or two operands; more are PyTorch's, who chooses an order."""
     _check("matrix multiply", out, *tensors)
-    operands, to = equation(text, [x.rank for x in tensors])
+    operands, to = _equation(text, [x.rank for x in tensors])
     if len(tensors) == 1:
         value, labels = _summed(b, tensors[0], operands[0], to)
         return _permuted(b, value, labels, to)
     if len(tensors) != 2:
         raise Unsupported("more than two operands")
-    return contraction(b, tensors[0], operands[0], tensors[1], operands[1], to)
+    return _contraction(b, tensors[0], operands[0], tensors[1], operands[1], to)
 
 
 # Attention ---------------------------------------------------------------------------------------
