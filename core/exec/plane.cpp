@@ -1,12 +1,17 @@
 #include "exec/plane.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace tilevm::exec {
 namespace {
 
 using std::int64_t;
+
+constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Squares of this many elements: a line of one side is used up before the next is read, so that
 // strides that are powers of two, whose lines fall on each other in the caches, do no harm.
@@ -26,7 +31,7 @@ void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t c
 }
 
 // Rows are in registers only where loops over them are gone.
-#define TILEVM_UNROLL _Pragma("GCC unroll 8")
+#define TILEVM_UNROLL _Pragma("GCC unroll 16")
 
 using Row4 = std::uint32_t __attribute__((vector_size(16)));
 using Row8 = std::uint32_t __attribute__((vector_size(32)));
@@ -43,22 +48,34 @@ void store(std::byte* to, const T& v) {
   std::memcpy(to, &v, sizeof(v));
 }
 
-// Elements of 32 bits that lie side by side in lines `from_step` apart, to lines `to_step` apart
-// across them. What is asked of the processor is what every one of its architecture has.
-struct Four {
-  static constexpr int64_t kSize = 4;
+// Elements that lie side by side in lines `from_step` apart, to lines `to_step` apart across them.
+// What is asked of the processor is what every one of its architecture has: vectors of 16 bytes.
+template <class T>
+struct Sixteen {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr int kSize = 16 / kBytes;
+  using Row __attribute__((vector_size(16))) = T;
+
   static void transpose(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step) {
-    Row4 r[4];
-    TILEVM_UNROLL for (int i = 0; i < 4; ++i) r[i] = load<Row4>(from + i * from_step);
-    const Row4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
-    const Row4 high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
-    const Row4 low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-    const Row4 high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-    const Row4 rows[] = {__builtin_shufflevector(low01, low23, 0, 1, 4, 5),
-                         __builtin_shufflevector(low01, low23, 2, 3, 6, 7),
-                         __builtin_shufflevector(high01, high23, 0, 1, 4, 5),
-                         __builtin_shufflevector(high01, high23, 2, 3, 6, 7)};
-    TILEVM_UNROLL for (int i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &rows[i], sizeof(Row4));
+    Row r[kSize];
+    TILEVM_UNROLL for (int i = 0; i < kSize; ++i) r[i] = load<Row>(from + i * from_step);
+    // Line i and line i + n / 2 element by element, log2(n) times.
+    TILEVM_UNROLL for (int done = 1; done < kSize; done *= 2) {
+      Row next[kSize];
+      TILEVM_UNROLL for (int i = 0; i < kSize / 2; ++i) {
+        next[2 * i] = mixed<0>(r[i], r[i + kSize / 2], std::make_index_sequence<kSize>());
+        next[2 * i + 1] =
+            mixed<kSize / 2>(r[i], r[i + kSize / 2], std::make_index_sequence<kSize>());
+      }
+      TILEVM_UNROLL for (int i = 0; i < kSize; ++i) r[i] = next[i];
+    }
+    TILEVM_UNROLL for (int i = 0; i < kSize; ++i) store(to + i * to_step, r[i]);
+  }
+
+  // x[first], y[first], x[first + 1], ...
+  template <int first, std::size_t... i>
+  static Row mixed(Row x, Row y, std::index_sequence<i...>) {
+    return __builtin_shufflevector(x, y, (first + static_cast<int>(i / 2 + i % 2 * at(kSize)))...);
   }
 };
 
@@ -66,8 +83,10 @@ struct Four {
 #define TILEVM_AVX2 __attribute__((target("avx2")))
 bool has_eight() { return __builtin_cpu_supports("avx2") != 0; }
 
+// The same for 32 bits.
 struct Eight {
-  static constexpr int64_t kSize = 8;
+  static constexpr int kBytes = 4;
+  static constexpr int kSize = 8;
   TILEVM_AVX2 static void transpose(std::byte* to, int64_t to_step, const std::byte* from,
                                     int64_t from_step) {
     // Halves of lines i and i + 4 beside each other: then all is done within halves.
@@ -103,13 +122,13 @@ void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int
   constexpr int64_t n = Block::kSize;
   if (down) {  // the square after the next one: more lines than the processor follows by itself
     for (int64_t i = 0; i < kSquare; ++i)
-      __builtin_prefetch(from + i * from_step + 2 * 4 * kSquare);
+      __builtin_prefetch(from + i * from_step + 2 * Block::kBytes * kSquare);
   }
   for (int64_t i = 0; i < kSquare; i += n) {
     for (int64_t j = 0; j < kSquare; j += n) {
       const int64_t line = down ? i : j, within = down ? j : i;
-      Block::transpose(to + within * to_step + 4 * line, to_step,
-                       from + line * from_step + 4 * within, from_step);
+      Block::transpose(to + within * to_step + Block::kBytes * line, to_step,
+                       from + line * from_step + Block::kBytes * within, from_step);
     }
   }
 }
@@ -262,9 +281,9 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
   }
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
-  auto* transpose = transpose_square<Four>;
+  auto* transpose = transpose_square<Sixteen<T>>;
 #if defined(__x86_64__)
-  if (has_eight()) transpose = transpose_square<Eight>;
+  if (kBytes == 4 && has_eight()) transpose = transpose_square<Eight>;
 #endif
   for (int64_t x = 0; x < cols; x += kSquare) {
     const int64_t nx = std::min(kSquare, cols - x);
@@ -272,7 +291,7 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
       const int64_t ny = std::min(kSquare, rows - y);
       const Plane from_here{element(from, y, x), from.y_stride, from.x_stride};
       const Plane to_here{element(to, y, x), to.y_stride, to.x_stride};
-      if (kBytes == 4 && (in || out) && ny == kSquare && nx == kSquare) {
+      if ((in || out) && ny == kSquare && nx == kSquare) {
         const int64_t to_step = in ? to.y_stride : to.x_stride;
         const int64_t from_step = in ? from.x_stride : from.y_stride;
         transpose(to_here.base, to_step, from_here.base, from_step, in);

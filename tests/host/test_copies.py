@@ -30,26 +30,28 @@ def test_permuted(dtype: Any, order: tuple[int, ...]) -> None:
 def test_any_layout() -> None:
     """Steps, flips, repeated elements, and orders of up to five axes."""
     draw = random.Random(0)
-    for _ in range(100):
-        rank = draw.randint(1, 5)
-        order = draw.sample(range(rank), rank)
-        steps = [draw.choice([1, 1, 2]) for _ in range(rank)]
-        flipped = [d for d in range(rank) if draw.random() < 0.2]
-        repeated = draw.random() < 0.3
+    for rank in range(1, 6):
+        views = [any_view(draw, rank) for _ in range(12)]
+        compiled = tilevm.compile(lambda x, views=views: [view(x) for view in views])
+        for _ in range(2):
+            x = torch.randn([draw.choice([2, 5, 17, 40]) for _ in range(rank)])
+            for result, view in zip(compiled(x), views, strict=True):
+                assert torch.equal(result, view(x))
 
-        def view(
-            x: Any,
-            order: list[int] = order,
-            steps: list[int] = steps,
-            flipped: list[int] = flipped,
-            repeated: bool = repeated,
-        ) -> Any:
-            x = x[tuple(slice(None, None, step) for step in steps)].permute(order)
-            x = x.flip(flipped) if flipped else x
-            return (x[:1].expand(3, *x.shape[1:]) if repeated else x).contiguous()
 
-        x = torch.randn([draw.choice([1, 2, 5, 17, 40]) for _ in range(rank)])
-        assert torch.equal(tilevm.compile(view)(x), view(x))
+def any_view(draw: random.Random, rank: int) -> Any:
+    """A function whose result is a copy of some view of its argument."""
+    order = draw.sample(range(rank), rank)
+    steps = tuple(slice(None, None, draw.choice([1, 1, 2])) for _ in range(rank))
+    flipped = [d for d in range(rank) if draw.random() < 0.2]
+    repeated = draw.random() < 0.3
+
+    def view(x: Any) -> Any:
+        x = x[steps].permute(order)
+        x = x.flip(flipped) if flipped else x
+        return (x[:1].expand(3, *x.shape[1:]) if repeated else x).contiguous()
+
+    return view
 
 
 def test_written_to_an_input() -> None:
