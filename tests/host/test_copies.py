@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ DTYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.float64]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("order", list(permutations(range(3))), ids=str)
+@pytest.mark.parametrize("order", [(0, 2, 1), (2, 1, 0), (1, 2, 0)], ids=str)
 def test_permuted(dtype: Any, order: tuple[int, ...]) -> None:
     """Whole squares of the copy, what is left of them, and strides that share cache sets."""
     compiled = tilevm.compile(lambda x: x.permute(order).contiguous())
