@@ -94,6 +94,7 @@ class ConcatsLast {
   // Elementwise operators that read the concatenation, and those that only they need; none, if
   // something else reads it, or if what comes behind would no longer be in a kernel with them.
   void find_region(std::int32_t concat) {
+    if (along(node(concat).out, node(concat)) < 0) return;  // of one element: all others are empty
     const int id = static_cast<int>(regions_.size());
     std::vector<std::int32_t> nodes{concat};
     region_of_[at(concat)] = id;

@@ -85,3 +85,16 @@ def test_like_eager(function: Callable[..., Any], dtype: Any) -> None:
                 compiled(given, cos, sin), function(given, cos, sin), equal_nan=True
             )
     assert dtype is torch.float64 or not tilevm.stats()["callouts"]
+
+
+@pytest.mark.parametrize("columns", [0, 1, 5])
+def test_parts_without_elements(columns: int) -> None:
+    """A concatenation of one element an axis is not taken for one that is repeated."""
+
+    def assigned(x: Any) -> Any:
+        y = torch.zeros(x.shape[0], x.shape[1] + 1)
+        y[:, 1:] = x
+        return y + 1
+
+    x = torch.randn(3, columns)
+    assert torch.equal(tilevm.compile(assigned)(x), assigned(x))
