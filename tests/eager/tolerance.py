@@ -60,9 +60,8 @@ class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 size = x.abs() if scale is None or scale.shape != x.shape else scale
                 if (name not in _SUMS and "norm" in name) or name in _BY_OPERAND:
                     size = size + largest
-                if name.startswith(
-                    "_fft"
-                ):  # sums of all operands, whose largest result says how large
+                # Sums of all operands, whose largest result says how large they are.
+                if name.startswith("_fft"):
                     size = size + size.nan_to_num(0, 0, 0).max()
                 if x.is_complex():  # either part errs by what the number's size allows
                     x, size = torch.view_as_real(x), size.unsqueeze(-1)  # noqa: PLW2901
