@@ -476,6 +476,7 @@ void Executable::compile_complex(const Options& options) {
 void Executable::compile_complex_results() {
   const Program& program = plan_.program;
   made_complex_.assign(program.values.size(), false);
+  if (std::ranges::find(complex_, true) == complex_.end()) return;
   const auto lies_in = [&](ValueId value, ValueId root) {
     return std::ranges::find(roots_[index(value)], root) != roots_[index(value)].end();
   };
@@ -487,7 +488,7 @@ void Executable::compile_complex_results() {
     });
   };
   for (const HostStep& step : steps_) {
-    if (!step.owned || std::ranges::find(complex_, true) == complex_.end()) continue;
+    if (!step.owned) continue;
     const int last = program.type(step.out).shape.rank - 1;
     bool all = step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last;
     for (std::size_t o = 0; o < outputs_.size() && all; ++o) {
