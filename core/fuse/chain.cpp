@@ -314,7 +314,7 @@ class Joining {
 }  // namespace
 
 bool is_product(const Program& program, const Node& node) {
-  return node.op == Op::conv ||
+  return is_convolution(node.op) ||
          (node.op == Op::matmul && program.type(node.out).dtype == DType::kFloat32);
 }
 

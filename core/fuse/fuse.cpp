@@ -141,10 +141,11 @@ class Scheduler {
     ensure_target(node.out);
     Chain chain;
     Chain::Stage& stage = chain.stages.emplace_back();
-    stage.a = node.inputs[0];
-    stage.b = node.inputs[1];
+    const bool windows_right = node.op == Op::conv_windows;
+    stage.a = node.inputs[windows_right ? 1 : 0];
+    stage.b = node.inputs[windows_right ? 0 : 1];
     stage.out = node.out;
-    if (node.op == Op::conv)
+    if (is_convolution(node.op))
       stage.conv = static_cast<std::int32_t>(&node - g_.program.nodes.data());
     const Shape& shape = g_.program.type(node.out).shape;
     chain.rows.assign(shape.dims.begin(), shape.dims.begin() + shape.rank - 1);

@@ -58,6 +58,48 @@ schedule::ChainLaunch Executable::new_launch(const fuse::Chain& chain) {
   return launch;
 }
 
+// Windows of an image, its channels last, with so many taps an axis; parameters: stride, dilation,
+// low, high.
+void Executable::fill_windows(const Record& image, const Attr* parameters, const std::int64_t* taps,
+                              exec::gemm::Windows& w) {
+  using exec::gemm::kImageAxes;
+  const int axes = image.rank - 2;
+  w = {};
+  for (int i = 0; i < axes; ++i) {
+    const auto axis = static_cast<std::size_t>(kImageAxes - axes + i);
+    const auto parameter = [&](int which) {
+      return parameters[which].ints[static_cast<std::size_t>(i)];
+    };
+    w.size[axis] = image.size(i + 1);
+    w.stride[axis] = image.stride(i + 1);
+    w.taps[axis] = taps[i];
+    w.step[axis] = parameter(0);
+    w.dilation[axis] = parameter(1);
+    w.low[axis] = parameter(2);
+    const std::int64_t room = w.size[axis] + w.low[axis] + parameter(3) - 1;
+    w.out[axis] = (room - (w.taps[axis] - 1) * w.dilation[axis]) / w.step[axis] + 1;
+  }
+  w.image_stride = image.stride(0);
+  w.channels = image.size(image.rank - 1);
+  w.channel_stride = w.channels == 1 ? 1 : image.stride(image.rank - 1);
+}
+
+// The gradient of windows: y, turned round, times windows of the image.
+void Executable::fill_gradient(const Record& y, const Record& image, const Node& node,
+                               schedule::Stage& stage) {
+  fill_windows(image, &node.attrs[1], node.attrs[0].ints.data(), stage.windows);
+  const std::int64_t item = bytecode::storage_bytes(stage.a.storage);
+  stage.a.data = y.data;
+  stage.a.column_stride = y.stride(0);
+  stage.a_rows = {y.stride(1) * item};
+  stage.b.data = image.data;
+  stage.b.column_stride = stage.windows.channel_stride;
+  stage.b.windows = &stage.windows;
+  stage.b_rows = {};
+  stage.k = y.size(0);
+  stage.n = stage.windows.count_taps() * stage.windows.channels;
+}
+
 // Windows of the image `a` and the taps of `b`, channels last, as factors of a product. Windows of
 // one element, each in an image that is not padded, are the image itself; but where its axes are
 // not one run, windows are copied for many rows at a time.
@@ -66,7 +108,7 @@ void Executable::fill_convolution(const Record& a, const Record& b, const Record
   using exec::gemm::kImageAxes;
   const int axes = a.rank - 2;
   exec::gemm::Windows& w = stage.windows;
-  w = {};
+  fill_windows(a, node.attrs.data(), b.sizes.data() + 1, w);
   exec::gemm::Matrix& right = stage.b;
   bool plain = true;
   for (int i = 0; i < axes; ++i) {
@@ -74,21 +116,12 @@ void Executable::fill_convolution(const Record& a, const Record& b, const Record
     const auto parameter = [&](std::size_t which) {
       return node.attrs[which].ints[static_cast<std::size_t>(i)];
     };
-    w.size[axis] = a.size(i + 1);
-    w.stride[axis] = a.stride(i + 1);
-    w.out[axis] = out.size(i + 1);
-    w.taps[axis] = right.taps[axis] = b.size(i + 1);
-    w.step[axis] = parameter(0);
-    w.dilation[axis] = parameter(1);
-    w.low[axis] = parameter(2);
+    right.taps[axis] = b.size(i + 1);
     right.tap_stride[axis] = b.stride(i + 1);
     plain = plain && w.taps[axis] == 1 && parameter(2) == 0 && parameter(3) == 0 &&
             (parameter(0) == 1 || w.out[axis] == 1) &&
             (a.size(i) == 1 || a.stride(i) == a.size(i + 1) * a.stride(i + 1));
   }
-  w.image_stride = a.stride(0);
-  w.channels = a.size(a.rank - 1);
-  w.channel_stride = w.channels == 1 ? 1 : a.stride(a.rank - 1);
   w.depthwise = node.attrs[4].ints[0] != 0;
   right.column_stride = b.stride(0);
   right.row_stride = b.stride(b.rank - 1);
@@ -153,7 +186,11 @@ void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_
     Record sizes;  // of the result
     sizes.rank = shape.rank;
     for (int d = 0; d < shape.rank; ++d) sizes.size(d) = frame.regs[at(shape[d])];
-    fill_convolution(frame.records[index(from.a)], b, sizes, node, stage);
+    if (node.op == Op::conv_windows) {
+      fill_gradient(frame.records[index(from.a)], b, node, stage);
+    } else {
+      fill_convolution(frame.records[index(from.a)], b, sizes, node, stage);
+    }
   } else if (stage.a_panel < 0) {
     const Record& a = frame.records[index(from.a)];
     const std::int64_t item = bytecode::storage_bytes(a_storage);

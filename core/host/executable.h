@@ -237,6 +237,10 @@ class Executable {
                                 std::span<const std::int64_t> extents, const Record* given,
                                 double& bytes) const;
   schedule::ChainLaunch new_launch(const fuse::Chain& chain);
+  static void fill_windows(const Record& image, const Attr* parameters, const std::int64_t* taps,
+                           exec::gemm::Windows& w);
+  static void fill_gradient(const Record& y, const Record& image, const Node& node,
+                            schedule::Stage& stage);
   static void fill_convolution(const Record& a, const Record& b, const Record& out,
                                const Node& node, schedule::Stage& stage);
   void fill_product(Frame& frame, const fuse::Chain& chain, std::size_t s,

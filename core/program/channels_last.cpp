@@ -134,7 +134,7 @@ class ChannelsLast {
     const OpClass cls = info(node.op).cls;
     const auto is_last = [&](ValueId v) { return last(v) && rank(v) == result.shape.rank; };
     if (node.op == Op::permute) return permute(node);
-    if (node.op == Op::conv) return convolution(node);
+    if (is_convolution(node.op)) return convolution(node);
     const bool any = std::ranges::any_of(node.inputs, is_last);
     if (any && (cls == OpClass::kElementwise || node.op == Op::concat)) {
       Operands in;
@@ -196,8 +196,7 @@ class ChannelsLast {
         copied_.push_back({image, dense});
       }
     }
-    hold(node, emit(Op::conv, {dense, as_it_is(node.inputs[1])}, node.attrs, type(node.out)),
-         false);
+    hold(node, emit(node.op, {dense, as_it_is(node.inputs[1])}, node.attrs, type(node.out)), false);
   }
 
   void view(const Node& node) {
@@ -249,7 +248,7 @@ class ChannelsLast {
 Program with_channels_last(Program lowered) {
   // Or somebody has said so, by a permute there and back.
   const auto is_told = [&](const Node& node) {
-    if (node.op == Op::conv) return true;
+    if (is_convolution(node.op)) return true;
     const auto axes = [](const Node& permute) { return permute.attrs[0].ints; };
     const std::int32_t def = node.op == Op::permute ? lowered.values[at(node.inputs[0])].node : -1;
     if (def < 0 || lowered.nodes[at(def)].op != Op::permute) return false;

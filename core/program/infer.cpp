@@ -239,6 +239,9 @@ class Rules {
   Type search();
   Type matmul();
   Type conv();
+  Type conv_windows();
+  void need_images();
+  SizeId positions(int axis, SizeId taps, int parameters);
   void set_default(int parameter, int count, std::int64_t value, std::int64_t least);
 
   SizeTable& sizes_;
@@ -555,19 +558,43 @@ void Rules::set_default(int parameter, int count, std::int64_t value, std::int64
   }
 }
 
-Type Rules::conv() {
-  const Type &x = in_[0], &w = in_[1];
-  if (x.dtype != w.dtype || x.weak || w.weak) {
+// Two operands of a convolution.
+void Rules::need_images() {
+  const Type &x = in_[0], &y = in_[1];
+  if (x.dtype != y.dtype || x.weak || y.weak) {
     bad_dtype("dtypes differ", "Cast one operand to the dtype of the other.");
   }
   if (!is_float(x.dtype) || x.dtype == DType::kFloat64) {
     bad_dtype("convolutions are of float32, bfloat16 and float16", "Cast both operands.");
   }
   const int rank = x.shape.rank, axes = rank - 2;
-  if (axes < 1 || axes > kMaxImageAxes || w.shape.rank != rank) {
-    bad_shape("x and w have rank " + std::to_string(rank) + " and " + std::to_string(w.shape.rank),
-              "Both are of the same rank, from 3 to 5.");
+  if (axes < 1 || axes > kMaxImageAxes || y.shape.rank != rank) {
+    bad_shape(
+        "the operands have rank " + std::to_string(rank) + " and " + std::to_string(y.shape.rank),
+        "Both are of the same rank, from 3 to 5.");
   }
+}
+
+// Of windows with so many taps on an axis of the image; stride, dilation, low and high are the
+// attributes from `parameters` on.
+SizeId Rules::positions(int axis, SizeId taps, int parameters) {
+  const auto parameter = [&](int which) {
+    const auto& ints = attrs_[static_cast<std::size_t>(parameters + which)].ints;
+    return sizes_.constant(ints[static_cast<std::size_t>(axis)]);
+  };
+  const SizeId one = sizes_.constant(1);
+  const SizeId extent = sizes_.add(sizes_.mul(sizes_.sub(taps, one), parameter(1)), one);
+  const SizeId padded = sizes_.add(sizes_.add(in_[0].shape[axis + 1], parameter(2)), parameter(3));
+  check(padded, sizes_.max(padded, extent),
+        "the window is larger than the padded image on axis " + std::to_string(axis + 1),
+        "Pad more, or take a smaller window.");
+  return sizes_.add(sizes_.floordiv(sizes_.sub(padded, extent), parameter(0)), one);
+}
+
+Type Rules::conv() {
+  const Type &x = in_[0], &w = in_[1];
+  need_images();
+  const int rank = x.shape.rank, axes = rank - 2;
   set_default(0, axes, 1, 1);
   set_default(1, axes, 1, 1);
   set_default(2, axes, 0, 0);
@@ -585,19 +612,25 @@ Type Rules::conv() {
   }
   Type result{x.dtype, false, x.shape};
   result.shape[last] = w.shape[0];
+  for (int i = 0; i < axes; ++i) result.shape[i + 1] = positions(i, w.shape[i + 1], 0);
+  return result;
+}
+
+Type Rules::conv_windows() {
+  const Type &x = in_[0], &y = in_[1];
+  need_images();
+  const int rank = x.shape.rank, axes = rank - 2;
+  for (const int parameter : {0, 1, 2}) set_default(parameter, axes, 1, 1);
+  set_default(3, axes, 0, 0);
+  set_default(4, axes, 0, 0);
+  same_size(x.shape[0], y.shape[0], "numbers of images differ",
+            "The first sizes of x and y must be equal.");
+  Type result{x.dtype, false, x.shape};
+  result.shape[0] = y.shape[rank - 1];
   for (int i = 0; i < axes; ++i) {
-    const auto parameter = [&](std::size_t which) {
-      return sizes_.constant(attrs_[which].ints[static_cast<std::size_t>(i)]);
-    };
-    const SizeId one = sizes_.constant(1);
-    const SizeId extent =
-        sizes_.add(sizes_.mul(sizes_.sub(w.shape[i + 1], one), parameter(1)), one);
-    const SizeId padded = sizes_.add(sizes_.add(x.shape[i + 1], parameter(2)), parameter(3));
-    check(padded, sizes_.max(padded, extent),
-          "the window is larger than the padded image on axis " + std::to_string(i + 1),
-          "Pad more, or take a smaller window.");
-    result.shape[i + 1] =
-        sizes_.add(sizes_.floordiv(sizes_.sub(padded, extent), parameter(0)), one);
+    result.shape[i + 1] = sizes_.constant(attrs_[0].ints[static_cast<std::size_t>(i)]);
+    same_size(y.shape[i + 1], positions(i, result.shape[i + 1], 1), "numbers of positions differ",
+              "y has a number for each position of the windows.");
   }
   return result;
 }
@@ -746,6 +779,8 @@ Type Rules::apply() {
       return matmul();
     case Rule::kConv:
       return conv();
+    case Rule::kConvWindows:
+      return conv_windows();
     case Rule::kCall:
       break;
   }

@@ -193,6 +193,7 @@ class Lowering {
   ValueId factor(ValueId v);
   std::optional<Scaled> scaled(ValueId v, int inner);
   ValueId product(ValueId a, ValueId b, const Type& type);
+  ValueId conv_windows(const Operands& in, const std::vector<Attr>& attrs, const Type& type);
   ValueId cast(ValueId v, DType to);
   ValueId materialise(const High& h, DType dtype);
   ValueId widened(const High& h);
@@ -587,6 +588,29 @@ ValueId Lowering::pad(ValueId x, const std::vector<Attr>& attrs, const Type& typ
   return x;
 }
 
+// As a product: of y, whose positions become one axis, turned round, and windows of the image, a
+// row for each position; its columns are taps and channels.
+ValueId Lowering::conv_windows(const Operands& in, const std::vector<Attr>& attrs,
+                               const Type& type) {
+  const auto product = [&](std::span<const SizeId> sizes) {
+    SizeId all = out_.sizes.constant(1);
+    for (const SizeId size : sizes) all = out_.sizes.mul(all, size);
+    return all;
+  };
+  const ValueId x = factor(in[0]);
+  ValueId y = factor(in[1]);
+  const auto sizes = out_.type(y).shape.span();
+  Type rows{out_.type(y).dtype, false, {}};
+  rows.shape.push(product(sizes.first(sizes.size() - 1)));
+  rows.shape.push(sizes.back());
+  y = emit(Op::reshape, {y}, {Attr::of_sizes(rows.shape.span())}, rows);
+  Type whole{DType::kFloat32, false, {}};
+  whole.shape.push(type.shape[0]);
+  whole.shape.push(product(type.shape.span().subspan(1)));
+  const ValueId sum = cast(emit(Op::conv_windows, {x, y}, attrs, whole), type.dtype);
+  return emit(Op::reshape, {sum}, {Attr::of_sizes(type.shape.span())}, type);
+}
+
 // A factor of a product as it lies in memory: what widened it, before or after views, is left out.
 ValueId Lowering::factor(ValueId v) {
   const std::int32_t def = out_.values[static_cast<std::size_t>(v)].node;
@@ -741,6 +765,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     const ValueId sum = emit(op, {factor(operands[0]), factor(operands[1])}, parameters, whole);
     return value(cast(sum, type.dtype), type);
   }
+  if (op == Op::conv_windows) return value(conv_windows(operands, parameters, type), type);
   if (op == Op::pad) return value(pad(operands[0], parameters, type), type);
   return value(emit(op, std::move(operands), std::move(parameters), type), type);
 }

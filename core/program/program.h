@@ -57,6 +57,8 @@ struct Shape {
   }
 };
 
+inline bool is_convolution(Op op) { return op == Op::conv || op == Op::conv_windows; }
+
 // weak: a Python number (rank 0; int64, float64 or bool) that promotes as PyTorch's scalars do.
 struct Type {
   DType dtype = DType::kFloat32;

@@ -542,8 +542,9 @@ Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tap
   if (tape != nullptr) {
     tape->tiles = &tiles;
     // Windows are not noted on tapes.
-    const bool windows = std::ranges::any_of(
-        launch.stages, [](const Stage& stage) { return stage.a.windows != nullptr; });
+    const bool windows = std::ranges::any_of(launch.stages, [](const Stage& stage) {
+      return stage.a.windows != nullptr || stage.b.windows != nullptr;
+    });
     tape->refused = tape->refused || by_columns || threads > 1 || windows;
     if (tape->refused) tape = nullptr;
   }

@@ -23,8 +23,9 @@ struct Stage {
   // Of a product. Strides of rows in bytes; those of b along the last row axis are 0.
   exec::gemm::Matrix a{}, b{};  // without batches: m x k and k x n, strides in elements
   RowStrides a_rows{}, b_rows{}, out_rows{};
-  exec::gemm::Windows windows{};  // of a convolution: a.windows points here, and a_rows counts rows
-  std::byte* out = nullptr;       // float32
+  exec::gemm::Windows
+      windows{};             // a.windows points here, and a_rows counts rows; or b.windows does
+  std::byte* out = nullptr;  // float32
   std::int64_t out_column = 0;
   std::int64_t n = 0, k = 0;
   bool fixed = false;             // b does not change, so that it may be packed ahead

@@ -14,7 +14,11 @@ void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n);
 
 // The factors without the product's first columns.
 inline void skip_columns(exec::gemm::Matrix& a, exec::gemm::Matrix& b, std::int64_t count) {
-  b.data += count * b.column_stride * bytecode::storage_bytes(b.storage);
+  if (b.windows != nullptr) {
+    b.first_column += count;
+  } else {
+    b.data += count * b.column_stride * bytecode::storage_bytes(b.storage);
+  }
   if (a.windows != nullptr && a.windows->depthwise)
     a.data += count * a.windows->channel_stride * bytecode::storage_bytes(a.storage);
 }

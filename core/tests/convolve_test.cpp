@@ -88,7 +88,58 @@ class Convolution {
     return true;
   }
 
+  // The product of numbers for each position, turned round, and all windows.
+  bool run_gradient() {
+    const Tiles& tiles = exec::gemm::tiles();
+    const int64_t positions = images_ * w_.out[0] * w_.out[1] * w_.out[2];
+    const int64_t all = w_.count_taps() * w_.channels, first = trial_.pick(0, all - 1);
+    const Sizes sizes{n_, trial_.pick(1, all - first), positions};
+    std::vector<std::size_t> order{1, 0};
+    if (trial_.pick(0, 1) == 0) std::swap(order[0], order[1]);
+    const Laid laid = lay({positions, n_}, order, trial_.pick(0, 2) == 0);
+    Windows windows = w_;
+    windows.depthwise = false;
+    const Matrix a{laid.memory->data() + laid.first, laid.strides[1], laid.strides[0], storage_};
+    Matrix b{image_->data() + image_first_, 0, w_.channel_stride, storage_};
+    b.windows = &windows;
+    b.first_column = first;
+    const Way way = choose(tiles, sizes, a, b);
+    std::vector<float> room(at(room_elements(tiles, way, sizes)) + 1);
+    const int64_t stride = sizes.n + trial_.pick(0, 3);
+    Guarded c(at((sizes.m - 1) * stride + sizes.n) * sizeof(float));
+    auto* result = reinterpret_cast<float*>(c.data());
+    std::fill_n(result, c.size() / sizeof(float), kGap);
+    multiply(tiles, way, sizes, a, b, nullptr, room.data(), result, stride);
+    for (int64_t i = 0; i < sizes.m; ++i) {
+      for (int64_t j = 0; j < stride && i * stride + j < static_cast<int64_t>(c.size() / 4); ++j) {
+        double sum = 0;
+        for (int64_t p = 0; p < positions; ++p)
+          sum += element(a.data, i * a.row_stride + p * a.column_stride) * window(p, first + j);
+        const auto expected = j < sizes.n ? static_cast<float>(sum) : kGap;
+        if (result[i * stride + j] == expected) continue;
+        std::printf("gradient %ld, %ld of %ld x %ld over %ld: %g, not %g; %s\n", i, j, sizes.m,
+                    sizes.n, positions, result[i * stride + j], expected, name(way));
+        return false;
+      }
+    }
+    return true;
+  }
+
  private:
+  // Element i of the window at a position.
+  double window(int64_t position, int64_t i) const {
+    int64_t from = i % w_.channels * w_.channel_stride, tap = i / w_.channels;
+    for (std::size_t axis = kImageAxes; axis-- > 0;) {
+      const int64_t place = position % w_.out[axis] * w_.step[axis] +
+                            tap % w_.taps[axis] * w_.dilation[axis] - w_.low[axis];
+      position /= w_.out[axis];
+      tap /= w_.taps[axis];
+      if (place < 0 || place >= w_.size[axis]) return 0;
+      from += place * w_.stride[axis];
+    }
+    return element(image_->data() + image_first_, from + position * w_.image_stride);
+  }
+
   // Memory of `sizes` elements with their axes in this order, and as many more as a gap says.
   struct Laid {
     std::vector<int64_t> strides;
@@ -128,16 +179,23 @@ class Convolution {
     image_first_ = laid.first;
   }
 
-  // As PyTorch keeps them, or with channels last.
+  // As PyTorch keeps them, with channels last, or as gradients of images read them.
   void lay_out_windows() {
     const int64_t channels = w_.depthwise ? 1 : w_.channels;
     const std::vector<int64_t> sizes{n_, w_.taps[0], w_.taps[1], w_.taps[2], channels};
-    const int64_t kind = trial_.pick(0, 2);
-    const std::vector<std::size_t> last{4, 3, 2, 1, 0}, second{3, 2, 1, 4, 0};
-    Laid laid = lay(sizes, kind == 0 ? last : second, kind == 2);
+    const int64_t kind = trial_.pick(0, 4);
+    const std::vector<std::size_t> last{4, 3, 2, 1, 0}, second{3, 2, 1, 4, 0},
+        turned{3, 2, 1, 0, 4};
+    Laid laid = lay(sizes, kind == 0 ? last : kind < 3 ? second : turned, kind == 2);
     b_ = {laid.memory->data() + laid.first, laid.strides[4], laid.strides[0], storage_};
     b_.taps = w_.taps;
     b_.tap_stride = {laid.strides[1], laid.strides[2], laid.strides[3]};
+    if (kind == 4) {  // taps backwards, as gradients read windows
+      for (std::size_t axis = 0; axis < kImageAxes; ++axis) {
+        b_.data += (w_.taps[axis] - 1) * b_.tap_stride[axis] * storage_bytes(storage_);
+        b_.tap_stride[axis] *= -1;
+      }
+    }
     b_.channels = channels;
     windows_ = std::move(laid.memory);
   }
@@ -188,7 +246,8 @@ int test_target(const char* target, int from, int trials) {
   int failures = 0;
   for (int i = from; i < from + trials && failures < 20; ++i) {
     Trial trial(static_cast<unsigned>(i));
-    if (Convolution(trial).run()) continue;
+    Convolution convolution(trial);
+    if (convolution.run() && convolution.run_gradient()) continue;
     std::printf("FAILED on %s: trial %d\n", target, i);
     ++failures;
   }

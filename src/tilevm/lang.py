@@ -506,6 +506,25 @@ def conv(
     )
 
 
+def conv_windows(
+    x: Any,
+    y: Any,
+    *,
+    taps: Sequence[int],
+    stride: Sequence[int] = (),
+    dilation: Sequence[int] = (),
+    low: Sequence[int] = (),
+    high: Sequence[int] = (),
+) -> Array:
+    """Sum over positions of `y` [N, positions, K] times the window of `x` [N, sizes, C] there:
+    [K, taps, C]. It is the gradient of the windows of `conv`, whose parameters these are, if `y`
+    is that of its result.
+    """
+    return _trace(x, y).add(
+        "conv_windows", x, y, taps=taps, stride=stride, dilation=dilation, low=low, high=high
+    )
+
+
 # More gathers -----------------------------------------------------------------------------------
 
 

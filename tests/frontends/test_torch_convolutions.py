@@ -24,6 +24,11 @@ def agree(fn: Any, *args: Any, layout: bool = True) -> Any:
     with torch.no_grad():
         expected, found = fn(*args), tilevm.compile(fn)(*args)
         exact = fn(*(x.double() for x in args))
+    is_close(found, expected, exact, layout)
+    return found
+
+
+def is_close(found: Any, expected: Any, exact: Any, layout: bool = True) -> None:
     assert found.shape == expected.shape
     assert found.dtype == expected.dtype
     assert not layout or found.is_contiguous() == expected.is_contiguous()
@@ -31,7 +36,6 @@ def agree(fn: Any, *args: Any, layout: bool = True) -> Any:
         size = max(exact.abs().max().item(), 1e-30)
         error, eagers = ((y.double() - exact).abs().max().item() for y in (found, expected))
         assert error <= 2 * eagers + 4 * torch.finfo(expected.dtype).eps * size
-    return found
 
 
 def cases() -> Any:
@@ -172,7 +176,7 @@ def test_threads_do_not_change_results() -> None:
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
-def test_gradients() -> None:
+def test_training() -> None:
     torch.manual_seed(0)
     net = torch.nn.Sequential(
         torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU(),
@@ -189,6 +193,107 @@ def test_gradients() -> None:
         for expected, found in zip(*gradients, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
             assert found.is_contiguous() == expected.is_contiguous()
+
+
+# Gradients --------------------------------------------------------------------------------------
+
+
+def gradient_agrees(
+    image: torch.Tensor, weight: torch.Tensor, transposed: bool = False, **parameters: Any
+) -> None:
+    """All three gradients, as `agree` asks; `layout` is PyTorch's choice."""
+    axes = image.dim() - 2
+    more = parameters.pop("output_padding", [0] * axes)
+    numbers = [parameters["stride"], parameters["padding"], parameters["dilation"]]
+    results = weight.shape[1 if transposed else 0]
+    made = torch.ops.aten.convolution(image, weight, None, *numbers, transposed, more, 1)
+    grad = torch.randn(made.shape).to(image.dtype)
+
+    def run(g: Any, x: Any, w: Any) -> Any:
+        return torch.ops.aten.convolution_backward(
+            g, x, w, [results], *numbers, transposed, more, 1, [True, True, True]
+        )
+
+    with torch.no_grad():
+        expected, found = run(grad, image, weight), tilevm.compile(run)(grad, image, weight)
+        exact = run(grad.double(), image.double(), weight.double())
+    for each in zip(found, expected, exact, strict=True):
+        is_close(*each, layout=False)
+    assert not tilevm.stats()["callouts"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_operators(dtype: Any) -> None:
+    tilevm.stats.reset()
+    for n, channels, results, sizes, taps, groups, parameters in cases():
+        strided = [a > 1 and b > 1 for a, b in zip(*list(parameters.values())[::2], strict=True)]
+        if groups > 1 or parameters["padding"] == "same" or any(strided) or n == 0:
+            continue
+        torch.manual_seed(n)
+        image = torch.randn(n, channels, *sizes).to(dtype)
+        weight = torch.randn(results, channels, *taps).to(dtype)
+        gradient_agrees(image, weight, **parameters)
+        if channels % 2:
+            gradient_agrees(
+                image.to(memory_format=torch.channels_last) if len(sizes) == 2 else image,
+                weight.transpose(0, 1),
+                **{**parameters, "padding": [0] * len(sizes)},
+                transposed=True,
+            )
+
+
+def test_gradients_of_odd_operands() -> None:
+    """Gradients of sums are one number everywhere; images and windows may lie in any order."""
+    tilevm.stats.reset()
+    moves: Any = {"stride": [2, 1], "padding": [1, 2], "dilation": [1, 1]}
+    image = torch.randn(2, 9, 40, 5)[:, 1:7, ::3]
+    weight = torch.randn(3, 3, 6, 7).permute(3, 2, 0, 1)
+    gradient_agrees(image, weight, **moves)
+    turned = weight.transpose(0, 1).flip(2)
+    gradient_agrees(image, turned, transposed=True, output_padding=[1, 0], **moves)
+
+    def summed(x: Any, w: Any) -> Any:
+        g = torch.ones((), dtype=x.dtype).expand(2, 7, 7, 7)
+        return torch.ops.aten.convolution_backward(
+            g, x, w, None, [2, 1], [1, 2], [1, 1], False, [0, 0], 1, [True, True, False]
+        )[1]
+
+    agree(summed, image, weight, layout=False)
+
+
+def test_gradients_on_more_threads() -> None:
+    torch.manual_seed(0)
+    image, weight = torch.randn(4, 24, 17, 19), torch.randn(70, 24, 3, 3)
+    moves: Any = {"stride": [1, 1], "padding": [1, 1], "dilation": [1, 1]}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            gradient_agrees(image, weight, **moves)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_training_by_steps(groups: int) -> None:
+    """Dynamic sizes through torch.compile: gradients of all parameters and of the image."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(6, 12, 3, padding=1, groups=groups), torch.nn.ReLU(),
+        torch.nn.Conv2d(12, 12, 1, stride=2), torch.nn.SiLU(),
+        torch.nn.ConvTranspose2d(12, 5, 4, stride=2, padding=1),
+    )  # fmt: skip
+    compiled = torch.compile(model, backend="tilevm", dynamic=True)
+    for n, size in ((2, 8), (3, 9), (5, 12)):
+        found = []
+        x = torch.randn(n, 6, size, size + 1)
+        for run in (model, compiled):
+            model.zero_grad()
+            image = x.clone().requires_grad_()
+            run(image).square().sum().backward()
+            found.append([image.grad, *(p.grad for p in model.parameters())])
+        for expected, ours in zip(*found, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=2e-4, atol=2e-4)
 
 
 # Programs around convolutions -------------------------------------------------------------------

@@ -303,6 +303,21 @@ def test_convolutions(depthwise: bool) -> None:
     agree(only(graph, x, w), y.permute(0, 2, 3, 1))
 
 
+def test_gradients_of_windows() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 9, 8, 3)).astype(np.float32)
+    y = rng.standard_normal((2, 5, 6, 5)).astype(np.float32)
+    graph = graph_of(
+        "conv_windows", [Type("float32", x.shape), Type("float32", y.shape)],
+        taps=(2, 3), stride=(2, 1), dilation=(1, 2), low=(1, 0), high=(0, 2),
+    )  # fmt: skip
+    padded = F.pad(tensor(x).double().permute(0, 3, 1, 2), (0, 2, 1, 0))
+    y_first, w = tensor(y).double().permute(0, 3, 1, 2), padded.new_empty(5, 3, 2, 3)
+    parameters = [None, (2, 1), (0, 0), (1, 2), False, (0, 0), 1, [False, True, False]]
+    _, expected, _ = torch.ops.aten.convolution_backward(y_first, padded, w, *parameters)
+    agree(only(graph, x, y), expected.float().permute(0, 2, 3, 1))
+
+
 LOOPS: dict[str, Callable[..., Any]] = {
     "cumsum": lambda x: x.cumsum(1),
     "cumprod": lambda x: x.cumprod(1),
@@ -347,7 +362,7 @@ def test_searches() -> None:
 
 def test_every_operator_of_the_table_is_tested_here() -> None:
     elementwise = {op.name for op in OPS if op.cls is Class.ELEMENTWISE}
-    elsewhere = {"argtopk", "searchsorted", "conv", "call"}
+    elsewhere = {"argtopk", "searchsorted", "conv", "conv_windows", "call"}
     tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | elsewhere
     assert {op.name for op in OPS} <= tested
 

@@ -85,6 +85,18 @@ class Each {
   std::int64_t *offsets_, *rows_of_;
 };
 
+// 1 or -1, if the taps of a right factor are one run that way; else 0.
+std::int64_t direction(const Matrix& b) {
+  std::int64_t way = 0, between = 1;
+  for (std::size_t axis = kImageAxes; axis-- > 0; between *= b.taps[axis]) {
+    if (b.taps[axis] == 1) continue;
+    const std::int64_t sign = b.tap_stride[axis] < 0 ? -1 : 1;
+    if (b.tap_stride[axis] != sign * between || way == -sign) return 0;
+    way = sign;
+  }
+  return way;
+}
+
 }  // namespace
 
 void copy_windows(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t rows,
@@ -143,12 +155,12 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
   const std::int64_t width = tiles.columns, taps = b.count_taps();
   const std::size_t storage = index(b.storage);
   const std::int64_t item = bytecode::storage_bytes(b.storage);
-  // Channels of all taps may be one run, as PyTorch keeps them: that is transposed, some channels
-  // at a time, and its rows go where they belong.
-  bool run = b.row_stride == taps;
-  std::int64_t between = 1;
-  for (std::size_t axis = kImageAxes; axis-- > 0; between *= b.taps[axis])
-    run = run && (b.taps[axis] == 1 || b.tap_stride[axis] == between);
+  // Taps may be one run, forwards or, as gradients read them, backwards; and channels of all taps,
+  // as PyTorch keeps them, or columns: such runs are transposed, some at a time, and their rows go
+  // where they belong.
+  const std::int64_t forwards = direction(b);
+  const bool run = forwards == 1 && b.row_stride == taps;
+  const bool columns_run = forwards != 0 && b.column_stride == taps && taps <= kTransposed;
   alignas(64) float transposed[kTransposed * kMostColumns];
   for (std::int64_t j = first; j < first + count; j += width) {
     float* panel = packed + j * sizes.k;
@@ -156,6 +168,19 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
     if (columns < width) {
       std::fill_n(panel, sizes.k * width, 0.0f);
       std::fill_n(transposed, kTransposed * width, 0.0f);
+    }
+    if (columns_run && !run) {
+      const std::int64_t first_tap = forwards < 0 ? taps - 1 : 0;
+      for (std::int64_t channel = 0; channel < b.channels; ++channel) {
+        const std::int64_t from = channel * b.row_stride + j * taps - first_tap;
+        tiles.transpose[storage](b.data + from * item, taps, transposed, width, taps, columns);
+        for (std::int64_t i = 0; i < taps; ++i) {
+          const std::int64_t tap = forwards < 0 ? taps - 1 - i : i;
+          std::memcpy(panel + (tap * b.channels + channel) * width, transposed + i * width,
+                      at(width) * sizeof(float));
+        }
+      }
+      continue;
     }
     if (!run) {
       for (std::int64_t row = 0; row < sizes.k; ++row) {

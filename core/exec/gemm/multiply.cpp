@@ -138,6 +138,34 @@ void multiply_tiles(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
   }
 }
 
+// B is windows: as much of a panel as a tile takes is copied for a block of A, and used up.
+void multiply_windows(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                      float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t block_rows = even(sizes.m, kBlockRows);
+  float* panel = room;
+  float* copied = room + step * width;
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    const std::int64_t depth = std::min(step, sizes.k - p);
+    for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
+      const std::int64_t rows = std::min(block_rows, sizes.m - i0);
+      const std::int64_t tile_rows = even(rows, tiles.rows);
+      const Rows from = rows_of(tiles, a, i0, rows, p, depth, copied);
+      for (std::int64_t j = 0; j < sizes.n; j += width) {
+        const std::int64_t columns = std::min(width, sizes.n - j);
+        if (columns < width) std::fill_n(panel, depth * width, 0.0f);
+        copy_windows(tiles, b, p, depth, b.first_column + j, columns, panel, width);
+        for (std::int64_t i = 0; i < rows; i += tile_rows) {
+          const std::int64_t r = std::min(tile_rows, rows - i);
+          tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
+                             c + (i0 + i) * c_stride + j, c_stride, depth, columns, p > 0});
+        }
+      }
+    }
+  }
+}
+
 void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
                     float* room, float* c, std::int64_t c_stride) {
   const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
@@ -311,8 +339,8 @@ void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, fl
 }  // namespace
 
 const char* name(Way way) {
-  constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",   "packed",
-                                    "pair dots", "packed pairs", "channels"};
+  constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",    "packed",
+                                    "pair dots", "packed pairs", "channels", "windows"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
@@ -321,6 +349,7 @@ const char* name(Way way) {
 // float32 is as quick in a cache, and slower where B comes from memory.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
   if (a.windows != nullptr && a.windows->depthwise) return Way::kEach;
+  if (b.windows != nullptr) return Way::kWindows;
   const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
                      tiles.lanes == 16 && brain_tiles() != nullptr;
   if (pairs) {
@@ -366,8 +395,10 @@ std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   const bool all_of_k = way == Way::kSweep || way == Way::kDots || way == Way::kPairDots;
   const std::int64_t depth =
       all_of_k ? sizes.k : std::min(sizes.k, way == Way::kPackedPairs ? kPairDepth : kDepth);
-  const std::int64_t rows = packs(way) ? std::min(sizes.m, kBlockRows) : sizes.m;
-  return rows * (depth + 2 * tiles.lanes) + (way == Way::kTiles ? depth * tiles.columns : 0);
+  const bool in_blocks = packs(way) || way == Way::kWindows;
+  const std::int64_t rows = in_blocks ? std::min(sizes.m, kBlockRows) : sizes.m;
+  const bool panel = way == Way::kTiles || way == Way::kWindows;
+  return rows * (depth + 2 * tiles.lanes) + (panel ? depth * tiles.columns : 0);
 }
 
 void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,
@@ -413,6 +444,8 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
                                    c_stride);
     case Way::kEach:
       return multiply_each(tiles, sizes, a, packed, c, c_stride);
+    case Way::kWindows:
+      return multiply_windows(tiles, sizes, a, b, room, c, c_stride);
   }
 }
 

@@ -20,8 +20,9 @@ struct Matrix {
   Axes taps{1, 1, 1};
   Axes tap_stride{};
   std::int64_t channels = 0;
-  // A left factor that is windows of an image at `data`; then row_stride says nothing.
+  // A factor whose rows are windows of an image at `data`; then row_stride says nothing.
   const Windows* windows = nullptr;
+  std::int64_t first_column = 0;  // of windows that are a right factor: those before are left out
 
   std::int64_t count_taps() const { return taps[0] * taps[1] * taps[2]; }
   bool operator==(const Matrix&) const = default;
@@ -42,7 +43,8 @@ enum class Way : std::uint8_t {
   kPacked,       // panels of B are copied, so that tiles read them in order
   kPairDots,     // as kDots and kPacked, of bfloat16 by bfloat16, by instructions that multiply
   kPackedPairs,  // pairs; see brain.h
-  kEach          // each column by itself: depthwise convolutions
+  kEach,         // each column by itself: depthwise convolutions
+  kWindows       // B is windows of an image: a panel is copied for some of A at a time
 };
 inline bool packs(Way way) {
   return way == Way::kPacked || way == Way::kPackedPairs || way == Way::kEach;

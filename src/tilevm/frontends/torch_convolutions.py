@@ -33,6 +33,25 @@ def _each(value: Any, axes: int) -> list[Any]:
     return values * axes if len(values) == 1 else values
 
 
+@dataclass(frozen=True)
+class _Moves:
+    """How windows move: numbers by axis of the image."""
+
+    taps: list[int]
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+
+
+def _moves(b: Importer, weight: Tensor, stride: Any, padding: Any, dilation: Any) -> _Moves:
+    axes = weight.rank - 2
+    given = [_each(v, axes) for v in (weight.shape[2:], stride, padding, dilation)]
+    numbers = [fixed(b, v, sizes=i == 0) for i, v in enumerate(given)]
+    if not all(type(n) is int for part in numbers for n in part):
+        raise Unsupported("a convolution with unknown parameters")
+    return _Moves(*numbers)
+
+
 def _padding(padding: Any, dilation: list[Any], taps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """What is padded in front of and behind each axis."""
     if padding == "valid":
@@ -111,13 +130,81 @@ def _split(b: Importer, value: int, axis: int, size: Any, groups: int) -> list[i
 
 @row("convolution_backward")
 def _backward(
-    b: Importer, out: Any, grad: Tensor, image: Tensor, weight: Tensor, *others: Any
+    b: Importer,
+    out: Any,
+    grad: Tensor,
+    image: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: Any,
+    output_padding: Any,
+    groups: Any,
+    wanted: Any,
 ) -> Any:
-    """PyTorch's own; images among what it reads and makes are kept in the order of `conv`."""
-    target = torch.ops.aten.convolution_backward.default
-    results = b.call_out(target, str(target), [grad, image, weight, *others], out, _GRADIENT)
-    first = results[0]
-    return (first and Tensor(_in_order(b, first), first.fake), *results[1:])
+    """Of the image a transposed convolution, of the windows a product, of the bias a sum; in groups
+    PyTorch's own. Images among what is read and made are kept in the order of `conv`.
+    """
+    try:
+        moves = _moves(b, weight, stride, padding, dilation)
+        more = fixed(b, _each(output_padding, weight.rank - 2))
+        if groups != 1 or grad.dtype not in DTYPES or (transposed and not _is_less(more, moves)):
+            raise Unsupported(_GRADIENT)
+        found: list[Any] = [None, None, None]
+        if wanted[0]:
+            run = _of_transposed if transposed else _of_image
+            found[0] = Tensor(run(b, out[0], grad, weight, moves), out[0])
+    except Unsupported:
+        others = [bias_sizes, stride, padding, dilation, transposed, output_padding, groups, wanted]
+        target = torch.ops.aten.convolution_backward.default
+        results = b.call_out(target, str(target), [grad, image, weight, *others], out, _GRADIENT)
+        first = results[0]
+        return (first and Tensor(_in_order(b, first), first.fake), *results[1:])
+    if wanted[1]:
+        read, moved = (image, grad) if transposed else (grad, image)
+        found[1] = Tensor(_of_windows(b, read, moved, moves), out[1])
+    if wanted[2]:
+        axes = [0, *range(2, grad.rank)]
+        found[2] = Tensor(b.add("sum", grad.id, axes=axes, keepdims=False), out[2])
+    return tuple(found)
+
+
+def _is_less(more: Sequence[Any], m: _Moves) -> bool:
+    """Whether a transposed convolution's result has a window for each element of its image."""
+    return all(type(n) is int and n < step for n, step in zip(more, m.stride, strict=True))
+
+
+def _last(b: Importer, image: Tensor) -> int:
+    return b.add("permute", image.id, axes=[0, *range(2, image.rank), 1])
+
+
+def _first(b: Importer, image: int) -> int:
+    rank = len(b.program.type(image)[2])
+    return b.add("permute", image, axes=[0, rank - 1, *range(1, rank - 1)])
+
+
+def _of_image(b: Importer, out: torch.Tensor, grad: Tensor, weight: Tensor, m: _Moves) -> int:
+    """The gradient of a convolution's image."""
+    more = [step - 1 for step in m.stride]  # at most
+    axes = _spread(m, more, out.shape[2:])
+    return _first(b, _phases(b, _last(b, grad), weight.id, axes))
+
+
+def _of_transposed(b: Importer, out: torch.Tensor, grad: Tensor, weight: Tensor, m: _Moves) -> int:
+    """The gradient of a transposed convolution's image."""
+    windows = b.add("permute", weight.id, axes=[0, *range(2, weight.rank), 1])
+    moves = {"stride": m.stride, "dilation": m.dilation, "low": m.padding, "high": m.padding}
+    return _first(b, b.add("conv", _last(b, grad), windows, **moves))
+
+
+def _of_windows(b: Importer, read: Tensor, moved: Tensor, m: _Moves) -> int:
+    """The gradient of windows of `moved`, whose result had the gradient `read`."""
+    parameters = {"taps": m.taps, "stride": m.stride, "dilation": m.dilation}
+    margins = {"low": m.padding, "high": m.padding}
+    value = b.add("conv_windows", _last(b, moved), _last(b, read), **parameters, **margins)
+    return _first(b, value)
 
 
 def images(b: Importer) -> None:
@@ -177,7 +264,7 @@ class _Spread:
     stride: int
     dilation: int
     padding: int
-    more: Any  # elements behind what `padding` leaves
+    more: Any  # elements behind what `padding` leaves, at most
     out: Any
 
     @property
@@ -192,6 +279,12 @@ class _Spread:
         return self.taps if self.stride == 1 else -(-self.taps // self.stride)
 
     @property
+    def behind(self) -> int:
+        """Elements of the result, at most, that lie behind all that taps reach."""
+        more = self.more if type(self.more) is int else max(self.stride, self.dilation) - 1
+        return max(0, more + self.taps - self.most * self.stride - self.padding)
+
+    @property
     def parts(self) -> list[tuple[int, int, int]]:
         """First and end of phases with as many taps, and how many taps."""
         if self.stride == 1:
@@ -199,6 +292,15 @@ class _Spread:
         rest = self.taps % self.stride or self.stride
         parts = [(0, rest, self.most), (rest, self.stride, self.most - 1)]
         return [part for part in parts if part[0] < part[1] and part[2]]
+
+
+def _spread(m: _Moves, more: Sequence[Any], sizes: Sequence[Any]) -> list[_Spread]:
+    if any(s > 1 and d > 1 for s, d in zip(m.stride, m.dilation, strict=True)) or 0 in m.taps:
+        raise Unsupported("a transposed convolution with stride and dilation, or without taps")
+    if any(s > _MOST_PHASES for s in m.stride):
+        raise Unsupported("a transposed convolution with a large stride")
+    each = zip(m.taps, m.stride, m.dilation, m.padding, more, sizes, strict=True)
+    return [_Spread(*one) for one in each]
 
 
 @row("conv_transpose1d", "conv_transpose2d.input", "conv_transpose3d.input")
@@ -219,20 +321,12 @@ def _transposed(
     for operand in (x, weight, *([] if bias is None else [bias])):
         if operand.dtype not in DTYPES or operand.dtype != out.dtype:
             raise Unsupported(f"a convolution of {str(operand.dtype)[6:]}")
-    numbers = fixed(b, [_each(v, count) for v in (stride, padding, dilation)])
-    numbers.append(fixed(b, list(weight.shape[2:]), sizes=True))
     groups = fixed(b, groups)
-    if not all(type(n) is int for n in (groups, *(n for part in numbers for n in part))):
-        raise Unsupported("a convolution with unknown parameters")
-    strides, paddings, dilations, taps = numbers
+    if type(groups) is not int or groups > _MOST_GROUPS:
+        raise Unsupported("a transposed convolution in many groups")
+    moves = _moves(b, weight, stride, padding, dilation)
     more = fixed(b, _each(output_padding, count))
-    if any(s > 1 and d > 1 for s, d in zip(strides, dilations, strict=True)) or 0 in taps:
-        raise Unsupported("a transposed convolution with stride and dilation, or without taps")
-    if groups > _MOST_GROUPS or any(s > _MOST_PHASES for s in strides):
-        raise Unsupported("a transposed convolution in many groups, or with a large stride")
-    sizes = out.shape[out.dim() - count :]
-    each = zip(taps, strides, dilations, paddings, more, sizes, strict=True)
-    axes = [_Spread(*one) for one in each]
+    axes = _spread(moves, more, out.shape[out.dim() - count :])
     image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
     image = b.add("permute", image, axes=[0, *range(2, count + 2), 1])
     if groups == 1:
@@ -321,9 +415,8 @@ def _phases(b: Importer, image: int, weight: int, axes: Sequence[_Spread]) -> in
     value = b.add("reshape", value, shape=[shape[0], *whole, shape[-1]])
     for axis, a in enumerate(axes, 1):
         stop = a.padding + a.out
-        # What `output_padding` adds may lie behind all that taps reach.
         reach = [0] * (count + 2)
-        reach[axis] = a.stride * (a.padding + 1)
+        reach[axis] = a.behind
         value = b.add("pad", value, low=[0] * (count + 2), high=reach, value=0)
         value = b.add("slice", value, axis=axis, start=a.padding, stop=b.size(stop), step=1)
     return value

@@ -80,6 +80,7 @@ RULES = {
     "search": "int64, shape of y; x and y of one dtype, not bool",
     "matmul": "as x; dtypes equal, not bool; shapes as NumPy's matmul",
     "conv": "as x; float32, bfloat16 or float16, dtypes equal",
+    "conv_windows": "as x; float32, bfloat16 or float16, dtypes equal",
     "call": "as the call says",
 }
 CLASSES = {

@@ -226,33 +226,54 @@ def _argsort(x: Array, axis: int, descending: bool) -> Array:
     return x.shape[axis] - 1 - np.flip(order, axis)
 
 
-def _conv(
-    x: Array,
-    w: Array,
-    stride: Sequence[int],
-    dilation: Sequence[int],
-    low: Sequence[int],
-    high: Sequence[int],
-    depthwise: bool,
-) -> Array:
-    n = x.ndim - 2
-    stride, dilation = tuple(stride) or (1,) * n, tuple(dilation) or (1,) * n
-    low, high = tuple(low) or (0,) * n, tuple(high) or (0,) * n
-    padded = np.pad(x, [(0, 0), *zip(low, high, strict=True), (0, 0)])
-    taps = w.shape[1:-1]
-    extents = [d * (t - 1) + 1 for d, t in zip(dilation, taps, strict=True)]
-    out = [(s - e) // by + 1 for s, e, by in zip(padded.shape[1:-1], extents, stride, strict=True)]
-    result = np.zeros((x.shape[0], *out, w.shape[0]), np.result_type(x, w))
-    for tap in np.ndindex(*taps):
-        at = [t * d for t, d in zip(tap, dilation, strict=True)]
-        places = [
-            slice(a, a + (o - 1) * by + 1, by) for a, o, by in zip(at, out, stride, strict=True)
+class _Windows:
+    """Windows of images x [N, sizes, C] at all positions, tap by tap."""
+
+    def __init__(
+        self,
+        x: Array,
+        taps: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        low: Sequence[int],
+        high: Sequence[int],
+    ) -> None:
+        n = x.ndim - 2
+        self.taps = tuple(taps) or (1,) * n
+        self.stride, self.dilation = tuple(stride) or (1,) * n, tuple(dilation) or (1,) * n
+        low, high = tuple(low) or (0,) * n, tuple(high) or (0,) * n
+        self.padded = np.pad(x, [(0, 0), *zip(low, high, strict=True), (0, 0)])
+        extents = [d * (t - 1) + 1 for d, t in zip(self.dilation, self.taps, strict=True)]
+        padded = self.padded.shape[1:-1]
+        self.out = [
+            (s - e) // by + 1 for s, e, by in zip(padded, extents, self.stride, strict=True)
         ]
-        window = padded[
-            (slice(None), *(p if o else slice(0, 0) for p, o in zip(places, out, strict=True)))
-        ]
+
+    def __getitem__(self, tap: Sequence[int]) -> Array:
+        """What a tap finds at each position: [N, positions, C]."""
+        at = [t * d for t, d in zip(tap, self.dilation, strict=True)]
+        ends = [a + (o - 1) * by + 1 for a, o, by in zip(at, self.out, self.stride, strict=True)]
+        places = [slice(*bounds) for bounds in zip(at, ends, self.stride, strict=True)]
+        none = slice(0, 0)
+        kept = [place if o else none for place, o in zip(places, self.out, strict=True)]
+        return self.padded[(slice(None), *kept)]
+
+
+def _conv(x: Array, w: Array, depthwise: bool, **parameters: Sequence[int]) -> Array:
+    windows = _Windows(x, w.shape[1:-1], **parameters)
+    result = np.zeros((x.shape[0], *windows.out, w.shape[0]), np.result_type(x, w))
+    for tap in np.ndindex(*windows.taps):
         weights = w[(slice(None), *tap)]
-        result += window * weights[:, 0] if depthwise else window @ weights.T
+        result += windows[tap] * weights[:, 0] if depthwise else windows[tap] @ weights.T
+    return result
+
+
+def _conv_windows(x: Array, y: Array, **parameters: Sequence[int]) -> Array:
+    windows = _Windows(x, **parameters)
+    result = np.zeros((y.shape[-1], *windows.taps, x.shape[-1]), np.result_type(x, y))
+    for tap in np.ndindex(*windows.taps):
+        rows = windows[tap].reshape(-1, x.shape[-1])
+        result[(slice(None), *tap)] = y.reshape(-1, y.shape[-1]).T @ rows
     return result
 
 
@@ -445,6 +466,7 @@ OPS: tuple[Op, ...] = (
     # outside
     Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
     Op("conv", Class.CALL, 2, "conv", _conv, "convolution (correlation) of images [N, sizes, C] with windows [K, sizes, C], to [N, sizes, K]; `depthwise`: each channel with a window of its own, [C, sizes, 1]; of strides and dilations, empty means 1, of padding with zeros 0", (Param("stride", Kind.AXES), Param("dilation", Kind.AXES), Param("low", Kind.AXES), Param("high", Kind.AXES), Param("depthwise", Kind.BOOL, False))),
+    Op("conv_windows", Class.CALL, 2, "conv_windows", _conv_windows, "of images [N, sizes, C] and numbers [N, positions, K], the sum over positions of each number times the window there: [K, taps, C], the gradient of the windows of `conv`", (Param("taps", Kind.AXES), Param("stride", Kind.AXES), Param("dilation", Kind.AXES), Param("low", Kind.AXES), Param("high", Kind.AXES))),
     Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),
 )
 # fmt: on
