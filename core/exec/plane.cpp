@@ -115,14 +115,14 @@ struct Eight {
 };
 #endif
 
-// A square; `down`: lines of `from` are used up one after the other, else those of `to`.
+// A square; `down`: lines of `from` are used up one after the other, else those of `to`. `later` is
+// a square that is soon needed, or null: its lines are more than the processor follows by itself.
 template <class Block>
 void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step,
-                      bool down) {
+                      bool down, const std::byte* later) {
   constexpr int64_t n = Block::kSize;
-  if (down) {  // the square after the next one: more lines than the processor follows by itself
-    for (int64_t i = 0; i < kSquare; ++i)
-      __builtin_prefetch(from + i * from_step + 2 * Block::kBytes * kSquare);
+  if (later != nullptr) {
+    for (int64_t i = 0; i < kSquare; ++i) __builtin_prefetch(later + i * from_step);
   }
   for (int64_t i = 0; i < kSquare; i += n) {
     for (int64_t j = 0; j < kSquare; j += n) {
@@ -285,19 +285,27 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
 #if defined(__x86_64__)
   if (kBytes == 4 && has_eight()) transpose = transpose_square<Eight>;
 #endif
-  for (int64_t x = 0; x < cols; x += kSquare) {
-    const int64_t nx = std::min(kSquare, cols - x);
-    for (int64_t y = 0; y < rows; y += kSquare) {
-      const int64_t ny = std::min(kSquare, rows - y);
-      const Plane from_here{element(from, y, x), from.y_stride, from.x_stride};
-      const Plane to_here{element(to, y, x), to.y_stride, to.x_stride};
-      if ((in || out) && ny == kSquare && nx == kSquare) {
-        const int64_t to_step = in ? to.y_stride : to.x_stride;
-        const int64_t from_step = in ? from.x_stride : from.y_stride;
-        transpose(to_here.base, to_step, from_here.base, from_step, in);
-      } else {
-        copy_by_element<T>(to_here, from_here, ny, nx);
+  const bool squares = (in || out) && rows >= kSquare && cols >= kSquare;
+  const int64_t to_step = in ? to.y_stride : to.x_stride;
+  const int64_t from_step = in ? from.x_stride : from.y_stride;
+  for (int64_t i = 0; i < cols; i += kSquare) {
+    // The last square may lie over the one before it.
+    const int64_t x = squares ? std::min(i, cols - kSquare) : i;
+    for (int64_t j = 0; j < rows; j += kSquare) {
+      if (!squares) {
+        copy_by_element<T>({element(to, j, x), to.y_stride, to.x_stride},
+                           {element(from, j, x), from.y_stride, from.x_stride},
+                           std::min(kSquare, rows - j), std::min(kSquare, cols - x));
+        continue;
       }
+      const int64_t y = std::min(j, rows - kSquare);
+      const std::byte* later = nullptr;
+      if (in && j + 2 * kSquare < rows) {
+        later = element(from, j + 2 * kSquare, x);
+      } else if (in && i + 2 * kSquare <= cols) {
+        later = element(from, j + kSquare < rows ? 0 : kSquare, i + kSquare);
+      }
+      transpose(element(to, y, x), to_step, element(from, y, x), from_step, in, later);
     }
   }
 }
