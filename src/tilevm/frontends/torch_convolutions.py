@@ -52,6 +52,18 @@ def _moves(b: Importer, weight: Tensor, stride: Any, padding: Any, dilation: Any
     return _Moves(*numbers)
 
 
+def _last(b: Importer, value: int) -> int:
+    """An image or windows with channels last, as `conv` has them."""
+    rank = len(b.program.type(value)[2])
+    return b.add("permute", value, axes=[0, *range(2, rank), 1])
+
+
+def _first(b: Importer, value: int) -> int:
+    """Back to PyTorch's order."""
+    rank = len(b.program.type(value)[2])
+    return b.add("permute", value, axes=[0, rank - 1, *range(1, rank - 1)])
+
+
 def _padding(padding: Any, dilation: list[Any], taps: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """What is padded in front of and behind each axis."""
     if padding == "valid":
@@ -89,9 +101,7 @@ def _conv(
     if not all(type(n) is int for n in (*numbers, groups)):
         raise Unsupported("a convolution with unknown parameters")
     image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
-    last = [0, *range(2, axes + 2), 1]
-    image = b.add("permute", image, axes=last)
-    windows = b.add("permute", weight.id, axes=last)
+    image, windows = _last(b, image), _last(b, weight.id)
     if groups == 1:
         value = b.add("conv", image, windows, **parameters)
     elif type(groups) is int and groups == weight.shape[0] and weight.shape[1] == 1:
@@ -110,7 +120,7 @@ def _conv(
         value = b.add("concat", *values, axis=axes + 1)
     if bias is not None:
         value = b.add("add", value, bias.id)
-    value = b.add("permute", value, axes=[0, axes + 1, *range(1, axes + 1)])
+    value = _first(b, value)
     return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
 
 
@@ -176,34 +186,24 @@ def _is_less(more: Sequence[Any], m: _Moves) -> bool:
     return all(type(n) is int and n < step for n, step in zip(more, m.stride, strict=True))
 
 
-def _last(b: Importer, image: Tensor) -> int:
-    return b.add("permute", image.id, axes=[0, *range(2, image.rank), 1])
-
-
-def _first(b: Importer, image: int) -> int:
-    rank = len(b.program.type(image)[2])
-    return b.add("permute", image, axes=[0, rank - 1, *range(1, rank - 1)])
-
-
 def _of_image(b: Importer, out: torch.Tensor, grad: Tensor, weight: Tensor, m: _Moves) -> int:
     """The gradient of a convolution's image."""
     more = [step - 1 for step in m.stride]  # at most
     axes = _spread(m, more, out.shape[2:])
-    return _first(b, _phases(b, _last(b, grad), weight.id, axes))
+    return _first(b, _phases(b, _last(b, grad.id), weight.id, axes))
 
 
 def _of_transposed(b: Importer, out: torch.Tensor, grad: Tensor, weight: Tensor, m: _Moves) -> int:
     """The gradient of a transposed convolution's image."""
-    windows = b.add("permute", weight.id, axes=[0, *range(2, weight.rank), 1])
     moves = {"stride": m.stride, "dilation": m.dilation, "low": m.padding, "high": m.padding}
-    return _first(b, b.add("conv", _last(b, grad), windows, **moves))
+    return _first(b, b.add("conv", _last(b, grad.id), _last(b, weight.id), **moves))
 
 
 def _of_windows(b: Importer, read: Tensor, moved: Tensor, m: _Moves) -> int:
     """The gradient of windows of `moved`, whose result had the gradient `read`."""
     parameters = {"taps": m.taps, "stride": m.stride, "dilation": m.dilation}
     margins = {"low": m.padding, "high": m.padding}
-    value = b.add("conv_windows", _last(b, moved), _last(b, read), **parameters, **margins)
+    value = b.add("conv_windows", _last(b, moved.id), _last(b, read.id), **parameters, **margins)
     return _first(b, value)
 
 
@@ -222,8 +222,7 @@ def _in_order(b: Importer, image: Tensor) -> int:
     """The image, told to have its channels last in memory."""
     if image.rank < 4:  # [N, C, L] may be anything
         return image.id
-    last = b.add("permute", image.id, axes=[0, *range(2, image.rank), 1])
-    return b.add("permute", last, axes=[0, image.rank - 1, *range(1, image.rank - 1)])
+    return _first(b, _last(b, image.id))
 
 
 @row("convolution", "_convolution")
@@ -328,7 +327,7 @@ def _transposed(
     more = fixed(b, _each(output_padding, count))
     axes = _spread(moves, more, out.shape[out.dim() - count :])
     image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
-    image = b.add("permute", image, axes=[0, *range(2, count + 2), 1])
+    image = _last(b, image)
     if groups == 1:
         value = _phases(b, image, weight.id, axes)
     else:
@@ -341,7 +340,7 @@ def _transposed(
         value = b.add("concat", *values, axis=count + 1)
     if bias is not None:
         value = b.add("add", value, bias.id)
-    value = b.add("permute", value, axes=[0, count + 1, *range(1, count + 1)])
+    value = _first(b, value)
     return value if x.rank == weight.rank else _alone(b, value, out)
 
 
