@@ -131,6 +131,13 @@ REGRESSIONS = {
   r: float32[A, C] = take t, n, axis=0
   return r
 """,
+    "the sign of NaN": """graph(x: bfloat16[A, B], y: float32[A, B])
+  s: bfloat16[A, B] = sin x
+  l: float32[A, B] = log y
+  c: bfloat16[A, B] = copysign x, s
+  d: float32[A, B] = copysign y, l
+  return c, d
+""",
 }  # fmt: skip
 
 

@@ -172,6 +172,9 @@ def test_nudges_are_to_neighbours(dtype: str) -> None:
     off = np.abs(moved.astype(np.float64) - x.astype(np.float64))
     assert (off > 0).all()
     assert (off <= 2.0 ** (1 - steps)).all()
+    nothing = np.full(9, np.nan).astype(numpy_dtype(dtype))
+    assert np.signbit(nudged(nothing, -np.inf)).all()
+    assert not np.signbit(nudged(nothing, np.inf)).any()
     whole = np.arange(3)
     assert nudged(whole, np.random.default_rng(0)) is whole
 

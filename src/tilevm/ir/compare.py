@@ -80,7 +80,7 @@ def disagreements(
 
 
 def nudged(array: Array, towards: Towards) -> Array:
-    """Floats moved to a neighbour; other arrays as they are."""
+    """Floats moved to a neighbour, NaN to one of that sign; other arrays as they are."""
     if array.dtype.name not in FLOATS:
         return array
     if isinstance(towards, np.random.Generator):
@@ -88,7 +88,8 @@ def nudged(array: Array, towards: Towards) -> Array:
     else:
         there = np.full(array.shape, towards, array.dtype)
     with np.errstate(all="ignore"):
-        return np.asarray(np.nextafter(array, there))
+        moved = np.nextafter(array, there)
+        return np.asarray(np.where(np.isnan(moved), np.copysign(moved, there), moved))
 
 
 def _wide(x: Array) -> Array:
