@@ -45,8 +45,9 @@ _ANY_ZERO = frozenset(
     "maximum minimum amax amin sum mean prod fmod remainder floor_div matmul "
     "cumsum cumprod cummax cummin scatter_add scatter_mul scatter_max scatter_min".split()
 )
-# All others make NaN of the sign that a tier, or rounding to a narrower type, gives it.
+# Arithmetic makes NaN of the sign that a tier gives it, and what rounds to a narrower type any.
 _KEEPS_NAN = (Class.VIEW, Class.LAYOUT, Class.GATHER, Class.CREATE)
+_MOVES_BITS = frozenset("neg abs copysign where cast".split())
 _LOG_LARGEST = {"float32": 88.0, "float64": 709.0}
 
 
@@ -287,7 +288,7 @@ class _Sample:
                 out = np.where(np.abs(out) <= room, 0, out)
         if node.op in _ANY_ZERO:
             out = np.where(out == 0, self._zeros(out), out)
-        if BY_NAME[node.op].cls not in _KEEPS_NAN:
+        if BY_NAME[node.op].cls not in _KEEPS_NAN and (low or node.op not in _MOVES_BITS):
             out = np.where(np.isnan(out), np.copysign(out, self._zeros(out)), out)
         if node.op == "prod":  # overflows on the way, in one order or another
             with np.errstate(all="ignore"):

@@ -158,9 +158,9 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
   // Taps may be one run, forwards or, as gradients read them, backwards; and channels of all taps,
   // as PyTorch keeps them, or columns: such runs are transposed, some at a time, and their rows go
   // where they belong.
-  const std::int64_t forwards = direction(b);
-  const bool run = forwards == 1 && b.row_stride == taps;
-  const bool columns_run = forwards != 0 && b.column_stride == taps && taps <= kTransposed;
+  const std::int64_t way = direction(b);
+  const bool run = way == 1 && b.row_stride == taps;
+  const bool columns_run = way != 0 && b.column_stride == taps && taps <= kTransposed;
   alignas(64) float transposed[kTransposed * kMostColumns];
   for (std::int64_t j = first; j < first + count; j += width) {
     float* panel = packed + j * sizes.k;
@@ -170,12 +170,12 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
       std::fill_n(transposed, kTransposed * width, 0.0f);
     }
     if (columns_run && !run) {
-      const std::int64_t first_tap = forwards < 0 ? taps - 1 : 0;
+      const std::int64_t first_tap = way < 0 ? taps - 1 : 0;
       for (std::int64_t channel = 0; channel < b.channels; ++channel) {
         const std::int64_t from = channel * b.row_stride + j * taps - first_tap;
         tiles.transpose[storage](b.data + from * item, taps, transposed, width, taps, columns);
         for (std::int64_t i = 0; i < taps; ++i) {
-          const std::int64_t tap = forwards < 0 ? taps - 1 - i : i;
+          const std::int64_t tap = way < 0 ? taps - 1 - i : i;
           std::memcpy(panel + (tap * b.channels + channel) * width, transposed + i * width,
                       at(width) * sizeof(float));
         }
