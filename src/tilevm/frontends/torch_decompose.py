@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -43,6 +45,19 @@ NAMES = frozenset(
     vstack xlogy
     """.split()
 )
+
+
+@cache
+def foreach() -> dict[OpOverload, Callable[..., Any]]:
+    """Operators over lists of tensors, and what PyTorch does without a kernel for all: each."""
+    key: Any = torch._C.DispatchKey.CompositeExplicitAutograd
+    packets = [getattr(torch.ops.aten, n) for n in dir(torch.ops.aten) if n.startswith("_foreach_")]
+    overloads = (getattr(packet, name) for packet in packets for name in packet.overloads())
+    return {
+        overload: functools.partial(overload._op_dk, key)
+        for overload in overloads
+        if overload.has_kernel_for_dispatch_key(key)
+    }
 
 
 class _Kept(Exception):
@@ -120,6 +135,8 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
     """PyTorch's decompositions. Raises: _Kept, if we use none."""
+    if target in foreach():
+        return [foreach()[target]]
     if target._schema.name.removeprefix("aten::") not in NAMES:
         raise _Kept(f"{target} is not in the table")
     found = [decomposition_table[target]] if target in decomposition_table else []
@@ -154,7 +171,7 @@ def _is_wanted(node: torch.fx.Node) -> bool:
         isinstance(target, OpOverload)
         and not _has_row(target, (_held(node.args), _held(node.kwargs), node.meta.get("val")))
         and target.namespace == "aten"
-        and target._schema.name[6:] in NAMES
+        and (target._schema.name[6:] in NAMES or target in foreach())
     )
 
 

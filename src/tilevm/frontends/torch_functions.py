@@ -146,6 +146,16 @@ def _fmax(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     return b.add("where", b.add("isnan", one), other, value)
 
 
+@row("prims::fma")
+def _fma(b: Importer, out: Any, x: Any, y: Any, z: Any) -> int:
+    """X * y + z, rounded once: in the dtype that holds the product exactly."""
+    if out.dtype == torch.float64:
+        raise Unsupported("no dtype holds a product of float64 exactly")
+    wide = torch.float64 if out.dtype == torch.float32 else torch.float32
+    one, other, addend = (b.cast(b.operand(v), wide) for v in (x, y, z))
+    return b.cast(b.add("add", b.add("mul", one, other), addend), out.dtype)
+
+
 @row("angle")
 def _angle(b: Importer, out: Any, x: Tensor) -> int:
     value = _float(b, out, x)

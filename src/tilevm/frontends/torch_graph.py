@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -16,7 +18,9 @@ from tilevm.errors import TilevmError
 from tilevm.frontends import torch_gradients, torch_memory, torch_program
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_compile import check_freeze, compile
+from tilevm.frontends.torch_decompose import foreach
 from tilevm.frontends.torch_program import Captured
+from tilevm.frontends.torch_recurrent import CELLS
 from tilevm.runtime.program import check_knobs
 from tilevm.stats import stats
 
@@ -38,13 +42,15 @@ def backend(
     A graph that cannot be imported runs eagerly, counted under `flushes` with the reason.
     """
     knobs, freeze = _knobs(mode, options)
-    placeholders = gm.graph.find_nodes(op="placeholder")
+    given, kept = _with_attributes_given(gm)
+    placeholders = given.graph.find_nodes(op="placeholder")
     fakes = [node.meta.get("example_value") for node in placeholders]
     try:
         if not _needs_gradients(gm, fakes):
             try:
-                captured = capture(gm, fakes, knobs, freeze=freeze)
-                return torch_program.or_eager(captured, gm.forward)
+                captured = capture(given, fakes, knobs, freeze=freeze)
+                run = torch_program.or_eager(captured, given.forward)
+                return (lambda *args: run(*args, *kept)) if kept else run
             except torch_program.Mutates:
                 pass  # AOTAutograd makes it functional and writes back
         return _through_autograd(gm, example_inputs, knobs)
@@ -55,6 +61,34 @@ def backend(
             raise
         stats.add("flushes", f"eager: {torch_program.reason_of(reason)}")
         return gm.forward
+
+
+def _with_attributes_given(gm: torch.fx.GraphModule) -> tuple[torch.fx.GraphModule, list[Any]]:
+    """The graph with the tensors that it holds as further inputs, and these tensors.
+
+    They are what Dynamo takes to stay where it is, and graphs may write: parameters that an
+    optimiser changes, and its state.
+    """
+    held = {
+        str(node.target): operator.attrgetter(str(node.target))(gm)
+        for node in gm.graph.find_nodes(op="get_attr")
+    }
+    held = {name: value for name, value in held.items() if isinstance(value, torch.Tensor)}
+    if not held:
+        return gm, []
+    given = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    first = next(n for n in given.graph.nodes if n.op != "placeholder")
+    inputs: dict[str, torch.fx.Node] = {}
+    for i, name in enumerate(held):
+        with given.graph.inserting_before(first):
+            inputs[name] = given.graph.placeholder(f"held_{i}")
+    for node in given.graph.find_nodes(op="get_attr"):
+        if str(node.target) in inputs:
+            inputs[str(node.target)].meta.update(node.meta)
+            node.replace_all_uses_with(inputs[str(node.target)])
+            given.graph.erase_node(node)
+    given.recompile()
+    return given, list(held.values())
 
 
 def capture(
@@ -80,6 +114,12 @@ def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
     }
 
 
+_DECOMPOSED = {
+    **{getattr(torch.ops.aten, name).default: cell for name, cell in CELLS.items()},
+    **{target: each for target, each in foreach().items() if target._schema.is_mutable},
+}
+
+
 def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
     """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors."""
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
@@ -92,6 +132,7 @@ def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphMod
     with mode or nullcontext(), torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         trace = make_fx(
             interpreter.run,
+            decomposition_table=_DECOMPOSED,
             tracing_mode="real",
             pre_dispatch=not autocast,
             _allow_non_fake_inputs=True,

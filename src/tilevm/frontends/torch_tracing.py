@@ -22,6 +22,7 @@ from torch.nn import functional
 from tilevm.config import config
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_recurrent import CELLS
 
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
@@ -33,7 +34,7 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 @contextmanager
 def export() -> Iterator[None]:
     """All that holds for every trace."""
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments():
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _cells():
         yield
 
 
@@ -117,6 +118,21 @@ def _no_sizes_beyond() -> Iterator[None]:
         yield
     finally:
         module.batch_norm = whole
+
+
+@contextmanager
+def _cells() -> Iterator[None]:
+    """Recurrent cells are traced as what they consist of."""
+    modules: tuple[Any, Any] = torch, torch._VF
+    before = [(module, name, getattr(module, name)) for module in modules for name in CELLS]
+    with _changing:
+        for module, name, _ in before:
+            setattr(module, name, CELLS[name])
+        try:
+            yield
+        finally:
+            for module, name, function in before:
+                setattr(module, name, function)
 
 
 def _asks(symbolic: type, plain: type) -> type:

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,25 +40,24 @@ FORWARD: dict[str, Callable[[Callable[..., Any], torch.nn.Module], Step]] = {
 }
 
 
-def trainer(
-    model: torch.nn.Module, loss: Callable[..., Any], key: str, fused_steps: bool = False
-) -> Step:
+def trainer(model: torch.nn.Module, loss: Callable[..., Any], key: str, steps: str = "") -> Step:
     """A function that takes a batch, makes a step and returns the loss.
 
-    fused_steps: the optimiser's operators are recorded by `tilevm.fuse`.
+    steps: how the optimiser runs: as it is, recorded by `tilevm.fuse` ("fuse"), or captured by the
+    backend that the model has ("compile").
     """
     optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
     forward = FORWARD[key](loss, model)
+    optimise: Callable[[], Any] = optimiser.step
+    if steps == "compile":
+        optimise = torch.compile(optimiser.step, backend=key)
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         optimiser.zero_grad(set_to_none=True)
         found = forward(*batch)
         found.backward()  # type: ignore[no-untyped-call]
-        if fused_steps:
-            with tilevm.fuse():
-                optimiser.step()
-        else:
-            optimiser.step()
+        with tilevm.fuse() if steps == "fuse" else nullcontext():
+            optimise()
         return found.detach()
 
     def recorded(*batch: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ def times(case: TrainingCase, keys: Sequence[str]) -> dict[int, dict[str, float]
     steps = {}
     for key in keys:
         name, _, optimiser = key.partition("+")
-        steps[key] = trainer(models[key], loss, name, optimiser == "fuse")
+        steps[key] = trainer(models[key], loss, name, optimiser)
     generator = torch.Generator().manual_seed(1)
     for length in [*case.lengths, *case.lengths]:
         batch = case.batch(length, generator)
@@ -110,7 +110,8 @@ def losses(case: TrainingCase, keys: Sequence[str], count: int = STEPS) -> dict[
             with torch.no_grad():
                 for weight in models[key].parameters():
                     weight.mul_(1 + 2.0**-23)
-        step = trainer(models[key], loss, key.partition(",")[0])
+        name, _, optimiser = key.partition(",")[0].partition("+")
+        step = trainer(models[key], loss, name, optimiser)
         generator = torch.Generator().manual_seed(2)
         torch.manual_seed(3)
         found[key] = [
@@ -150,8 +151,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--peers",
-        default="tilevm,tilevm+fuse,fuse,inductor",
-        help='besides eager; "+fuse": the optimiser under tilevm.fuse()',
+        default="tilevm,tilevm+compile,tilevm+fuse,fuse,inductor,inductor+compile",
+        help='besides eager; "+fuse": the optimiser under tilevm.fuse(); "+compile": captured, too',
     )
     parser.add_argument("--accuracy", action="store_true", help="only losses of 200 steps")
     options = parser.parse_args(arguments)
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         torch._dynamo.reset()
         if options.accuracy:
-            _print_losses(case, [key for key in keys[1:] if "+" not in key])
+            _print_losses(case, keys[1:])
             continue
         for key, found in _print_times(case, keys).items():
             ratios[key] += found

@@ -1,0 +1,108 @@
+"""Steps of optimisers that `torch.compile` captures: they change parameters and state in place."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn, optim  # noqa: E402
+
+import tilevm  # noqa: E402
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: optim.SGD(p, 0.1),
+    "momentum": lambda p: optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, 0.01),
+    "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True),
+    "adam_each": lambda p: optim.Adam(p, 0.01, foreach=False),
+    "adam_foreach": lambda p: optim.Adam(p, 0.01, foreach=True),
+    "adamw": lambda p: optim.AdamW(p, 0.01, weight_decay=0.1),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
+    "adagrad": lambda p: optim.Adagrad(p, 0.1),
+    "adadelta": lambda p: optim.Adadelta(p),
+    "adamax": lambda p: optim.Adamax(p, 0.01),
+    "nadam": lambda p: optim.NAdam(p, 0.01),
+    "radam": lambda p: optim.RAdam(p, 0.01),
+}
+
+
+def train(model: nn.Module, optimizer: Any, compiled: bool, steps: int = 5) -> list[Any]:
+    """Losses and parameters of some steps, the optimiser's compiled or not."""
+    torch.compiler.reset()
+    step = torch.compile(optimizer.step, backend="tilevm") if compiled else optimizer.step
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for _ in range(steps):
+        x = torch.randn(9, 7, generator=generator)
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        step()
+        found.append(loss.detach())
+    return [*found, *(p.detach() for p in model.parameters())]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(7, 13), nn.Tanh(), nn.Linear(13, 3))
+    other = copy.deepcopy(model)
+    tilevm.stats.reset()
+    found = train(model, OPTIMIZERS[name](list(model.parameters())), compiled=True)
+    stats = tilevm.stats()
+    assert not stats["callouts"] and not stats["flushes"], stats
+    assert stats["captures"] > 0
+    exact = train(other, OPTIMIZERS[name](list(other.parameters())), compiled=False)
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-5)
+
+
+def test_a_state_that_is_loaded() -> None:
+    """Loading replaces the tensors that a graph holds."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    other = copy.deepcopy(model)
+    results = []
+    for compiled, m in ((True, model), (False, other)):
+        optimizer = optim.Adam(m.parameters(), 0.01)
+        train(m, optimizer, compiled=False, steps=0)
+        torch.compiler.reset()
+        step = torch.compile(optimizer.step, backend="tilevm") if compiled else optimizer.step
+        for _ in range(3):
+            m(torch.ones(2, 5)).square().sum().backward()
+            step()
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        results.append([p.detach() for p in m.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_a_whole_step() -> None:
+    """Forward, backward, clipped gradients and the optimiser in one function."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3)
+    other = copy.deepcopy(model)
+
+    def step_of(model: nn.Module) -> Any:
+        optimizer = optim.AdamW(model.parameters(), 0.01)
+
+        def step(x: Any) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    tilevm.stats.reset()
+    compiled, eager = tilevm.compile(step_of(model)), step_of(other)
+    for rows in (4, 9, 1, 17):
+        x = torch.randn(rows, 5)
+        torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-5)
+    assert not tilevm.stats()["callouts"]
+    torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
