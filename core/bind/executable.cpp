@@ -194,12 +194,13 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
                   std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
                   std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
                   Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-                  std::vector<int> complex_inputs, std::vector<int> complex_outputs,
+                  bool apart, std::vector<int> complex_inputs, std::vector<int> complex_outputs,
                   bool allow_grad, bool detached, bool single,
                   const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
   options.targets = std::move(written_to);
+  options.apart = apart;
   options.complex_inputs = std::move(complex_inputs);
   options.complex_outputs = std::move(complex_outputs);
   if (tier) options.settings.tier = tier_named(*tier);
@@ -283,7 +284,7 @@ void bind_executable(nb::module_& m) {
       [](const Program& program, nb::list targets, const std::string& framework,
          std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
          std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-         Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
+         Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to, bool apart,
          std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool allow_grad,
          bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
@@ -291,7 +292,7 @@ void bind_executable(nb::module_& m) {
           return nb::steal(compile(
               program, targets, framework, std::move(input_names), int_symbols,
               std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
-              std::move(frozen), std::move(written_to), std::move(complex_inputs),
+              std::move(frozen), std::move(written_to), apart, std::move(complex_inputs),
               std::move(complex_outputs), allow_grad, detached, single, tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
@@ -307,7 +308,7 @@ void bind_executable(nb::module_& m) {
       nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
       nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
       nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
-      nb::arg("complex_inputs") = std::vector<int>(),
+      nb::arg("apart") = false, nb::arg("complex_inputs") = std::vector<int>(),
       nb::arg("complex_outputs") = std::vector<int>(), nb::arg("allow_grad") = false,
       nb::arg("detached") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
       nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
@@ -320,6 +321,7 @@ void bind_executable(nb::module_& m) {
       "that the program does not make views of each other. frozen: inputs whose elements do not\n"
       "change, so that they may be packed ahead. written_to: for each output the input that it is\n"
       "written to, and is then, or -1; elements of such an input must not share memory.\n"
+      "apart: nor may it share memory with another input: else calls raise, and change nothing.\n"
       "complex_inputs, complex_outputs: which are complex outside, and here pairs of reals along\n"
       "a last dim.\n"
       "allow_grad: take tensors that\n"

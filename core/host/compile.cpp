@@ -310,6 +310,7 @@ void Executable::compile_targets(const Options& options) {
     targets_[o] = target;
     writes_ = true;
   }
+  refuses_shared_ = writes_ && options.apart;
 }
 
 void Executable::separate_outputs(const Options& options) {

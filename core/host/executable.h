@@ -35,6 +35,8 @@ struct Options {
   // By output the input that it is written to, of the same sizes and dtype, or -1; too few: -1. No
   // two elements of such an input share memory; inputs may. What is handed out is the input.
   std::vector<int> targets;
+  // Such an input shares memory with no other: calls where it does are refused, and do nothing.
+  bool apart = false;
   // Which are complex outside, and pairs of reals along a last dim here.
   std::vector<int> complex_inputs, complex_outputs;
   schedule::Settings settings;  // of its kernels
@@ -228,6 +230,7 @@ class Executable {
   void run_steps(Frame& frame, Profile* profile);
   void read_inputs(Frame& frame, const Call& call) const;
   void find_apart(Frame& frame) const;
+  void check_apart(const Frame& frame) const;
   void write_targets(Frame& frame, std::span<const Object> inputs, std::span<Object> outputs) const;
   void run_stage(Frame& frame, int stage) const;
   void allocate(Frame& frame, const HostStep& step) const;
@@ -287,6 +290,7 @@ class Executable {
   std::vector<ValueId> targets_;                   // by output: the input it is written to, or -1
   bool places_ = false;                            // some step has a `place`
   bool writes_ = false;                            // some output has a target
+  bool refuses_shared_ = false;                    // Options::apart
   std::vector<bool> separate_;                     // by output: hand out a copy
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<bool> row_major_;                    // by output: and if it is not in this order

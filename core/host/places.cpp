@@ -223,6 +223,22 @@ void Executable::find_apart(Frame& frame) const {
   }
 }
 
+// What a graph reads after it has written must not have been changed by that.
+void Executable::check_apart(const Frame& frame) const {
+  const auto& inputs = plan_.program.inputs;
+  for (const ValueId target : targets_) {
+    if (target < 0) continue;
+    const Record& record = frame.records[index(target)];
+    bool apart = frame.apart[index(target)];
+    for (int d = 0; d < record.rank; ++d)
+      apart = apart && (record.stride(d) != 0 || record.size(d) <= 1);
+    if (apart) continue;
+    const auto i = static_cast<std::size_t>(std::ranges::find(inputs, target) - inputs.begin());
+    throw ShapeError(names_[i] +
+                     " is changed in place, and shares memory with another input or itself");
+  }
+}
+
 // Gives the memory of inputs what was made for it elsewhere.
 void Executable::write_targets(Frame& frame, std::span<const Object> inputs,
                                std::span<Object> outputs) const {

@@ -209,7 +209,8 @@ void Executable::run(Call& call, Profile* profile) {
   [[maybe_unused]] Watch watch;
   if constexpr (profiled) watch.lap_ns();
   read_inputs(frame, call);
-  if (places_) find_apart(frame);
+  if (places_ || refuses_shared_) find_apart(frame);
+  if (refuses_shared_) check_apart(frame);
   Tape* const tape = profiled ? nullptr : tape_of(frame);
   const bool done_before = tape != nullptr && tape->state == Tape::State::kReady;
   if (done_before) call.began = true;

@@ -110,6 +110,7 @@ def compile(
     memory_groups: tuple[Sequence[int], Sequence[int]] | None = ...,
     frozen: Sequence[int] = ...,
     written_to: Sequence[int] = ...,
+    apart: bool = ...,
     complex_inputs: Sequence[int] = ...,
     complex_outputs: Sequence[int] = ...,
     allow_grad: bool = ...,

@@ -106,3 +106,95 @@ def test_a_whole_step() -> None:
         torch.testing.assert_close(compiled(x), eager(x), rtol=1e-4, atol=1e-5)
     assert not tilevm.stats()["callouts"]
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
+
+
+def graph(function: Any) -> Any:
+    """The function through the backend, in one graph."""
+    torch.compiler.reset()
+    return torch.compile(function, backend="tilevm", fullgraph=True, dynamic=True)
+
+
+def both(function: Any, *shapes: Any) -> None:
+    """Arguments and results after a call, compiled and eager."""
+    torch.manual_seed(0)
+    args = [torch.randn(*s) for s in shapes]
+    other = [a.clone() for a in args]
+    with torch.no_grad():
+        found, exact = graph(function)(*args), function(*other)
+    torch.testing.assert_close((found, args), (exact, other))
+
+
+def swap(x: Any, y: Any) -> None:
+    old = x.clone()
+    x.copy_(y)
+    y.copy_(old)
+
+
+def of_views(x: Any, y: Any) -> Any:
+    x[1:].mul_(y[1:])
+    x.t().add_(1)
+    return x.sum(0) + y[0]
+
+
+def returned(x: Any, y: Any) -> Any:
+    return x.add_(y), x * 2
+
+
+def rounded(x: Any, y: Any) -> None:
+    x.copy_((x * y).to(torch.float64))
+
+
+@pytest.mark.parametrize("function", [swap, of_views, returned, rounded])
+def test_inputs_change_in_place(function: Any) -> None:
+    tilevm.stats.reset()
+    both(function, (5, 7), (5, 7))
+    assert not tilevm.stats()["flushes"]
+
+
+def scaled(x: Any, y: Any) -> Any:
+    """Reads y when x has been written."""
+    x.mul_(3)
+    return y + 1
+
+
+@pytest.mark.parametrize("shared", [lambda x: x.view(-1), lambda x: x[1], lambda x: x[::2, :3]])
+def test_memory_that_is_shared(shared: Any) -> None:
+    """The graph was captured for tensors that share nothing."""
+    compiled = graph(scaled)
+    with torch.no_grad():
+        for x in (torch.randn(4, 5), torch.randn(6, 7)):
+            compiled(x, torch.randn_like(shared(x)))
+            other = x.clone()
+            found, exact = compiled(x, shared(x)), scaled(other, shared(other))
+            torch.testing.assert_close((found, x), (exact, other))
+
+
+def test_versions_and_inference() -> None:
+    x, y = torch.randn(4, 5), torch.randn(5)
+    compiled = graph(scaled)
+    with torch.no_grad():
+        before = x._version
+        compiled(x, y)
+        assert x._version > before
+    with torch.inference_mode():
+        z = torch.ones(4, 5)
+        compiled(z, y)
+        assert torch.equal(z, torch.full((4, 5), 3.0))
+
+
+def test_parameters_in_one_buffer() -> None:
+    """As sharded training lays them out."""
+    torch.manual_seed(0)
+    results = []
+    for compiled in (True, False):
+        torch.compiler.reset()
+        flat = torch.linspace(-1, 1, 24)
+        parameters = [nn.Parameter(part) for part in (flat[:12].view(3, 4), flat[12:])]
+        optimizer = optim.Adam(parameters, 0.1)
+        step = torch.compile(optimizer.step, backend="tilevm") if compiled else optimizer.step
+        for _ in range(4):
+            for i, p in enumerate(parameters):
+                p.grad = (p + i).detach()
+            step()
+        results.append(flat)
+    torch.testing.assert_close(*results)

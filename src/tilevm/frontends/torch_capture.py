@@ -469,7 +469,11 @@ def _finish(
         writes={position: names.index(name) for position, name in changed.items()},
     )
     conditions = _conditions(captured.sizes, inputs, places, leaves, call, captured, plan)
-    constants: dict[str, Any] = {"inner": captured.run, "math": math, "changed": _changed}
+    constants: dict[str, Any] = {
+        "inner": captured.run,
+        "math": math,
+        "changed": torch_memory.note_changes,
+    }
     constants |= {f"b{i}": t for i, t in enumerate(bound)}
     outputs: list[str] = []
     writes_memory = False
@@ -489,7 +493,7 @@ def _finish(
         if type(result_of) is int and captured.imported.written[result_of] >= 0:
             # That its memory is asked for ends what it shares until somebody writes.
             lines.insert(0, f"{name}.data_ptr()")
-            lines.append(f"changed({name})")
+            lines.append(f"changed([{name}])")
         else:
             lines.append(f"{name}.copy_({text})")
         writes_memory = True
@@ -544,21 +548,12 @@ def _unchanged(
     return {i for i, n in enumerate(names) if n[0] == "b" and memory(n) not in changed}
 
 
-def _changed(tensor: torch.Tensor) -> None:
-    """Let autograd know that the executable has written to the tensor."""
-    if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)
-
-
 def _refuse_overlap(changed: torch.Tensor) -> None:
     """Raise Refused if elements share memory: fill_ takes that, the copy_ that stands for it not.
 
     The order of dims in the key marks such tensors, so this need not be asked at each call.
     """
-    if any(
-        not stride and size > 1
-        for stride, size in zip(changed.stride(), changed.shape, strict=True)
-    ):
+    if torch_memory.overlaps_itself(changed):
         raise Refused("an expanded tensor is changed in place")
 
 

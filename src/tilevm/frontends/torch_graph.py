@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilevm.config import config
 from tilevm.errors import TilevmError
-from tilevm.frontends import torch_gradients, torch_memory, torch_program
+from tilevm.frontends import torch_gradients, torch_in_place, torch_memory, torch_program
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_compile import check_freeze, compile
 from tilevm.frontends.torch_decompose import foreach
@@ -52,7 +52,7 @@ def backend(
                 run = torch_program.or_eager(captured, given.forward)
                 return (lambda *args: run(*args, *kept)) if kept else run
             except torch_program.Mutates:
-                pass  # AOTAutograd makes it functional and writes back
+                pass  # AOTAutograd copies results back, for whatever shares memory
         return _through_autograd(gm, example_inputs, knobs)
     except RestartAnalysis:
         raise  # Dynamo asks itself to trace again
@@ -102,7 +102,11 @@ def capture(
         traced = to_aten(gm, fakes)
         torch_memory.check_in_place(traced.graph)
         frozen = _owned_by_modules(gm) if freeze else None
-        return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
+        try:
+            return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
+        except torch_program.Mutates:
+            traced = to_aten(gm, fakes, functional=True)
+            return torch_in_place.capture(traced.graph, fakes, knobs)
 
 
 def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
@@ -120,21 +124,30 @@ _DECOMPOSED = {
 }
 
 
-def to_aten(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> torch.fx.GraphModule:
-    """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors."""
+def to_aten(
+    gm: torch.fx.GraphModule, fakes: Sequence[Any], *, functional: bool = False
+) -> torch.fx.GraphModule:
+    """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors.
+
+    functional: nothing is changed in place, but inputs at the end; composite ones are not whole.
+    """
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
     mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
     # Autocast is resolved below the level at which composite operators are still whole.
     autocast = torch.is_autocast_enabled("cpu") or any(
         getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
     )
-    interpreter = torch.fx.Interpreter(gm)
+    run: Callable[..., Any] = torch.fx.Interpreter(gm).run
+    decompositions = _DECOMPOSED
+    if functional:
+        run = torch.func.functionalize(run, remove="mutations")
+        decompositions = {**_DECOMPOSED, **torch_gradients.decompositions()}
     with mode or nullcontext(), torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         trace = make_fx(
-            interpreter.run,
-            decomposition_table=_DECOMPOSED,
+            run,
+            decomposition_table=decompositions,
             tracing_mode="real",
-            pre_dispatch=not autocast,
+            pre_dispatch=not (autocast or functional),
             _allow_non_fake_inputs=True,
         )
         return trace(*fakes)

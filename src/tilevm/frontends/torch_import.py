@@ -122,12 +122,17 @@ class Imported:
     pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
 
     def compile(
-        self, knobs: Mapping[str, Any], frozen: Collection[int] = (), detached: bool = False
+        self,
+        knobs: Mapping[str, Any],
+        frozen: Collection[int] = (),
+        detached: bool = False,
+        apart: bool = False,
     ) -> Callable[..., Any]:
         """The executable, with these knobs of its own. The program is used up.
 
         frozen: inputs of the graph whose elements do not change. detached: results that share
-        memory are no views of each other, as autograd sees it.
+        memory are no views of each other, as autograd sees it. apart: inputs that are written
+        must share no memory with others.
         """
         program, self.program = self.program, None
         assert program is not None
@@ -147,6 +152,7 @@ class Imported:
                 memory_groups=(groups[0], groups[1]),
                 frozen=[i for i, place in enumerate(self.passed) if place in frozen],
                 written_to=[places.get(place, -1) for place in self.written],
+                apart=apart,
                 complex_inputs=self.complex_inputs,
                 complex_outputs=self.complex_outputs,
                 detached=detached,

@@ -60,6 +60,18 @@ def share_memory(leaves: Sequence[Any]) -> bool:
     return len(set(starts)) < len(starts)
 
 
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether the tensor is expanded: several elements are one."""
+    return any(
+        not stride and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def note_changes(tensors: Sequence[torch.Tensor]) -> None:
+    """Let autograd know that an executable has written to the tensors."""
+    torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
+
+
 def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
     """Results that are an input itself, which the graph changes in place: index, input's name.
 

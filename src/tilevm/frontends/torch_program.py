@@ -64,6 +64,7 @@ def build(
     facts: Mapping[tuple[int, int], Dim] | None = None,
     frozen: Collection[int] | None = None,
     writes: Mapping[int, int] | None = None,
+    apart: bool = False,
     inner: bool = False,
     ordered: int | None = None,
 ) -> Captured:
@@ -74,7 +75,7 @@ def build(
     are what is checked. facts: what the caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
     writes: results, by index, that the executable may write to an input, which they then are: see
-    `imported.written`.
+    `imported.written`. apart: calls where such an input shares memory with another are refused.
     inner: it is a part of another graph, which is checked as a whole.
     ordered: how many results have to lie in memory as in eager code; None: all.
 
@@ -120,7 +121,7 @@ def build(
                 raise Refused(f"the graph needs {condition}, which does not hold")
     fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
     unchanged = () if frozen is None else {*frozen, *fixed}
-    executable = importer.result.compile(knobs, unchanged, detached=not views)
+    executable = importer.result.compile(knobs, unchanged, detached=not views, apart=apart)
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     captured = Captured(importer.result, sizes, executable, run, whole, fixed)
     if config.check and not inner:
