@@ -183,12 +183,16 @@ _ROWS = {knob.name: knob for knob in KNOBS}
 
 def _row(name: str) -> Knob:
     if name not in _ROWS:
-        import difflib  # here, and not above: every process would pay for it
-
-        close = difflib.get_close_matches(name, _ROWS, 1)
-        hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(_ROWS)}."
-        raise AttributeError(f"tilevm.config has no knob {name!r}. {hint}")
+        raise AttributeError(_unknown(name))
     return _ROWS[name]
+
+
+def _unknown(name: str) -> str:
+    import difflib  # here, and not above: every process would pay for it
+
+    close = difflib.get_close_matches(name, _ROWS, 1)
+    hint = f"Did you mean {close[0]}?" if close else f"There are: {', '.join(_ROWS)}."
+    return f"tilevm.config has no knob {name!r}. {hint}"
 
 
 def _environment(knob: Knob) -> Any:
@@ -203,9 +207,9 @@ class Config(ModuleType):
     _watchers: list[Callable[[dict[str, Any]], None]]
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self._values[_row(name).name]
+        if name in self._values:
+            return self._values[name]
+        raise AttributeError(name) if name.startswith("__") else AttributeError(_unknown(name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):

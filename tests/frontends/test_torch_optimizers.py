@@ -198,3 +198,92 @@ def test_parameters_in_one_buffer() -> None:
             step()
         results.append(flat)
     torch.testing.assert_close(*results)
+
+
+def test_a_parameter_of_no_module() -> None:
+    """The call does not show that anything wants gradients."""
+    torch.manual_seed(0)
+    w, given = torch.randn(5, 5), torch.randn(5, 2)
+
+    def step_of() -> tuple[Any, list[Any]]:
+        a, b = nn.Parameter(given.clone()), nn.Parameter(torch.zeros(2, 5))
+        optimizer = optim.SGD([a, b], 0.1, momentum=0.9)
+
+        def step(x: Any, y: Any) -> Any:
+            optimizer.zero_grad()
+            loss = (x @ w + (x @ a) @ b - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, [a, b]
+
+    (compiled, found), (eager, exact) = step_of(), step_of()
+    compiled = tilevm.compile(compiled)
+    tilevm.stats.reset()
+    for rows in (4, 9, 17):
+        x, y = torch.randn(rows, 5), torch.randn(rows, 5)
+        torch.testing.assert_close(compiled(x, y), eager(x, y))
+    torch.testing.assert_close(found, exact)
+    assert not tilevm.stats()["flushes"]
+
+
+def test_two_backward_passes() -> None:
+    """Over parts that share a graph, which one graph of Dynamo would free with the first."""
+    torch.manual_seed(0)
+
+    def step_of() -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        made, judge = nn.Linear(3, 5), nn.Linear(5, 1)
+        first, second = optim.SGD(judge.parameters(), 0.1), optim.SGD(made.parameters(), 0.1)
+
+        def step(x: Any, real: Any) -> Any:
+            fake = torch.tanh(made(x))
+            loss = (judge(fake.detach()) - judge(real)).mean()
+            first.zero_grad()
+            loss.backward()
+            first.step()
+            other = -judge(fake).mean()
+            second.zero_grad()
+            other.backward()
+            second.step()
+            return loss.detach() + other.detach()
+
+        return step, [*made.parameters(), *judge.parameters()]
+
+    (compiled, found), (eager, exact) = step_of(), step_of()
+    compiled = tilevm.compile(compiled)
+    for rows in (4, 9, 17):
+        x, real = torch.randn(rows, 3), torch.randn(rows, 5)
+        torch.testing.assert_close(compiled(x, real), eager(x, real))
+    torch.testing.assert_close(found, exact)
+    assert "several times" in str(tilevm.stats()["flushes"])
+
+
+def test_transforms_inside() -> None:
+    net = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 4))
+    jacobian = torch.func.vmap(torch.func.jacrev(lambda x: net(x)))
+    compiled = tilevm.compile(lambda x: jacobian(x) + 1)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for rows in (3, 8, 1):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(compiled(x), jacobian(x) + 1)
+    stats = tilevm.stats()
+    assert not stats["flushes"] and stats["captures"] > 0, stats
+    assert "through torch.compile" in compiled.guards
+
+
+def test_a_call_that_is_not_captured_is_still_seen_by_its_kind() -> None:
+    """The core knows calls that are recorded; others are captured."""
+
+    def function(x: Any) -> Any:
+        return x + 1 if x.dim() == 2 and x.sum() > 0 else x - 1
+
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    for x in (torch.ones(2, 3), -torch.ones(5, 2), torch.ones(4), torch.ones(2, 2)) * 3:
+        torch.testing.assert_close(compiled(x), function(x))
+    stats = tilevm.stats()
+    recorded = sum(n for reason, n in stats["flushes"].items() if reason.startswith("fuse"))
+    assert (recorded, stats["captures"]) == (9, 1)

@@ -101,3 +101,82 @@ def test_gradients(name: str) -> None:
         function(x).backward()
         found.append([p.grad.clone() for p in cell.parameters()])
     torch.testing.assert_close(found[1], found[0])
+
+
+LAYERS: dict[str, Any] = {
+    "lstm": lambda: nn.LSTM(6, 5),
+    "lstm_two": lambda: nn.LSTM(6, 5, 2, batch_first=True, bidirectional=True),
+    "lstm_projected": lambda: nn.LSTM(6, 5, proj_size=3),
+    "gru": lambda: nn.GRU(6, 5, 2, bias=False),
+    "tanh": lambda: nn.RNN(6, 5, bidirectional=True),
+    "relu": lambda: nn.RNN(6, 5, nonlinearity="relu"),
+    "dropout_off": lambda: nn.LSTM(6, 5, 2, dropout=0.5).eval(),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_of_any_length(name: str) -> None:
+    torch.manual_seed(0)
+    layers = LAYERS[name]()
+
+    def model(x: Any) -> Any:
+        out, state = layers(torch.tanh(x))
+        return torch.relu(out + 1), state
+
+    compiled = tilevm.compile(model)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for sizes in ((4, 3, 6), (9, 3, 6), (2, 7, 6), (1, 1, 6)):
+            x = torch.randn(sizes)
+            torch.testing.assert_close(compiled(x), model(x))
+    stats = tilevm.stats()
+    assert stats["captures"] == 1 and not stats["flushes"], stats
+    assert sum(stats["callouts"].values()) == 4
+    assert all(w is p for w, p in zip(layers._flat_weights, layers.parameters(), strict=True))
+
+
+def test_layers_with_a_state_and_packed_ones() -> None:
+    layers = nn.GRU(6, 5)
+    x, state = torch.randn(4, 3, 6), torch.randn(1, 3, 5)
+    with torch.no_grad():
+        torch.testing.assert_close(tilevm.compile(layers)(x, state), layers(x, state))
+
+        def packed(x: Any) -> Any:
+            given = nn.utils.rnn.pack_padded_sequence(x, [4, 3, 1])
+            return nn.utils.rnn.pad_packed_sequence(layers(given)[0])[0]
+
+        torch.testing.assert_close(tilevm.compile(packed)(x), packed(x))
+
+
+def test_layers_that_draw() -> None:
+    torch.manual_seed(0)
+    layers, x = nn.LSTM(6, 5, 2, dropout=0.5), torch.randn(4, 3, 6)
+    with torch.no_grad():
+        compiled = tilevm.compile(layers)
+        compiled(x)
+        torch.manual_seed(7)
+        found = compiled(x)
+        torch.manual_seed(7)
+        torch.testing.assert_close(found, layers(x))
+
+
+def test_layers_of_a_weight_that_is_replaced() -> None:
+    layers, x = nn.LSTM(6, 5), torch.randn(4, 3, 6)
+    compiled = tilevm.compile(layers)
+    with torch.no_grad():
+        compiled(x)
+        layers.weight_hh_l0 = nn.Parameter(torch.zeros(20, 5))
+        torch.testing.assert_close(compiled(x), layers(x))
+        list(layers.parameters())[-1].add_(1)
+        torch.testing.assert_close(compiled(x), layers(x))
+
+
+def test_layers_train() -> None:
+    layers, x = nn.LSTM(6, 5), torch.randn(4, 3, 6)
+    grads = []
+    for function in (layers, tilevm.compile(layers)):
+        layers.zero_grad()
+        function(x)[0].square().sum().backward()
+        given: list[Any] = [p.grad for p in layers.parameters()]
+        grads.append([g.clone() for g in given])
+    torch.testing.assert_close(*grads)

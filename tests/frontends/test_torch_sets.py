@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
+
 import tilevm  # noqa: E402
 
 
@@ -112,3 +114,21 @@ def test_histogram(density: bool) -> None:
     )
     expected = torch.histogram(x, 7, range=(-1.0, 2.0), weight=weight, density=density)
     torch.testing.assert_close(ranged(x, weight), expected)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (5,), (3, 4)])
+@pytest.mark.parametrize("classes", [1, 3, 7])
+def test_one_hot(shape: tuple[int, ...], classes: int) -> None:
+    tilevm.stats.reset()
+    x, weight = torch.randint(0, classes, shape), torch.randn(classes, 2)
+
+    def rows(x: Any, weight: Any) -> Any:
+        return F.one_hot(x, weight.shape[0]).float() @ weight, F.one_hot(x, classes)
+
+    compiled = tilevm.compile(rows)
+    torch.testing.assert_close(compiled(x, weight), rows(x, weight))
+    assert not tilevm.stats()["callouts"]
+    if x.numel():
+        for wrong in (x + classes, x - classes):
+            with pytest.raises(RuntimeError, match="Class values"):
+                compiled(wrong, weight)

@@ -10,16 +10,20 @@ from __future__ import annotations
 import builtins
 import contextlib
 import copy
+import dis
 import functools
+import inspect
 import os
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -103,6 +107,8 @@ class Family:
     captures: list[Capture] = field(default_factory=list)
     reason: str = ""
     branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
+    differentiates: bool = False  # `reason`: it differentiates, or has transforms, by itself
+    settled: bool = False  # the core knows that these calls are not captured
 
 
 @contextlib.contextmanager
@@ -111,6 +117,19 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)
         yield
+
+
+def _calls_of_backward(fn: Any) -> int:
+    """How often the function's own code mentions `backward`.
+
+    Dynamo makes one node of autograd of all operators before the first: what that frees, a second
+    one finds no more, where eager code has separate graphs.
+    """
+    function = getattr(fn.forward if isinstance(fn, nn.Module) else fn, "__func__", fn)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return 0
+    return sum(step.argval == "backward" for step in dis.get_instructions(code))
 
 
 _OWN = "<a function that tilevm differentiates>"
@@ -154,6 +173,7 @@ class Compiled(Dispatch):
         self._state: State | None = None
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
+        self._backwards = _calls_of_backward(fn)
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -213,6 +233,7 @@ class Compiled(Dispatch):
                         self._settle(capture, leaves, args, kwargs)
                     return result
             if family.reason:
+                self._settle_uncaptured(family, args, kwargs)
                 return self._uncaptured(family, args, kwargs)
         return self._capture_and_run(tuple(key), leaves, args, kwargs)
 
@@ -241,6 +262,7 @@ class Compiled(Dispatch):
         for family in self._families.values():
             if capture in family.captures:
                 family.captures.remove(capture)
+            family.settled = False
         self._ready.clear()
         for other in self.captures:
             other.settled = False
@@ -273,6 +295,16 @@ class Compiled(Dispatch):
             outputs=direct.outputs,
             result=direct.result,
         )
+
+    def _settle_uncaptured(self, family: Family, args: Any, kwargs: Any) -> None:
+        """Let the core see that a call like this one cannot be captured."""
+        if family.settled or family.captures or config.check:
+            return
+        family.settled = True
+        if kwargs or self._dims or self._state is None or not all(map(_is_flat, args)):
+            return
+        self._ready.watch = self._state.watch
+        add_variant(self._ready, args, lambda leaves, *given: self._uncaptured(family, *given))
 
     def _renew(self) -> State:
         """Forget captures: a parameter, buffer, submodule or training flag is another one."""
@@ -318,6 +350,7 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
+            family.differentiates = _is_differentiated(error)
             family.branches = isinstance(
                 error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
             )
@@ -327,16 +360,21 @@ class Compiled(Dispatch):
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly, but for branches on data: what lies between them is recorded and fused.
 
-        So is what lies between operators that depend on data.
+        So is what lies between operators that depend on data. What differentiates by itself goes
+        through Dynamo, which breaks the graph there, or traces it.
         """
-        if not family.branches:
-            return self._eager(family.reason, args, kwargs)
+        if family.differentiates:
+            return self._with_gradients(args, kwargs)
+        run = self._recorded if family.branches else self._eager
+        return run(family.reason, args, kwargs)
+
+    def _recorded(self, reason: str, args: Any, kwargs: Any) -> Any:
+        """Eagerly, under `tilevm.fuse()` where there is a recorder."""
         try:
             block = fuse()
         except RecorderError:
-            family.branches = False
-            return self._eager(family.reason, args, kwargs)
-        stats.add("flushes", f"fuse: {family.reason}")
+            return self._eager(reason, args, kwargs)
+        stats.add("flushes", f"fuse: {reason}")
         with block:
             return self._fn(*args, **kwargs)
 
@@ -346,6 +384,8 @@ class Compiled(Dispatch):
 
     def _with_gradients(self, args: Any, kwargs: Any) -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate."""
+        if self._backwards > 1:
+            return self._recorded("it calls backward several times", args, kwargs)
         if self._differentiable is None:
             from tilevm.frontends.torch_graph import backend
 
@@ -391,7 +431,7 @@ class Compiled(Dispatch):
             for number, capture in enumerate(self.captures)
         ]
         eager = [
-            f"{'recorded' if f.branches else 'eager'}: {f.reason}"
+            f"{_HOW[f.differentiates, f.branches]}: {f.reason}"
             for f in self._families.values()
             if f.reason
         ]
@@ -419,6 +459,24 @@ class Compiled(Dispatch):
                 return capture
         reasons = [f.reason for f in self._families.values() if f.reason]
         raise CaptureError(f"this call runs eagerly: {'; '.join(reasons) or 'unknown reason'}")
+
+
+_HOW = {
+    (False, False): "eager",
+    (False, True): "recorded",
+    (True, False): "through torch.compile",
+    (True, True): "through torch.compile",
+}
+_DIFFERENTIATE = tuple(
+    str(Path(torch.__file__).parent / name)
+    for name in ("autograd/__init__.py", "_functorch/eager_transforms.py", "_functorch/vmap.py")
+)
+
+
+def _is_differentiated(error: BaseException) -> bool:
+    """Whether a trace failed where the function differentiates, or inside of a transform."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename.startswith(_DIFFERENTIATE) for frame, _ in frames)
 
 
 _STATE_TEXT = (

@@ -20,6 +20,7 @@ _MOST = 50_000  # containers that are looked at
 _DICTS = (dict, OrderedDict, defaultdict)
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
+_FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
 
 
 class Effects(Refused):
@@ -63,7 +64,7 @@ class Before:
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
                 continue
-            changed = _difference(container, items)
+            changed = _difference(container, items) or changed
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
         return changed
@@ -126,7 +127,8 @@ def _difference(now: Any, then: Any) -> str:
     if not isinstance(now, dict):
         return f"a {type(now).__name__}"
     names = [k for k in {**then, **now} if not _same(now.get(k, now), then.get(k, then))]
-    return f"the attribute or key {names[0]!r}"
+    names = [k for k in names if k not in _FOLLOWING]
+    return f"the attribute or key {names[0]!r}" if names else ""
 
 
 class Made:

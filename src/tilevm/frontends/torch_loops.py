@@ -134,6 +134,16 @@ def _scatter_value(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, va
     return _scattered(b, "scatter", x, dim, index, filled(b, value, x.dtype, index.shape))
 
 
+@row("one_hot")
+def _one_hot(b: Importer, out: Any, x: Tensor, classes: Any) -> int:
+    """Where a class is out of range, the scatter says so."""
+    if is_number(classes) and classes < 0:
+        raise Unsupported("as many classes as data say")
+    zeros = Tensor(filled(b, 0, out.dtype, out.shape), out)
+    places = Tensor(b.add("unsqueeze", x.id, axis=x.rank), x.fake.unsqueeze(-1))
+    return _scattered(b, "scatter", zeros, -1, places, filled(b, 1, out.dtype, places.shape))
+
+
 @row("scatter_reduce.two", "scatter.reduce")
 def _scatter_reduce(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,

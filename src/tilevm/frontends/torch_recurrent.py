@@ -1,6 +1,8 @@
-"""Recurrent cells, a step each, as the operators they consist of, out of place.
+"""Recurrent networks while a function is traced: cells, a step each, and whole layers.
 
-PyTorch's own make them in place on views, which asks of a batch whether it is at least 2.
+Cells are the operators they consist of, out of place. PyTorch's own make them in place on views,
+which asks of a batch whether it is at least 2. Layers stay one operator, which PyTorch runs: a
+trace of it would have a step for each element of a sequence, whose length must then not change.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import _VF
 from torch.nn.functional import linear
 
 Tensor = torch.Tensor
@@ -67,3 +70,39 @@ def lstm_cell(
 CELLS: dict[str, Callable[..., Any]] = {
     f.__name__: f for f in (rnn_tanh_cell, rnn_relu_cell, gru_cell, lstm_cell)
 }
+
+
+# Layers ------------------------------------------------------------------------------------------
+
+_REST = "Tensor[] weights, bool bias, int layers, float drop, bool train, bool both, bool first"
+_library: Any = torch.library.Library("tilevm", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _define(name: str) -> Callable[..., Any]:
+    """An operator that is PyTorch's function of that name, and says what sizes it makes."""
+    several = name == "lstm"
+    states = "Tensor[] states" if several else "Tensor states"
+    results = "Tensor, Tensor, Tensor" if several else "Tensor, Tensor"
+    _library.define(f"{name}_layers(Tensor x, {states}, {_REST}) -> ({results})")
+    whole: Callable[..., Any] = getattr(_VF, name)
+    _library.impl(f"{name}_layers", whole, "CompositeExplicitAutograd")
+
+    def sizes(x: Tensor, states: Any, *rest: Any) -> tuple[Tensor, ...]:
+        kept = list(states) if several else [states]
+        directions = 2 if rest[5] else 1
+        out = x.new_empty([*x.shape[:-1], directions * kept[0].shape[-1]])
+        return (out, *(torch.empty_like(s, memory_format=torch.contiguous_format) for s in kept))
+
+    torch.library.register_fake(f"tilevm::{name}_layers", sizes, lib=_library)
+    operator = getattr(torch.ops.tilevm, f"{name}_layers").default
+
+    def layers(x: Tensor, states: Any, *rest: Any) -> Any:
+        packed = not isinstance(rest[0], list | tuple)  # steps of several lengths
+        if packed or (rest[4] and rest[3]):  # or random draws
+            return whole(x, states, *rest)
+        return operator(x, list(states) if several else states, *rest)
+
+    return layers
+
+
+LAYERS = {name: _define(name) for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}

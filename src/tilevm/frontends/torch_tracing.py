@@ -22,7 +22,7 @@ from torch.nn import functional
 from tilevm.config import config
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused
-from tilevm.frontends.torch_recurrent import CELLS
+from tilevm.frontends.torch_recurrent import CELLS, LAYERS
 
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
@@ -34,7 +34,7 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 @contextmanager
 def export() -> Iterator[None]:
     """All that holds for every trace."""
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _cells():
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent():
         yield
 
 
@@ -121,13 +121,14 @@ def _no_sizes_beyond() -> Iterator[None]:
 
 
 @contextmanager
-def _cells() -> Iterator[None]:
-    """Recurrent cells are traced as what they consist of."""
+def _recurrent() -> Iterator[None]:
+    """Recurrent cells are traced as what they consist of, layers as one operator."""
     modules: tuple[Any, Any] = torch, torch._VF
-    before = [(module, name, getattr(module, name)) for module in modules for name in CELLS]
+    traced = CELLS | LAYERS
+    before = [(module, name, getattr(module, name)) for module in modules for name in traced]
     with _changing:
         for module, name, _ in before:
-            setattr(module, name, CELLS[name])
+            setattr(module, name, traced[name])
         try:
             yield
         finally:
