@@ -119,17 +119,19 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _calls_of_backward(fn: Any) -> int:
-    """How often the function's own code mentions `backward`.
+def _differentiates(fn: Any) -> tuple[int, bool]:
+    """Calls of `backward` in the function's own code, and whether it has second derivatives.
 
-    Dynamo makes one node of autograd of all operators before the first: what that frees, a second
-    one finds no more, where eager code has separate graphs.
+    Of what comes before the first call, Dynamo makes one node of autograd: what that frees, another
+    finds no more, where eager code has separate graphs; and it has no second derivatives.
     """
     function = getattr(fn.forward if isinstance(fn, nn.Module) else fn, "__func__", fn)
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
-        return 0
-    return sum(step.argval == "backward" for step in dis.get_instructions(code))
+        return 0, False
+    calls = sum(step.argval == "backward" for step in dis.get_instructions(code))
+    keywords = (c for c in code.co_consts if isinstance(c, tuple))
+    return calls, any("create_graph" in names for names in keywords)
 
 
 _OWN = "<a function that tilevm differentiates>"
@@ -173,7 +175,7 @@ class Compiled(Dispatch):
         self._state: State | None = None
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
-        self._backwards = _calls_of_backward(fn)
+        self._backward_calls, self._second_derivatives = _differentiates(fn)
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -384,7 +386,9 @@ class Compiled(Dispatch):
 
     def _with_gradients(self, args: Any, kwargs: Any) -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate."""
-        if self._backwards > 1:
+        if self._second_derivatives:
+            return self._eager("it differentiates what it has differentiated", args, kwargs)
+        if self._backward_calls > 1:
             return self._recorded("it calls backward several times", args, kwargs)
         if self._differentiable is None:
             from tilevm.frontends.torch_graph import backend

@@ -105,6 +105,7 @@ def capture(
         try:
             return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
         except torch_program.Mutates:
+            torch_in_place.check(traced.graph)
             traced = to_aten(gm, fakes, functional=True)
             return torch_in_place.capture(traced.graph, fakes, knobs)
 

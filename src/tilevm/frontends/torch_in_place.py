@@ -13,8 +13,27 @@ import torch
 import torch.fx
 
 from tilevm.frontends import torch_program
-from tilevm.frontends.torch_memory import Mutates, View, note_changes, storages
+from tilevm.frontends.torch_memory import (
+    Mutates,
+    Refused,
+    View,
+    check_functional,
+    note_changes,
+    storages,
+)
 from tilevm.frontends.torch_program import Captured
+
+
+def check(graph: torch.fx.Graph) -> None:
+    """Raise Mutates where PyTorch would lose, in making `graph` functional, what shares memory."""
+    try:
+        check_functional(graph)
+    except Refused as reason:
+        raise Mutates(str(reason)) from None
+
+
+def _memory(node: Any) -> set[int]:
+    return set(storages(node.meta.get("val"))) if isinstance(node, torch.fx.Node) else set()
 
 
 def capture(graph: torch.fx.Graph, inputs: Sequence[Any], knobs: dict[str, Any]) -> Captured:
@@ -30,9 +49,10 @@ def capture(graph: torch.fx.Graph, inputs: Sequence[Any], knobs: dict[str, Any])
     changed = [places[node.args[0]] for node in copies]
     (output,) = graph.find_nodes(op="output")
     results = list(output.args[0])
-    memory = {m for node in copies for m in storages(node.args[0].meta.get("val"))}
+    # What is copied into an input is that input from there on, in eager code.
+    memory = {m for copy in copies for node in copy.args[:2] for m in _memory(node)}
     for node in results:
-        if isinstance(node, torch.fx.Node) and memory & set(storages(node.meta.get("val"))):
+        if memory & _memory(node):
             raise Mutates("a result is an input that is changed in place, or a view of one")
     output.args = ([*results, *(node.args[1] for node in copies)],)
     for node in reversed(copies):
