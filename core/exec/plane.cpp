@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -23,6 +24,17 @@ std::byte* element(const Plane& p, int64_t y, int64_t x) {
 
 template <class T>
 void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexcept {
+  constexpr int64_t kLine = 64;
+  if (std::max(std::abs(to.x_stride), std::abs(from.x_stride)) < kLine) {
+    for (int64_t y = 0; y < rows; ++y) {
+      std::byte* target = element(to, y, 0);
+      const std::byte* source = element(from, y, 0);
+      for (int64_t x = 0; x < cols; ++x, target += to.x_stride, source += from.x_stride) {
+        std::memcpy(target, source, sizeof(T));
+      }
+    }
+    return;
+  }
   for (int64_t x = 0; x < cols; ++x) {
     for (int64_t y = 0; y < rows; ++y) {
       std::memcpy(element(to, y, x), element(from, y, x), sizeof(T));

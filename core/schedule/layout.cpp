@@ -107,6 +107,21 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     return n;
   };
 
+  // Most lanes of a vector would have nothing to do. Copies that put another axis side by side cost
+  // less than that.
+  const auto is_short = [](const Run& run, const Run& other) {
+    constexpr std::int64_t kShort = 8, kLong = 16;
+    return run.size < kShort && other.size >= kLong;
+  };
+
+  // Without a fold that is so where something is computed once a row, not once a column.
+  const auto once_a_row = [&](const Run& columns, const Run& rows) {
+    return std::ranges::any_of(graph.nodes, [&](const fuse::KernelNode& node) {
+      return node.kind == fuse::KernelNode::Kind::kMap && ((node.axes >> columns.axis) & 1) == 0 &&
+             ((node.axes >> rows.axis) & 1) != 0;
+    });
+  };
+
   // Columns and rows come off the inner ends of the two lists.
   Run columns{1, -1};
   Run rows{1, -1};
@@ -114,8 +129,11 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   if (graph.reduced == 0) {
     if (kept.count > 0) columns = kept[--kept.count];
     if (kept.count > 0) rows = kept[--kept.count];
-  } else if (reduced.count > 0 && (kept.count == 0 || contiguous(reduced[reduced.count - 1].axis) >=
-                                                          contiguous(kept[kept.count - 1].axis))) {
+    if (is_short(columns, rows) && once_a_row(columns, rows)) std::swap(columns, rows);
+  } else if (reduced.count > 0 &&
+             (kept.count == 0 || (contiguous(reduced[reduced.count - 1].axis) >=
+                                      contiguous(kept[kept.count - 1].axis) &&
+                                  !is_short(reduced[reduced.count - 1], kept[kept.count - 1])))) {
     columns = reduced[--reduced.count];
     fold = Fold::kColumns;
     if (kept.count > 0) {

@@ -554,3 +554,18 @@ def test_autocast(door: str, grad: bool) -> None:
         got, want = compiled(x), model(x)
     assert got.dtype is want.dtype is torch.bfloat16
     torch.testing.assert_close(got, want, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    ("one", "other", "dim"),
+    [((5, 3), (5, 3), -1), ((3,), (3,), 0), ((1, 3, 4), (6, 3, 1), 1), ((0, 3), (0, 3), -1)],
+)
+def test_cross(dtype: Any, one: Any, other: Any, dim: int) -> None:
+    tilevm.stats.reset()
+    x, y = (torch.randint(-9, 9, sizes).to(dtype) for sizes in (one, other))
+    found = tilevm.compile(lambda x, y: torch.linalg.cross(x, y, dim=dim))(x, y)
+    exact = torch.linalg.cross(x, y, dim=dim)
+    assert found.stride() == exact.stride()
+    torch.testing.assert_close(found, exact)
+    assert not tilevm.stats()["callouts"]

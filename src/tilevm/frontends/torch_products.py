@@ -97,6 +97,25 @@ def _addr(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alp
     return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha)
 
 
+@row("linalg_cross", "cross")
+def _cross(b: Importer, out: Any, x: Tensor, y: Tensor, dim: int | None = None) -> int:
+    """A part each, so that nothing is gathered."""
+    if dim is None:  # the first axis of three elements
+        dim = next((i for i, size in enumerate(x.shape) if is_number(size) and size == 3), None)
+    if dim is None or x.rank != y.rank:
+        raise Unsupported("no axis is known to have three elements")
+    axis = axis_of(dim, x.rank)
+    (x0, x1, x2), (y0, y1, y2) = (
+        [b.cast(b.add("select", v.id, axis=axis, index=i), out.dtype) for i in range(3)]
+        for v in (x, y)
+    )
+    parts = [
+        b.add("sub", b.add("mul", p, s), b.add("mul", q, r))
+        for p, q, r, s in ((x1, x2, y1, y2), (x2, x0, y2, y0), (x0, x1, y0, y1))
+    ]
+    return b.add("concat", *(b.add("unsqueeze", part, axis=axis) for part in parts), axis=axis)
+
+
 @row("outer", "ger")
 def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     return _contraction(b, x, "i", y, "j", "ij")
