@@ -742,11 +742,17 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   Operands operands;
   operands.reserve(in.size());
   const bool scatters = row.rule == Rule::kScatter || row.rule == Rule::kScatterNumber;
+  // Sums and products on the way may need more than a narrow type has.
+  const bool narrow = type.dtype == DType::kFloat16 || type.dtype == DType::kBFloat16;
+  const bool widens = narrow && (op == Op::scatter_add || op == Op::scatter_mul);
+  if (widens) d = DType::kFloat32;
   for (ValueId i : in) {
     const High& h = at(i);
     DType as = d ? *d : settled(h.type);
     // Loops read indices of these two types.
-    if (scatters && operands.size() == 1 && as != DType::kInt32) as = DType::kInt64;
+    if (scatters && operands.size() == 1) {
+      as = settled(h.type) == DType::kInt32 ? DType::kInt32 : DType::kInt64;
+    }
     operands.push_back(materialise(h, as));
   }
   if (!in.empty() && changes_nothing(op, out_.type(operands[0]), attrs, type)) {
@@ -767,6 +773,11 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   }
   if (op == Op::conv_windows) return value(conv_windows(operands, parameters, type), type);
   if (op == Op::pad) return value(pad(operands[0], parameters, type), type);
+  if (widens) {
+    const Type whole{DType::kFloat32, false, type.shape};
+    const ValueId wide = emit(op, std::move(operands), std::move(parameters), whole);
+    return value(cast(wide, type.dtype), type);
+  }
   return value(emit(op, std::move(operands), std::move(parameters), type), type);
 }
 

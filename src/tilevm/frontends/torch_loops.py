@@ -60,9 +60,6 @@ _BY_NAME = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax"
             "amin": "min", "mean": "add"}  # fmt: skip
 
 
-_NARROW = (torch.bfloat16, torch.float16)  # of scatters, PyTorch keeps the sums in float32
-
-
 def _identity(reduce: str, dtype: torch.dtype) -> float | int:
     """What changes nothing that it is reduced with."""
     kind = _BY_NAME[reduce]
@@ -93,11 +90,8 @@ def _scattered(
     elif not index.rank:
         value = b.add("reshape", value, shape=[1])
     whole, places = _as_rows(b, x.id, x.rank), _as_rows(b, index.id, index.rank)
-    sums = op != "scatter" and packet(b).startswith("scatter")
-    wide = torch.float32 if sums and x.dtype in _NARROW else x.dtype
-    whole, value = b.cast(whole, wide), b.cast(value, wide)
+    value = b.cast(value, x.dtype)
     made = b.add(op, whole, places, value, axis=axis_of(dim, x.rank) if x.rank else 0)
-    made = b.cast(made, x.dtype)
     return made if x.rank else b.add("reshape", made, shape=[])
 
 
