@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import tilevm  # noqa: E402
+from tilevm.frontends import torch_tracing  # noqa: E402
 
 
 def loop(cell: nn.Module, x: Any) -> Any:
@@ -180,3 +182,12 @@ def test_layers_train() -> None:
         given: list[Any] = [p.grad for p in layers.parameters()]
         grads.append([g.clone() for g in given])
     torch.testing.assert_close(*grads)
+
+
+def test_other_threads_train_during_a_trace() -> None:
+    layers, x = nn.LSTM(6, 5), torch.randn(4, 3, 6)
+    exact = torch.autograd.grad(layers(x)[0].sum(), list(layers.parameters()))
+    with torch_tracing.export(), ThreadPoolExecutor(1) as other:
+        out = other.submit(lambda: layers(x)[0]).result()
+    found = torch.autograd.grad(out.sum(), list(layers.parameters()))
+    torch.testing.assert_close(found, exact)

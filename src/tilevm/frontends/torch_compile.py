@@ -7,23 +7,18 @@ sizes and numbers of a call; where none holds, there is a new one.
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import copy
-import dis
 import functools
-import inspect
 import os
 import threading
 import time
-import traceback
 import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +41,12 @@ from tilevm.frontends import (
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_capture import Capture
 from tilevm.frontends.torch_data import UsedInPython
+from tilevm.frontends.torch_differentiate import (
+    differentiates,
+    is_differentiated,
+    is_of_the_whole,
+    own_code,
+)
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
@@ -119,39 +120,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _differentiates(fn: Any) -> tuple[int, bool]:
-    """Calls of `backward` in the function's own code, and whether it has second derivatives.
-
-    Of what comes before the first call, Dynamo makes one node of autograd: what that frees, another
-    finds no more, where eager code has separate graphs; and it has no second derivatives.
-    """
-    function = getattr(fn.forward if isinstance(fn, nn.Module) else fn, "__func__", fn)
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return 0, False
-    calls = sum(step.argval == "backward" for step in dis.get_instructions(code))
-    keywords = (c for c in code.co_consts if isinstance(c, tuple))
-    return calls, any("create_graph" in names for names in keywords)
-
-
-_OWN = "<a function that tilevm differentiates>"
-
-
-def _is_of_the_whole(error: TorchDynamoException) -> bool:
-    """Whether Dynamo was at the whole function, so that nothing of it has run yet."""
-    stack: Any = getattr(error, "real_stack", None)
-    return bool(stack) and bool(stack[0].filename == _OWN)
-
-
-def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as a code object of its own: Dynamo has a limit of captures for each of these."""
-    scope: dict[str, Any] = {"function": function}
-    text = "def call(*args, **kwargs): return function(*args, **kwargs)"
-    exec(builtins.compile(text, _OWN, "exec"), scope)
-    made: Callable[..., Any] = scope["call"]
-    return made
-
-
 class Compiled(Dispatch):
     """What `tilevm.compile` makes of a function. Call it as the function.
 
@@ -175,7 +143,7 @@ class Compiled(Dispatch):
         self._state: State | None = None
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
-        self._backward_calls, self._second_derivatives = _differentiates(fn)
+        self._backward_calls, self._second_derivatives = differentiates(fn)
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -352,7 +320,7 @@ class Compiled(Dispatch):
             if config.debug:
                 raise
             family.reason = reason
-            family.differentiates = _is_differentiated(error)
+            family.differentiates = is_differentiated(error)
             family.branches = isinstance(
                 error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
             )
@@ -394,14 +362,14 @@ class Compiled(Dispatch):
             from tilevm.frontends.torch_graph import backend
 
             self._differentiable = torch.compile(
-                _own_code(self._fn),
+                own_code(self._fn),
                 backend=functools.partial(backend, options=self._knobs),
                 dynamic=True,
             )
         try:
             result = self._differentiable(*args, **kwargs)
         except TorchDynamoException as error:  # it cannot trace what PyTorch may well run
-            if config.debug or not _is_of_the_whole(error):
+            if config.debug or not is_of_the_whole(error):
                 raise
             reason = reason_of(error)
         else:
@@ -471,18 +439,6 @@ _HOW = {
     (True, False): "through torch.compile",
     (True, True): "through torch.compile",
 }
-_DIFFERENTIATE = tuple(
-    str(Path(torch.__file__).parent / name)
-    for name in ("autograd/__init__.py", "_functorch/eager_transforms.py", "_functorch/vmap.py")
-)
-
-
-def _is_differentiated(error: BaseException) -> bool:
-    """Whether a trace failed where the function differentiates, or inside of a transform."""
-    frames = traceback.walk_tb(error.__traceback__)
-    return any(frame.f_code.co_filename.startswith(_DIFFERENTIATE) for frame, _ in frames)
-
-
 _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"

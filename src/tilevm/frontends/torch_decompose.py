@@ -60,6 +60,10 @@ def foreach() -> dict[OpOverload, Callable[..., Any]]:
     }
 
 
+def _is_foreach(target: OpOverload) -> bool:
+    return target._schema.name.startswith("aten::_foreach_") and target in foreach()
+
+
 class _Kept(Exception):
     """The operator stays whole."""
 
@@ -135,7 +139,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
     """PyTorch's decompositions. Raises: _Kept, if we use none."""
-    if target in foreach():
+    if _is_foreach(target):
         return [foreach()[target]]
     if target._schema.name.removeprefix("aten::") not in NAMES:
         raise _Kept(f"{target} is not in the table")
@@ -171,7 +175,7 @@ def _is_wanted(node: torch.fx.Node) -> bool:
         isinstance(target, OpOverload)
         and not _has_row(target, (_held(node.args), _held(node.kwargs), node.meta.get("val")))
         and target.namespace == "aten"
-        and (target._schema.name[6:] in NAMES or target in foreach())
+        and (target._schema.name[6:] in NAMES or _is_foreach(target))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -119,10 +120,12 @@ def _owned_by_modules(gm: torch.fx.GraphModule) -> set[int]:
     }
 
 
-_DECOMPOSED = {
-    **{getattr(torch.ops.aten, name).default: cell for name, cell in CELLS.items()},
-    **{target: each for target, each in foreach().items() if target._schema.is_mutable},
-}
+@functools.cache
+def _decomposed() -> dict[Any, Callable[..., Any]]:
+    """Operators that change lists of tensors, and recurrent cells: as what they consist of."""
+    cells = {getattr(torch.ops.aten, name).default: cell for name, cell in CELLS.items()}
+    changing = {target: each for target, each in foreach().items() if target._schema.is_mutable}
+    return cells | changing
 
 
 def to_aten(
@@ -139,10 +142,10 @@ def to_aten(
         getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
     )
     run: Callable[..., Any] = torch.fx.Interpreter(gm).run
-    decompositions = _DECOMPOSED
+    decompositions = _decomposed()
     if functional:
         run = torch.func.functionalize(run, remove="mutations")
-        decompositions = {**_DECOMPOSED, **torch_gradients.decompositions()}
+        decompositions = decompositions | torch_gradients.decompositions()
     with mode or nullcontext(), torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         trace = make_fx(
             run,

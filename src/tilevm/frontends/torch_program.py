@@ -142,7 +142,7 @@ def _guarded(environment: Any, condition: Any) -> bool:
 
 
 def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs a captured graph that changes nothing; if that fails, the graph as it is.
+    """What runs a captured graph; if that fails, when it has changed nothing, the graph as it is.
 
     PyTorch may take what its metadata does not say, as results of another dtype. Where it raises,
     too, our error is closer to the call: the graph's operators need not be those of the function.

@@ -98,7 +98,9 @@ def _define(name: str) -> Callable[..., Any]:
 
     def layers(x: Tensor, states: Any, *rest: Any) -> Any:
         packed = not isinstance(rest[0], list | tuple)  # steps of several lengths
-        if packed or (rest[4] and rest[3]):  # or random draws
+        draws = rest[4] and rest[3]
+        # The operator has no gradient, which other threads may want while one traces.
+        if packed or draws or torch.is_grad_enabled():
             return whole(x, states, *rest)
         return operator(x, list(states) if several else states, *rest)
 

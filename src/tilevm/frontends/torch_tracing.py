@@ -125,8 +125,8 @@ def _recurrent() -> Iterator[None]:
     """Recurrent cells are traced as what they consist of, layers as one operator."""
     modules: tuple[Any, Any] = torch, torch._VF
     traced = CELLS | LAYERS
-    before = [(module, name, getattr(module, name)) for module in modules for name in traced]
     with _changing:
+        before = [(module, name, getattr(module, name)) for module in modules for name in traced]
         for module, name, _ in before:
             setattr(module, name, traced[name])
         try:
