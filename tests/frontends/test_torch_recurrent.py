@@ -184,6 +184,7 @@ def test_layers_train() -> None:
     torch.testing.assert_close(*grads)
 
 
+@pytest.mark.filterwarnings("error:.*autograd kernel was not registered")
 def test_other_threads_train_during_a_trace() -> None:
     layers, x = nn.LSTM(6, 5), torch.randn(4, 3, 6)
     exact = torch.autograd.grad(layers(x)[0].sum(), list(layers.parameters()))
