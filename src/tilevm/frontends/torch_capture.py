@@ -6,7 +6,7 @@ import linecache
 import math
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from types import FunctionType
@@ -24,6 +24,7 @@ from tilevm.frontends import (
     torch_effects,
     torch_memory,
     torch_norms,
+    torch_outside,
     torch_program,
     torch_sizes,
     torch_strides,
@@ -32,6 +33,7 @@ from tilevm.frontends import (
 )
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_memory import Refused, View, check_functional
+from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_tree import Branch, Constant, Leaf, Tree
@@ -86,7 +88,7 @@ class Capture:
 
     def may_run(self, leaves: Sequence[Any]) -> bool:
         """Whether nothing that the call changes is seen under another name."""
-        return not (self.writes_memory and torch_memory.share_memory([*leaves, *self.bound]))
+        return not (self.writes_memory and torch_memory.share_memory(leaves, self.bound))
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """What the executable is called with."""
@@ -136,6 +138,7 @@ class _Seen:
     changed: str = ""  # what the function changed besides its arguments
     made: torch_effects.Made
     strides: bool = False  # whether it read strides of tensors
+    missed: Sequence[torch.Tensor] = ()  # that it needs and has not
 
 
 class _Call(nn.Module):
@@ -145,6 +148,8 @@ class _Call(nn.Module):
     tree: Tree
     constants: list[Any]
     given: list[tuple[int, bool]]  # per traced leaf: its index, and whether it is a float
+    held: dict[int, str]  # names of parameters and buffers, by id
+    outside: Outside
     seen: _Seen
 
     def __init__(
@@ -153,10 +158,14 @@ class _Call(nn.Module):
         modules: Mapping[str, nn.Module],
         tree: Tree,
         leaves: list[Any],
+        outside: Outside,
     ) -> None:
         super().__init__()
         for name, module in modules.items():
             self.add_module(f"m_{name}", module)
+        outside.register(self)
+        self.__dict__["held"] = {id(t): name for name, t in self._held()}
+        self.__dict__["outside"] = outside
         self.__dict__["function"] = fn
         self.__dict__["tree"] = tree
         self.__dict__["constants"] = leaves
@@ -172,12 +181,15 @@ class _Call(nn.Module):
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
         state = {path: _shallow(value) for path, value in before.items()}
-        outside = torch_effects.Before(self.function, list(self.modules())[1:])
+        around = torch_effects.Before(self.function, list(self.modules())[1:])
+        now = dict(self._held())
+        outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
+        self.seen.missed = outside.missed
         try:
-            with torch_tracing.no_seeds(), torch_strides.reads() as reads:
+            with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
                 result = self.function(*args, **kwargs)
         finally:
-            self.seen.changed = outside.undo()
+            self.seen.changed = around.undo(outside.known())
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
         _refuse_hidden(tree)
@@ -194,7 +206,14 @@ class _Call(nn.Module):
         self.seen.strides = reads.any
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
+        out = [outside.stand_in(value) for value in out]
+        if outside.missed:
+            raise Refused("the function has tensors that no argument brings")
         return tuple(out)
+
+    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.named_parameters()
+        yield from self.named_buffers()
 
 
 def _refuse_hidden(tree: Tree) -> None:
@@ -254,6 +273,7 @@ def capture(
         if size < 2
     )
     numbers = any(not isinstance(x, torch.Tensor) for x in leaves)
+    outside = Outside(fn, modules)
     plans = [Plan(frozenset(), True)]
     tried: set[Plan] = set()
     first: Exception | None = None
@@ -264,10 +284,16 @@ def capture(
             continue
         tried.add(plan)
         try:
-            made, conditions = _attempt(fn, modules, tree, leaves, plan, facts, knobs, freeze)
-        except Effects:
-            raise
+            call = _Call(fn, modules, tree, leaves, outside)
+            made, conditions = _attempt(call, plan, facts, knobs, freeze)
         except Exception as error:
+            if call.seen.missed:
+                outside.learn(call.seen.missed)
+                tried.remove(plan)
+                plans.insert(0, plan)
+                continue
+            if isinstance(error, Effects):
+                raise
             first = first or error
             if found is not None:
                 return found
@@ -308,16 +334,13 @@ def _predicate(conditions: Sequence[Condition], binds: Sequence[str]) -> Any:
 
 
 def _attempt(
-    fn: Callable[..., Any],
-    modules: Mapping[str, nn.Module],
-    tree: Tree,
-    leaves: list[Any],
+    call: _Call,
     plan: Plan,
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
     freeze: bool,
 ) -> tuple[Capture, list[Condition]]:
-    call = _Call(fn, modules, tree, leaves)
+    leaves = call.constants
     taken = {n for x in leaves if isinstance(x, torch.Tensor) for n in x.shape}
     stand_ins = {n: next(h for h in _STAND_INS[n] if h not in taken) for n in (0, 1)}
     examples: list[Any] = []
@@ -345,7 +368,7 @@ def _attempt(
     )
     from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
-    proxy._register_stack_trace_anchor(getattr(fn, "__func__", fn))
+    proxy._register_stack_trace_anchor(getattr(call.function, "__func__", call.function))
     with torch_tracing.export(), from_zero, oblivious, torch.no_grad():
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
@@ -370,6 +393,7 @@ def _checked(
         raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
     torch_memory.check_in_place(program.graph)
+    torch_outside.check_constants(program)
     call.seen.strides |= torch_strides.has_strides(program.graph)
     following = torch_norms.follows(program.graph)
     try:
@@ -422,6 +446,7 @@ def _finish(
     kept: results that are an input itself, which the function changes: their index, its name.
     """
     signature = program.graph_signature
+    _forget_unused(program)
     placeholders = program.graph.find_nodes(op="placeholder")
     bound: list[torch.Tensor] = []
     inputs: list[Any] = []
@@ -454,8 +479,9 @@ def _finish(
     }
     changed: dict[int, str] = {}  # results that the function writes to an input: their index
     for position, spec in enumerate(signature.output_specs):
-        if spec.kind is OutputKind.BUFFER_MUTATION:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION):
             changed[position] = tensors[spec.target]
+            _refuse_overlap(bound[int(tensors[spec.target][1:])])
         elif spec.kind is OutputKind.USER_INPUT_MUTATION:
             changed[position] = by_name[spec.target]
             _refuse_overlap(leaves[int(by_name[spec.target][2:-1])])
@@ -532,6 +558,20 @@ def _finish(
     return made, conditions
 
 
+def _forget_unused(program: Any) -> None:
+    """Drop inputs for tensors from outside that the function might have read, and did not."""
+    specs = program.graph_signature.input_specs
+    nodes = program.graph.find_nodes(op="placeholder")
+    unused = [
+        i
+        for i, (node, spec) in enumerate(zip(nodes, specs, strict=True))
+        if torch_outside.is_outside(spec.target) and not node.users
+    ]
+    for index in reversed(unused):
+        program.graph.erase_node(nodes[index])
+        del specs[index]
+
+
 def _unchanged(
     signature: Any, names: Sequence[str], tensors: Mapping[str, str], bound: Sequence[torch.Tensor]
 ) -> set[int]:
@@ -543,7 +583,7 @@ def _unchanged(
     changed = {
         memory(tensors[spec.target])
         for spec in signature.output_specs
-        if spec.kind is OutputKind.BUFFER_MUTATION
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
     }
     return {i for i, n in enumerate(names) if n[0] == "b" and memory(n) not in changed}
 

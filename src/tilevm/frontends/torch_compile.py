@@ -219,6 +219,8 @@ class Compiled(Dispatch):
         except Exception as error:
             if drawn is not None:
                 torch.set_rng_state(drawn)
+            if _has_grad() and any(map(_wants_gradient, capture.bound)):
+                return self._with_gradients(args, kwargs)
             if capture.fits():
                 if config.debug:
                     raise

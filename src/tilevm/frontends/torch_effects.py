@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import sys
 import weakref
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
 
 import torch
@@ -32,19 +33,30 @@ class Before:
 
     def __init__(self, fn: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
         self._seen: dict[int, tuple[Any, Any]] = {}  # id -> container, its items
-        self._variables: list[tuple[Any, str, Any]] = []  # dict of globals or a cell, name, value
+        # Where it is (globals' dict, a cell, an object with slots), name, value.
+        self._variables: list[tuple[Any, str, Any]] = []
         for function in dict.fromkeys(_functions(fn, modules)):
             names = function.__globals__
             self._variables += [
                 (names, name, names.get(name, _NOTHING)) for name in function.__code__.co_names
             ]
             cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            self._variables += [(cell, name, _contents(cell)) for name, cell in cells]
-        self._walk([*modules, getattr(fn, "__self__", None), *(v for *_, v in self._variables)])
+            self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
+        self._walk([*modules, fn, getattr(fn, "__self__", None), *self._values()])
+
+    def _values(self) -> list[Any]:
+        return [value for *_, value in self._variables]
 
     def _walk(self, stack: list[Any]) -> None:
-        while stack and len(self._seen) < _MOST:
+        slotted: set[int] = set()
+        while stack and len(self._seen) + len(slotted) < _MOST:
             value = stack.pop()
+            names = _slots(value)
+            if names and id(value) not in slotted:
+                slotted.add(id(value))
+                own = [(value, name, getattr(value, name, _NOTHING)) for name in names]
+                self._variables += own
+                stack += [item for *_, item in own]
             container = _container(value)
             if container is None or id(container) in self._seen:
                 continue
@@ -52,18 +64,29 @@ class Before:
             self._seen[id(container)] = container, items
             stack += items.values() if isinstance(items, dict) else items
 
-    def undo(self) -> str:
-        """Put all back as it was. Returns what had changed; empty: nothing."""
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """The tensors among all that."""
+        held = [i.values() if isinstance(i, dict) else i for _, i in self._seen.values()]
+        for values in (self._values(), *held):
+            yield from (v for v in values if isinstance(v, torch.Tensor))
+
+    def undo(self, known: Mapping[int, Any]) -> str:
+        """Put all back as it was. Returns what had changed; empty: nothing.
+
+        known: tensors by the id of what a trace had in place of them, as `x += 1` leaves it.
+        """
         changed = ""
         for where, name, value in self._variables:
-            now = where.get(name, _NOTHING) if isinstance(where, dict) else _contents(where)
+            now = _get(where, name)
             if _same(now, value):
                 continue
-            changed = f"the variable {name}"
+            if known.get(id(now)) is not value:
+                changed = f"the variable {name}"
             _set(where, name, value)
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
                 continue
+            _replace(container, known)
             changed = _difference(container, items) or changed
             container.clear()
             container.extend(items) if isinstance(container, list) else container.update(items)
@@ -71,7 +94,8 @@ class Before:
 
 
 def _functions(fn: Any, modules: Sequence[nn.Module]) -> Iterator[FunctionType]:
-    for known in (fn, *(getattr(type(m), "forward", None) for m in modules)):
+    called = inspect.getattr_static(type(fn), "__call__", None)  # of an object that can be called
+    for known in (fn, called, *(getattr(type(m), "forward", None) for m in modules)):
         function = getattr(known, "__func__", known)
         function = getattr(function, "__wrapped__", function)
         if isinstance(function, FunctionType) and not _is_foreign(function.__module__):
@@ -88,23 +112,41 @@ def _container(value: Any) -> Any:
         return value
     if isinstance(value, nn.Module):
         return vars(value)
-    kind = type(value)
-    if callable(value) or kind.__module__ == "builtins" or _is_foreign(kind.__module__):
+    if _is_foreign_object(value):
         return None
     fields = getattr(value, "__dict__", None)
     return fields if type(fields) is dict else None
 
 
-def _contents(cell: Any) -> Any:
+def _is_foreign_object(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__ == "builtins" or _is_foreign(kind.__module__)
+
+
+def _slots(value: Any) -> list[str]:
+    """Attributes of an object that has no dict of them."""
+    if _is_foreign_object(value) or isinstance(value, nn.Module):
+        return []
+    members = (name for kind in type(value).__mro__ for name in vars(kind).items())
+    return [name for name, member in members if isinstance(member, MemberDescriptorType)]
+
+
+def _get(where: Any, name: str) -> Any:
+    if isinstance(where, dict):
+        return where.get(name, _NOTHING)
+    if not isinstance(where, CellType):
+        return getattr(where, name, _NOTHING)
     try:
-        return cell.cell_contents
+        return where.cell_contents
     except ValueError:  # not filled yet
         return _NOTHING
 
 
 def _set(where: Any, name: str, value: Any) -> None:
-    if not isinstance(where, dict):
+    if isinstance(where, CellType):
         where.cell_contents = value
+    elif not isinstance(where, dict):
+        delattr(where, name) if value is _NOTHING else setattr(where, name, value)
     elif value is _NOTHING:
         del where[name]
     else:
@@ -123,9 +165,18 @@ def _same_items(now: Any, then: Any) -> bool:
     return now == then if isinstance(now, set) else all(map(_same, now, then))
 
 
+def _replace(container: Any, known: Mapping[int, Any]) -> None:
+    """Put tensors in place of what a trace had for them."""
+    if isinstance(container, set):
+        return
+    items = container.items() if isinstance(container, dict) else enumerate(container)
+    for key, value in list(items):
+        container[key] = known.get(id(value), value)
+
+
 def _difference(now: Any, then: Any) -> str:
     if not isinstance(now, dict):
-        return f"a {type(now).__name__}"
+        return "" if _same_items(now, then) else f"a {type(now).__name__}"
     names = [k for k in {**then, **now} if not _same(now.get(k, now), then.get(k, then))]
     names = [k for k in names if k not in _FOLLOWING]
     return f"the attribute or key {names[0]!r}" if names else ""
@@ -137,7 +188,10 @@ class Made:
     def __init__(self, given: Sequence[Any]) -> None:
         known = set(map(id, given))
         mode = get_proxy_mode()
-        tracked = mode.tracer.tensor_tracker if mode is not None else {}
+        tracer: Any = mode.tracer if mode is not None else None
+        tracked = tracer.tensor_tracker if tracer is not None else {}
+        # Of constants, which are not made here, it has results that are the same tensor.
+        known |= {id(t) for t in getattr(tracer, "tensor_attrs", ())}
         self._tensors = [weakref.ref(t) for t in tracked if id(t) not in known]
 
     def _left(self) -> list[torch.Tensor]:

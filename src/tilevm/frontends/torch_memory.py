@@ -53,10 +53,11 @@ def first_of(leaves: Sequence[Any]) -> list[int]:
     ]
 
 
-def share_memory(leaves: Sequence[Any]) -> bool:
-    """Whether two different tensors of `leaves` have one storage."""
-    distinct = {id(v): v for v in leaves if _is_strided(v)}
-    starts = [at for v in distinct.values() if (at := v.untyped_storage().data_ptr())]
+def share_memory(leaves: Sequence[Any], bound: Sequence[torch.Tensor] = ()) -> bool:
+    """Whether two tensors have one storage: different ones of either, or one of each."""
+    distinct = [{id(v): v for v in values if _is_strided(v)} for values in (leaves, bound)]
+    every = [v for values in distinct for v in values.values()]
+    starts = [at for v in every if (at := v.untyped_storage().data_ptr())]
     return len(set(starts)) < len(starts)
 
 

@@ -1,0 +1,127 @@
+"""Tensors that no argument brings: of closures, globals, and attributes of plain objects.
+
+A trace would take them for constants, fold those of one element as they are now, and change them
+itself where the function does. So they are inputs of the graph, as buffers of modules are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export.graph_signature import InputKind
+from torch.overrides import TorchFunctionMode
+
+from tilevm.frontends.torch_effects import Before
+from tilevm.frontends.torch_memory import Refused, changed_memory, storages
+
+_MOST = 256  # that are found ahead of a trace; of more, the trace finds those that it needs
+_PREFIX = "outside_"  # of the buffers
+
+
+class Outside:
+    """The tensors outside of one function, as far as they are known."""
+
+    def __init__(self, fn: Callable[..., Any], modules: Mapping[str, nn.Module]) -> None:
+        every = [m for module in modules.values() for m in module.modules()]
+        own = {id(t) for m in every for t in (*m._parameters.values(), *m._buffers.values())}
+        found = [t for t in Before(fn, every).tensors() if _is_real(t) and id(t) not in own]
+        self._tensors = {id(t): t for t in found if len(found) <= _MOST}
+        self._complete = False
+
+    def register(self, module: nn.Module) -> None:
+        """Make the tensors buffers of the module that is exported."""
+        for index, tensor in enumerate(self._tensors.values()):
+            module.register_buffer(f"{_PREFIX}{index}", tensor)
+
+    def traced(self, stand_ins: Mapping[int, torch.Tensor]) -> Traced:
+        """For while the function runs. stand_ins: what the trace has, by the id of the tensor."""
+        return Traced(stand_ins, self._tensors, strict=not self._complete)
+
+    def learn(self, missed: Iterable[torch.Tensor]) -> None:
+        """Of these a trace has found that it needs them. What others need, they make."""
+        self._tensors |= {id(t): t for t in missed}
+        self._complete = True
+
+
+def is_outside(target: str | None) -> bool:
+    """Whether a buffer of this name is one of these tensors."""
+    return (target or "").startswith(_PREFIX)
+
+
+class Traced(TorchFunctionMode):
+    """Gives functions of PyTorch what a trace has in place of tensors, by the id of these.
+
+    missed: tensors that it has nothing for. The trace is of no use then; it gets copies, so that
+    it changes nothing but its own. Without `strict`, it gets them.
+    """
+
+    def __init__(
+        self,
+        stand_ins: Mapping[int, torch.Tensor],
+        tensors: Mapping[int, torch.Tensor],
+        strict: bool,
+    ) -> None:
+        super().__init__()
+        self._stand_ins = dict(stand_ins)
+        self._tensors = tensors
+        self._strict = strict
+        self.missed: list[torch.Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = [self.stand_in(value) for value in args]
+        named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
+        return func(*given, **named)
+
+    def known(self) -> dict[int, torch.Tensor]:
+        """The tensors from outside, by the id of what stands for each."""
+        return {id(self._stand_ins[at]): tensor for at, tensor in self._tensors.items()}
+
+    def stand_in(self, value: Any) -> Any:
+        """`value`, or what stands for it; also within what functions are given."""
+        kind = type(value)
+        if kind in (tuple, list):
+            return kind(map(self.stand_in, value))
+        if kind is slice:
+            return slice(*map(self.stand_in, (value.start, value.stop, value.step)))
+        if not _is_real(value):
+            return value
+        if id(value) not in self._stand_ins:
+            if not self._strict:
+                return value
+            self.missed.append(value)
+            self._stand_ins[id(value)] = value.detach().clone()
+        return self._stand_ins[id(value)]
+
+
+def check_constants(program: Any) -> None:
+    """Raise Refused if a function changes what another library holds, as an array: it gets a copy.
+
+    PyTorch says that such a tensor is new, whose memory nobody else knows.
+    """
+    names = {
+        node: spec.target
+        for node, spec in zip(
+            program.graph.find_nodes(op="placeholder"),
+            program.graph_signature.input_specs,
+            strict=True,
+        )
+        if spec.kind is InputKind.CONSTANT_TENSOR
+    }
+    changed = changed_memory(program.graph)
+    for node in program.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.lift_fresh_copy.default
+    ):
+        value = program.constants.get(names.get(node.args[0]))
+        is_theirs = value is not None and not value.untyped_storage().resizable()
+        if is_theirs and changed.intersection(storages(node.meta.get("val"))):
+            raise Refused("the function changes the memory of an array")
+
+
+def _is_real(value: Any) -> bool:
+    plain = type(value) is torch.Tensor or type(value) is nn.Parameter
+    return plain and value.layout is torch.strided and value.device.type == "cpu"

@@ -1,0 +1,264 @@
+"""Functions that read and change tensors that no argument brings, against eager mode."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
+
+from torch import nn  # noqa: E402
+
+import tilevm  # noqa: E402
+
+
+class Slots:
+    """Attributes without a dict of them."""
+
+    __slots__ = ("kept",)
+    kept: Any
+
+
+Made = tuple[Callable[..., Any], list[Any]]  # a function, and the tensors that it changes
+
+
+def closure() -> Made:
+    kept = torch.zeros(2, 16, 8)
+
+    def step(x: Any, at: int) -> Any:
+        kept[:, at] = x
+        return (kept * 2).sum(1)
+
+    return step, [kept]
+
+
+def returned() -> Made:
+    kept = torch.zeros(2, 8)
+
+    def step(x: Any, at: int) -> Any:
+        return kept.add_(x)
+
+    return step, [kept]
+
+
+def method() -> Made:
+    class Cache:
+        def __init__(self) -> None:
+            self.keys = torch.zeros(2, 16, 8)
+            self.steps = torch.zeros(())
+
+        def step(self, x: Any, at: int) -> Any:
+            self.keys[:, at] += x
+            self.steps += 1  # which binds the attribute to the same tensor
+            return self.keys.mean(1) * self.steps
+
+    cache = Cache()
+    return cache.step, [cache.keys, cache.steps]
+
+
+def callable_object() -> Made:
+    slots = Slots()
+    slots.kept = torch.zeros(2, 8)
+
+    class Model:
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.steps = torch.zeros(1)
+            self.linear = nn.Linear(8, 8)
+
+        def __call__(self, x: Any, at: int) -> Any:
+            self.steps += 1
+            slots.kept = slots.kept.mul_(0.5)
+            slots.kept += x
+            return self.linear(slots.kept) * self.steps
+
+    model = Model()
+    return model, [model.steps, slots.kept]
+
+
+def containers() -> Made:
+    kept = {"sums": [torch.zeros(2, 8), torch.zeros(1)]}
+
+    def step(x: Any, at: int) -> Any:
+        kept["sums"][0].mul_(0.5).add_(x)
+        kept["sums"][1] += 1
+        return kept["sums"][0] / kept["sums"][1]
+
+    return step, kept["sums"]
+
+
+def counter() -> Made:
+    used, kept = torch.zeros((), dtype=torch.int64), torch.zeros(2, 20, 8)
+
+    def step(x: Any, at: int) -> Any:
+        kept.index_copy_(1, used[None], x[:, None])
+        used.add_(1)
+        return kept.sum(1), used
+
+    return step, [used, kept]
+
+
+def deeper() -> Made:
+    kept, used = torch.zeros(2, 8), torch.zeros((), dtype=torch.int64)
+
+    def inner(x: Any) -> Any:
+        kept.add_(x)
+        used.add_(1)
+        return kept * used
+
+    def between(x: Any) -> Any:
+        return inner(x)
+
+    return lambda x, at: between(x), [kept, used]
+
+
+def own_and_outside() -> Made:
+    kept = torch.zeros(2, 8)
+
+    def step(x: Any, at: int) -> Any:
+        own = torch.tensor([1.0, 2.0])
+        own[0] = 3
+        kept.zero_()
+        kept.add_(x)
+        return kept * own[:, None]
+
+    return step, [kept]
+
+
+def parameter() -> Made:
+    torch.manual_seed(0)
+    linear = nn.Linear(8, 8)
+    weights = [linear.weight]
+
+    def step(x: Any, at: int) -> Any:
+        weights[0].mul_(0.9)
+        return linear(x)
+
+    return step, weights
+
+
+def twice_the_same() -> Made:
+    kept = torch.zeros(2, 8)
+    seen = kept.view(-1)
+
+    def step(x: Any, at: int) -> Any:
+        kept.add_(x)
+        seen.mul_(2)
+        return kept + 1
+
+    return step, [kept, seen]
+
+
+def array() -> Made:
+    held = numpy.zeros((2, 8), numpy.float32)
+    seen = torch.from_numpy(held)
+
+    def step(x: Any, at: int) -> Any:
+        own = torch.from_numpy(held)
+        own += x
+        return seen * 2
+
+    return step, [seen]
+
+
+CAPTURED = [closure, returned, method, callable_object, containers, counter, deeper]
+CAPTURED += [own_and_outside, parameter]
+EAGER = [twice_the_same, array]
+
+
+@pytest.mark.parametrize("make", CAPTURED + EAGER)
+def test_changes(make: Callable[[], Made]) -> None:
+    (eager, want), (fn, found) = make(), make()
+    compiled = tilevm.compile(fn)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for at in (3, 4, 5, 0):
+            x = torch.randn(2, 8)
+            expected = copy.deepcopy(eager(x.clone(), at))
+            torch.testing.assert_close(compiled(x, at), expected)
+            torch.testing.assert_close(found, want)
+    assert bool(compiled.captures) == (make in CAPTURED)
+
+
+def test_values_are_those_of_the_call() -> None:
+    number = torch.tensor(3)
+    compiled = tilevm.compile(lambda x: x * int(number))
+    branching = tilevm.compile(lambda x: x + 1 if number + 1 > 4 else x - 1)
+    x = torch.ones(2)
+    assert compiled(x).tolist() == [3, 3]
+    assert branching(x).tolist() == [0, 0]
+    number.fill_(5)
+    assert compiled(x).tolist() == [5, 5]
+    assert branching(x).tolist() == [2, 2]
+
+
+def test_of_a_helper() -> None:
+    number = torch.tensor(3)
+
+    def helper(x: Any) -> Any:
+        return x * number.item()
+
+    def between(x: Any) -> Any:
+        return helper(x)
+
+    compiled = tilevm.compile(lambda x: between(x))
+    assert compiled(torch.ones(2)).tolist() == [3, 3]
+    number.fill_(5)
+    assert compiled(torch.ones(2)).tolist() == [5, 5]
+
+
+def test_many_that_are_not_used() -> None:
+    kept = [torch.full((2,), float(i)) for i in range(400)]
+    compiled = tilevm.compile(lambda x: x + kept[7] * kept[3])
+    assert compiled(torch.ones(2)).tolist() == [22, 22]
+    (capture,) = compiled.captures
+    assert [id(t) for t in capture.bound] == [id(kept[7]), id(kept[3])]
+
+
+def test_buffer_that_is_an_argument() -> None:
+    class Adds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(2))
+
+        def forward(self, x: Any) -> Any:
+            x.add_(1)
+            return x + self.total
+
+    module = Adds()
+    compiled = tilevm.compile(module)
+    assert compiled(torch.zeros(2)).tolist() == [1, 1]
+    assert compiled(module.total).tolist() == [2, 2]
+
+
+def test_gradients() -> None:
+    weight = torch.full((3,), 2.0, requires_grad=True)
+    compiled = tilevm.compile(lambda x: (x * weight).sum())
+    for factor in (1.0, 2.0):
+        weight.grad = None
+        compiled(torch.full((3,), factor)).backward()
+        assert weight.grad.tolist() == [factor] * 3
+    with torch.no_grad():
+        assert compiled(torch.ones(3)) == 6
+
+
+def test_nothing_is_taken_away() -> None:
+    slots, kept = Slots(), [torch.zeros(1), torch.ones(3)]
+    slots.kept = torch.zeros(2)
+    before = [*kept, slots.kept]
+
+    def refused(x: Any) -> Any:
+        kept[0] += 1
+        slots.kept = slots.kept + 1
+        return iter([x + kept[0], kept[1]])  # no capture has such a result
+
+    compiled = tilevm.compile(refused)
+    assert [t.tolist() for t in compiled(torch.ones(2))] == [[2, 2], [1, 1, 1]]
+    assert kept[0] is before[0]
+    assert kept[1] is before[1]
+    assert slots.kept.tolist() == [1, 1]
+    assert type(slots.kept) is torch.Tensor
