@@ -45,6 +45,17 @@ PyObject* same(PyObject* self, PyObject*) {
   return PyBool_FromLong(watch != nullptr && watch->same());
 }
 
+PyObject* update(PyObject* self, PyObject*) {
+  Watch* watch = as_watch(self)->watch;
+  try {
+    if (watch == nullptr) throw host::TypeError("this watch has ended");
+    return watch->update();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
 PyObject* wants_gradient(PyObject* self, PyObject*) {
   const Watch* watch = as_watch(self)->watch;
   try {
@@ -75,6 +86,7 @@ void dealloc(PyObject* self) {
 
 PyMethodDef methods[] = {
     {"same", same, METH_NOARGS, "Whether nothing was replaced."},
+    {"update", update, METH_NOARGS, "Take what there is now; the owners that had changed."},
     {"wants_gradient", wants_gradient, METH_NOARGS, "Whether some parameter requires gradients."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -84,56 +96,119 @@ Watch::Watch(PyObject* whole, PyObject* flags, PyObject* parameters) {
   const auto each = [](PyObject* list, auto&& use) {
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) use(PyList_GET_ITEM(list, i));
   };
-  each(whole, [&](PyObject* dict) {
-    if (!PyDict_Check(dict)) throw host::TypeError("a watched dictionary is none");
-    Whole entry{owned(dict), {}, version_of(dict)};
-    Py_ssize_t at = 0;
-    PyObject *key, *value;
-    while (PyDict_Next(dict, &at, &key, &value) != 0) {
-      entry.items.emplace_back(owned(key), owned(value));
+  each(whole, [&](PyObject* owner) {
+    if (PyDict_Check(owner)) {
+      whole_.push_back({owned(owner), {}});
+      (void)whole_.back().update();
+    } else if (PyList_Check(owner) || PyCell_Check(owner)) {
+      held_.push_back({owned(owner), {}});
+      (void)held_.back().update();
+    } else {
+      throw host::TypeError("what is watched is no dictionary, list or cell");
     }
-    whole_.push_back(std::move(entry));
   });
   each(flags, [&](PyObject* pair) {
-    PyObject *dict, *key;
-    if (PyArg_ParseTuple(pair, "O!O", &PyDict_Type, &dict, &key) == 0) throw host::ForeignError();
-    PyObject* value = PyDict_GetItemWithError(dict, key);
-    if (value == nullptr && PyErr_Occurred()) throw host::ForeignError();
-    flags_.push_back({owned(dict), owned(key), owned(value), version_of(dict)});
+    PyObject *dict, *keys;
+    if (PyArg_ParseTuple(pair, "O!O!", &PyDict_Type, &dict, &PyList_Type, &keys) == 0) {
+      throw host::ForeignError();
+    }
+    flags_.push_back({owned(dict), {}});
+    each(keys, [&](PyObject* key) { flags_.back().items.emplace_back(owned(key), Ref()); });
+    (void)flags_.back().update();
   });
   each(parameters, [&](PyObject* parameter) { parameters_.push_back(owned(parameter)); });
 }
 
-bool Watch::Whole::same() {
-  const std::uint64_t now = version_of(dict.get());
+bool Watch::Items::same() {
+  const std::uint64_t now = version_of(owner.get());
   if (now != 0 && now == version) return true;
-  if (PyDict_GET_SIZE(dict.get()) != static_cast<Py_ssize_t>(items.size())) return false;
+  if (PyDict_GET_SIZE(owner.get()) != static_cast<Py_ssize_t>(items.size())) return false;
   Py_ssize_t at = 0;
   PyObject *key, *value;
   for (const auto& [saved_key, saved_value] : items) {
-    if (PyDict_Next(dict.get(), &at, &key, &value) == 0) return false;
+    if (PyDict_Next(owner.get(), &at, &key, &value) == 0) return false;
     if (key != saved_key.get() || value != saved_value.get()) return false;
   }
   version = now;
   return true;
 }
 
-bool Watch::Flag::same() {
-  const std::uint64_t now = version_of(dict.get());
+Watch::Pairs Watch::Items::update() {
+  Pairs now;
+  Py_ssize_t at = 0;
+  PyObject *key, *value;
+  while (PyDict_Next(owner.get(), &at, &key, &value) != 0) {
+    now.emplace_back(owned(key), owned(value));
+  }
+  version = version_of(owner.get());
+  return std::exchange(items, std::move(now));
+}
+
+bool Watch::Flags::same() {
+  const std::uint64_t now = version_of(owner.get());
   if (now != 0 && now == version) return true;
-  if (PyDict_GetItemWithError(dict.get(), key.get()) != value.get()) return false;
+  for (const auto& [key, value] : items) {
+    if (PyDict_GetItemWithError(owner.get(), key.get()) != value.get()) return false;
+  }
   version = now;
   return true;
 }
 
-bool Watch::same() {
-  for (Whole& entry : whole_) {
-    if (!entry.same()) return false;
+Watch::Pairs Watch::Flags::update() {
+  Pairs now;
+  for (const auto& [key, value] : items) {
+    PyObject* found = PyDict_GetItemWithError(owner.get(), key.get());
+    if (found == nullptr && PyErr_Occurred()) throw host::ForeignError();
+    now.emplace_back(owned(key.get()), owned(found));
   }
-  for (Flag& flag : flags_) {
-    if (!flag.same()) return false;
+  version = version_of(owner.get());
+  return std::exchange(items, std::move(now));
+}
+
+bool Watch::Held::same() const {
+  if (PyCell_Check(owner.get())) return PyCell_GET(owner.get()) == values.front().get();
+  if (PyList_GET_SIZE(owner.get()) != static_cast<Py_ssize_t>(values.size())) return false;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (PyList_GET_ITEM(owner.get(), static_cast<Py_ssize_t>(i)) != values[i].get()) return false;
   }
   return true;
+}
+
+std::vector<Ref> Watch::Held::update() {
+  std::vector<Ref> now;
+  if (PyCell_Check(owner.get())) {
+    now.push_back(owned(PyCell_GET(owner.get())));
+  } else {
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(owner.get()); ++i) {
+      now.push_back(owned(PyList_GET_ITEM(owner.get(), i)));
+    }
+  }
+  return std::exchange(values, std::move(now));
+}
+
+PyObject* Watch::update() {
+  Ref changed = checked(PyList_New(0));
+  const auto each = [&](auto& entries) {
+    for (auto& entry : entries) {
+      if (entry.same()) continue;
+      const auto before = entry.update();
+      if (PyList_Append(changed.get(), entry.owner.get()) < 0) throw host::ForeignError();
+    }
+  };
+  each(whole_);
+  each(flags_);
+  each(held_);
+  return changed.release();
+}
+
+bool Watch::same() {
+  const auto all = [](auto& entries) {
+    for (auto& entry : entries) {
+      if (!entry.same()) return false;
+    }
+    return true;
+  };
+  return all(whole_) && all(flags_) && all(held_);
 }
 
 bool Watch::wants_gradient() const {
@@ -146,17 +221,21 @@ bool Watch::wants_gradient() const {
 }
 
 int Watch::traverse(visitproc visit, void* arg) const {
-  for (const Whole& entry : whole_) {
-    Py_VISIT(entry.dict.get());
-    for (const auto& [key, value] : entry.items) {
-      Py_VISIT(key.get());
-      Py_VISIT(value.get());
+  const auto items = [&](const auto& entries) {
+    for (const auto& entry : entries) {
+      Py_VISIT(entry.owner.get());
+      for (const auto& [key, value] : entry.items) {
+        Py_VISIT(key.get());
+        Py_VISIT(value.get());
+      }
     }
-  }
-  for (const Flag& flag : flags_) {
-    Py_VISIT(flag.dict.get());
-    Py_VISIT(flag.key.get());
-    Py_VISIT(flag.value.get());
+    return 0;
+  };
+  if (const int stop = items(whole_)) return stop;
+  if (const int stop = items(flags_)) return stop;
+  for (const Held& entry : held_) {
+    Py_VISIT(entry.owner.get());
+    for (const Ref& value : entry.values) Py_VISIT(value.get());
   }
   for (const Ref& parameter : parameters_) Py_VISIT(parameter.get());
   return 0;

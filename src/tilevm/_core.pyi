@@ -70,11 +70,12 @@ class Executable:
 class Watch:
     def __init__(
         self,
-        whole: list[dict[str, Any]],
-        flags: list[tuple[dict[str, Any], str]],
+        whole: list[Any],
+        flags: list[tuple[dict[Any, Any], list[Any]]],
         parameters: list[Any],
     ) -> None: ...
     def same(self) -> bool: ...
+    def update(self) -> list[Any]: ...
     def wants_gradient(self) -> bool: ...
 
 class Variants:

@@ -36,6 +36,7 @@ from tilevm.frontends.torch_memory import Refused, View, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Captured, FloatInput, Mutates
 from tilevm.frontends.torch_sizes import Sizes
+from tilevm.frontends.torch_state import State
 from tilevm.frontends.torch_tree import Branch, Constant, Leaf, Tree
 from tilevm.ir.types import Dim
 
@@ -66,10 +67,37 @@ class Capture:
     repeatable: bool = True  # a call changes nothing but its results
     capture_s: float = 0.0  # what making this took
     settled: bool = False  # the core has a variant for it, or cannot have one
+    frozen: bool = False  # elements of bound tensors may be packed
+    updates: int = 0  # of the state that `bound` is of
     _bound_types: tuple[Any, ...] = ()
+    _places: tuple[tuple[Any, ...], ...] = ()  # of each bound tensor, where the state has it
 
     def __post_init__(self) -> None:
         self._bound_types = tuple((t.dtype, tuple(t.shape)) for t in self.bound)
+
+    def found_in(self, state: State) -> None:
+        """Remember where the bound tensors are, so that others there can take their place."""
+        at: dict[int, list[Any]] = {}
+        for place, tensor in state.tensors.items():
+            at.setdefault(id(tensor), []).append(place)
+        self.updates = state.updates
+        self._places = tuple(tuple(at.get(id(t), ())) for t in self.bound)
+
+    def follow(self, state: State) -> bool:
+        """Bind the tensors that are there now. False: another capture is needed."""
+        bound: list[torch.Tensor] = []
+        for tensor, places in zip(self.bound, self._places, strict=True):
+            now = {id(t): t for p in places if (t := state.tensors.get(p)) is not None}
+            if places and len(now) != 1:
+                return False
+            bound.append(next(iter(now.values()), tensor))
+        same = all(a is b for a, b in zip(bound, self.bound, strict=True))
+        if self.frozen and not same:
+            return False
+        self.updates, self.bound = state.updates, tuple(bound)
+        for function in (self.run, self.given):
+            function.__globals__.update({f"b{i}": t for i, t in enumerate(bound)})
+        return True
 
     @property
     def pinned(self) -> list[str]:
@@ -554,6 +582,7 @@ def _finish(
         given,
         writes_memory,
         repeatable=not (writes_memory or writes),
+        frozen=freeze,
     )
     return made, conditions
 

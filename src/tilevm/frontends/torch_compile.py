@@ -64,6 +64,7 @@ _OPERATOR = (
     | fake_tensor.DynamicOutputShapeException
     | fake_tensor.UnsupportedOperatorException
 )
+MOST_VALUES = 16  # of what a function reads besides its arguments
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
 _is_inference = torch.is_inference_mode_enabled
@@ -73,8 +74,9 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _default_dtype = torch.get_default_dtype
 
 UNSEEN = (
-    "Not seen: globals and closures other than modules, attributes of modules other than\n"
-    "parameters, buffers, submodules and `training`, contents of files, random state of Python."
+    "Not seen: attributes of classes and of objects with `__slots__`, names that only `getattr`\n"
+    "knows, items of lists and dicts of more than 64 and of other containers, contents of files,\n"
+    "random state of Python."
 )
 
 
@@ -141,6 +143,9 @@ class Compiled(Dispatch):
         # By key, the one used least recently first.
         self._families: OrderedDict[tuple[Any, ...], Family] = OrderedDict()
         self._state: State | None = None
+        self._values = 0  # which of the values, besides arguments, that it has seen
+        self._known_values: dict[tuple[int, ...], int] = {}
+        self._renewals = 0  # of what it reads, because some object was another one
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
         self._backward_calls, self._second_derivatives = differentiates(fn)
@@ -189,6 +194,10 @@ class Compiled(Dispatch):
         state = self._state
         if state is None or not state.watch.same():
             state = self._renew()
+            if max(self._values, self._renewals) >= MOST_VALUES:
+                self._reason = f"{state.changed!r}, which it reads, has had {MOST_VALUES} values"
+                return self._eager(self._reason, args, kwargs)
+        key.append(self._values)
         if grad and (state.watch.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
             return self._with_gradients(args, kwargs)
         if key[2]:
@@ -198,14 +207,18 @@ class Compiled(Dispatch):
             self._families.move_to_end(tuple(key))
             for capture in family.captures:
                 if capture.holds(leaves):
+                    stays = capture.updates == state.updates
+                    if not stays and not capture.follow(state):
+                        self._forget(capture)
+                        break
                     result = self._run(capture, leaves, args, kwargs)
-                    if not capture.settled:
+                    if stays and not capture.settled:
                         self._settle(capture, leaves, args, kwargs)
                     return result
             if family.reason:
                 self._settle_uncaptured(family, args, kwargs)
                 return self._uncaptured(family, args, kwargs)
-        return self._capture_and_run(tuple(key), leaves, args, kwargs)
+        return self._capture_and_run(state, tuple(key), leaves, args, kwargs)
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
@@ -279,15 +292,26 @@ class Compiled(Dispatch):
         add_variant(self._ready, args, lambda leaves, *given: self._uncaptured(family, *given))
 
     def _renew(self) -> State:
-        """Forget captures: a parameter, buffer, submodule or training flag is another one."""
-        self._modules = modules_of(self._fn)
-        self._families.clear()
+        """See anew what there is besides arguments.
+
+        Captures are forgotten if a parameter, buffer, submodule or training flag is another one.
+        If other things that the function reads are, these are part of the key.
+        """
         self._ready.clear()
-        self._state = State(self._modules.values())
-        return self._state
+        for capture in self.captures:
+            capture.settled = False
+        state = self._state
+        if state is None or not state.update():
+            self._renewals += bool(state and state.changed)
+            self._families.clear()
+            self._known_values.clear()
+            self._modules = modules_of(self._fn)
+            state = self._state = State(self._fn, self._modules.values(), state)
+        self._values = self._known_values.setdefault(state.values, len(self._known_values))
+        return state
 
     def _capture_and_run(
-        self, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
+        self, state: State, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
     ) -> Any:
         family = self._families.setdefault(key, Family())
         while len(self._families) > config.programs:
@@ -310,6 +334,7 @@ class Compiled(Dispatch):
                             knobs=self._knobs,
                             freeze=self._freeze,
                         )
+                    capture.found_in(state)
                     capture.capture_s = time.perf_counter() - begin
                     family.captures.insert(0, capture)
         except Exception as error:
@@ -445,7 +470,8 @@ _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
     "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
-    "`training` and `forward` of each module; that tensors a function changes share no memory."
+    "`training` and `forward` of each module; variables, attributes and items that the function's\n"
+    "code names: of tensors the type; that tensors a function changes share no memory."
 )
 
 
@@ -567,10 +593,11 @@ def compile(
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
         again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
         `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
-        Not seen, so never a reason to capture again: that a global or closure other than a module
-        is bound to another value, a tensor say (its elements are read at each call), attributes of
-        modules other than parameters, buffers, submodules and `training`, files, Python's random
-        state. What is printed or appended elsewhere happens at captures only.
+        What it reads besides (globals, closures, attributes, items of lists and dicts) may change:
+        tensors are inputs, other values a reason to capture again, up to 16 of them. Not seen:
+        attributes of classes and of objects with `__slots__`, names that only `getattr` knows,
+        more than 64 items, files, Python's random state. What is printed or appended elsewhere
+        happens at captures only.
     dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
         or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
     freeze: the elements of parameters, buffers and captured constants do not change from the first

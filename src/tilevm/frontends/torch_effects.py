@@ -98,11 +98,12 @@ def _functions(fn: Any, modules: Sequence[nn.Module]) -> Iterator[FunctionType]:
     for known in (fn, called, *(getattr(type(m), "forward", None) for m in modules)):
         function = getattr(known, "__func__", known)
         function = getattr(function, "__wrapped__", function)
-        if isinstance(function, FunctionType) and not _is_foreign(function.__module__):
+        if isinstance(function, FunctionType) and not is_foreign(function.__module__):
             yield function
 
 
-def _is_foreign(module: str | None) -> bool:
+def is_foreign(module: str | None) -> bool:
+    """Whether a module of that name is a library whose objects nobody looks into."""
     return (module or "").partition(".")[0] in _FOREIGN
 
 
@@ -120,7 +121,7 @@ def _container(value: Any) -> Any:
 
 def _is_foreign_object(value: Any) -> bool:
     kind = type(value)
-    return kind.__module__ == "builtins" or _is_foreign(kind.__module__)
+    return kind.__module__ == "builtins" or is_foreign(kind.__module__)
 
 
 def _slots(value: Any) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `tilevm.compile` sees of modules: parameters, buffers, submodules, hooks, training flags."""
+"""What `tilevm.compile` sees besides arguments: modules, and the surroundings of a function."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 import torch.nn.modules.module as nn_module
 from torch import nn
 
+from tilevm.frontends.torch_surroundings import Surroundings
 from tilevm.runtime.program import Watch
 
 # Modules of exactly these types do not read their flag.
@@ -55,22 +57,48 @@ _SLOTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre
 
 
 class State:
-    """The modules as they were at a capture; `watch.same()` says whether they still are.
+    """Modules and surroundings as they were; `watch.same()` says whether they still are.
 
     Values of parameters and buffers are no part of it: programs read their memory at each call.
     """
 
-    def __init__(self, roots: Iterable[nn.Module]) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], roots: Iterable[nn.Module], before: State | None = None
+    ) -> None:
         modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
         parameters = [p for m in modules for p in m._parameters.values() if p is not None]
+        whole: list[Any] = [
+            *(getattr(nn_module, name) for name in _GLOBAL_HOOKS),
+            *(d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None),
+        ]
+        flags: list[tuple[dict[str, Any], list[Any]]] = [
+            # Somebody may put another `forward` there.
+            (vars(m), ["forward"] if type(m) in _FLAGLESS else ["training", "forward"])
+            for m in modules
+        ]
+        self._around = Surroundings(fn, modules)
+        self._structure = Watch(whole, flags, [])
         self.watch = Watch(
-            whole=[
-                *(getattr(nn_module, name) for name in _GLOBAL_HOOKS),
-                *(d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None),
-            ],
-            flags=[
-                *((vars(m), "training") for m in modules if type(m) not in _FLAGLESS),
-                *((vars(m), "forward") for m in modules),  # somebody may put another one there
-            ],
-            parameters=parameters,
+            [*whole, *self._around.whole()], [*flags, *self._around.flags()], parameters
         )
+        self.updates = 0
+        self.changed: str = before.changed if before is not None else ""  # what an update found
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """Which values the surroundings have, of those that they had."""
+        return self._around.values()
+
+    @property
+    def tensors(self) -> dict[tuple[int, Any], torch.Tensor]:
+        """Tensors of the surroundings, by where they are."""
+        return self._around.tensors
+
+    def update(self) -> bool:
+        """Take what the surroundings are now. False: they, or modules, are other objects."""
+        if not self._structure.same():
+            return False
+        self.updates += 1
+        known = self._around.update(self.watch.update())
+        self.changed = self._around.changed
+        return known

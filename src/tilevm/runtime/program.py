@@ -96,21 +96,24 @@ GuardStep = tuple[Any, ...]  # ("size", argument, axis), ("constant", 3), ("==",
 if TYPE_CHECKING:
 
     class Watch:
-        """Objects in dictionaries of modules, to be compared with what they were.
+        """Objects in dictionaries, lists and cells, to be compared with what they were.
 
-        whole: nothing in them may change. flags: pairs of a dictionary and a key whose
-        value may not. parameters: tensors.
+        whole: dictionaries, lists and cells in which nothing may change. flags: pairs of a
+        dictionary and a list of keys whose values may not. parameters: tensors.
         """
 
         def __init__(
             self,
-            whole: list[dict[str, Any]],
-            flags: list[tuple[dict[str, Any], str]],
+            whole: list[Any],
+            flags: list[tuple[dict[Any, Any], list[Any]]],
             parameters: list[Any],
         ) -> None: ...
 
         def same(self) -> bool:
             """Whether nothing was replaced, added or removed."""
+
+        def update(self) -> list[Any]:
+            """Take what there is now. Returns the owners in which something had changed."""
 
         def wants_gradient(self) -> bool:
             """Whether some parameter requires gradients now."""

@@ -1,0 +1,227 @@
+"""Functions whose variables, attributes and containers change between calls."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+import tilevm  # noqa: E402
+from tilevm.frontends.torch_compile import MOST_VALUES  # noqa: E402
+
+scale: Any = 2.0
+table = {"shift": 1.0, "more": [1.0, 2.0]}
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.norm = nn.LayerNorm(4)
+        self.temperature = 1.0
+        self.unused = 0
+        self.config = SimpleNamespace(factor=3)
+        self.act = torch.relu
+
+    @property
+    def halved(self) -> float:
+        return self.temperature / 2
+
+    def forward(self, x: Any) -> Any:
+        return self.act(self.norm(self.linear(x)) / self.halved) * self.config.factor
+
+
+def same(compiled: Any, fn: Any, *args: Any) -> None:
+    with torch.no_grad():
+        for _ in range(3):  # captured, or run by Python; then by the core
+            torch.testing.assert_close(compiled(*args), fn(*args))
+
+
+def test_attributes_of_modules() -> None:
+    model = Model()
+    compiled = tilevm.compile(model)
+    x = torch.randn(3, 4)
+    same(compiled, model, x)
+    for owner, name, value in (
+        (model, "temperature", 2.0),
+        (model, "temperature", 1.0),
+        (model, "act", torch.tanh),
+        (model, "config", SimpleNamespace(factor=5)),
+        (model.config, "factor", 7),
+        (model.norm, "eps", 0.5),
+    ):
+        setattr(owner, name, value)
+        same(compiled, model, x)
+
+
+def test_what_is_read_and_what_not() -> None:
+    model = Model()
+    compiled = tilevm.compile(model)
+    x = torch.randn(3, 4)
+    for value in (1, 2, 3):
+        model.unused = value
+        same(compiled, model, x)
+    assert len(compiled._tilevm.captures) == 1
+    for temperature in (2.0, 1.0, 2.0, 1.0):  # a capture for each value, not for each change
+        model.temperature = temperature
+        same(compiled, model, x)
+    assert len(compiled._tilevm.captures) == 2
+
+
+def by_global(x: Any) -> Any:
+    return x * scale + table["shift"] + table["more"][1]  # type: ignore[index]
+
+
+def calls_another(x: Any) -> Any:
+    return by_global(x) - 1
+
+
+@pytest.mark.parametrize("fn", [by_global, calls_another])
+def test_globals(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = sys.modules[__name__], torch.randn(5)
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, x)
+    monkeypatch.setattr(module, "scale", 3.0)
+    same(compiled, fn, x)
+    monkeypatch.setattr(module, "scale", torch.full((5,), 4.0))
+    same(compiled, fn, x)
+    monkeypatch.setattr(module, "scale", torch.full((5,), 5.0))
+    same(compiled, fn, x)
+    monkeypatch.setitem(table, "shift", 9.0)
+    same(compiled, fn, x)
+    monkeypatch.setitem(table, "more", [0.0, -1.0])
+    same(compiled, fn, x)
+    table["more"][1] = -2.0  # type: ignore[index]
+    same(compiled, fn, x)
+
+
+def test_modules_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = ModuleType("settings")
+    settings.rate = 0.5  # type: ignore[attr-defined]
+
+    def fn(x: Any) -> Any:
+        return x * settings.rate
+
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, torch.ones(3))
+    settings.rate = 0.25  # type: ignore[attr-defined]
+    same(compiled, fn, torch.ones(3))
+
+
+def test_closures() -> None:
+    rate, kept = 0.5, torch.ones(3)
+
+    def fn(x: Any) -> Any:
+        return x * rate + kept
+
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, torch.ones(3))
+    rate = 0.25
+    same(compiled, fn, torch.ones(3))
+    kept = torch.full((3,), -0.0)
+    for rate in (0.0, -0.0, 0.0):
+        assert torch.signbit(compiled(-torch.ones(3))).tolist() == [rate.hex()[0] != "-"] * 3
+    kept = torch.zeros(1)
+    same(compiled, fn, torch.ones(3))
+    kept = torch.ones(3, dtype=torch.int32)
+    same(compiled, fn, torch.ones(3))
+
+
+@dataclass
+class Agent:
+    state: Any
+    decay: float = 0.5
+
+    def step(self, x: Any) -> Any:
+        return self.state * self.decay + x
+
+
+def test_tensors_that_are_replaced() -> None:
+    agent = Agent(torch.zeros(4))
+    compiled = tilevm.compile(agent.step)
+    x = torch.randn(3, 4)
+    for _ in range(40):
+        with torch.no_grad():
+            agent.state = compiled(x)[0]
+        same(compiled, agent.step, x)
+    assert len(compiled.captures) == 1
+    agent.state = torch.randn(3, 4)
+    same(compiled, agent.step, x)
+    agent.state = torch.randn(4)
+    same(compiled, agent.step, x)
+    agent.decay = 0.25
+    same(compiled, agent.step, x)
+    assert len(compiled.captures) == 3
+
+
+def test_one_tensor_in_two_places() -> None:
+    agents = [Agent(torch.ones(4)), Agent(torch.ones(4))]
+    agents[1].state = agents[0].state
+
+    def fn(x: Any) -> Any:
+        return agents[0].state * 2 + agents[1].state + x
+
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, torch.ones(4))
+    agents[1].state = torch.zeros(4)
+    same(compiled, fn, torch.ones(4))
+    agents[0].state = agents[1].state = torch.full((4,), 3.0)
+    same(compiled, fn, torch.ones(4))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_weights_of_a_function(freeze: bool) -> None:
+    weights = {"a": torch.randn(64, 64), "b": torch.randn(64)}
+
+    def fn(x: Any) -> Any:
+        return x @ weights["a"] + weights["b"]
+
+    compiled = tilevm.compile(fn, freeze=freeze)
+    x = torch.randn(3, 64)
+    same(compiled, fn, x)
+    weights["a"] = torch.randn(64, 64)
+    same(compiled, fn, x)
+    weights["b"] = torch.randn(64, 64)[0]
+    same(compiled, fn, x)
+
+
+def test_too_many_values() -> None:
+    agent = Agent(torch.ones(4))
+    compiled = tilevm.compile(agent.step)
+    tilevm.stats.reset()
+    x = torch.ones(4)
+    for value in range(2 * MOST_VALUES):
+        agent.decay = float(value)
+        assert compiled(x).tolist() == [value + 1.0] * 4
+    (reason,) = tilevm.stats()["flushes"]
+    assert reason == f"eager: 'decay', which it reads, has had {MOST_VALUES} values"
+
+
+def test_objects_that_are_replaced() -> None:
+    holder = SimpleNamespace(agent=Agent(torch.ones(4)))
+
+    def fn(x: Any) -> Any:
+        return holder.agent.step(x)
+
+    compiled = tilevm.compile(fn)
+    for value in range(2 * MOST_VALUES):
+        holder.agent = Agent(torch.full((4,), float(value)), 1.0)
+        assert compiled(torch.ones(4)).tolist() == [value + 1.0] * 4
+
+
+def test_gradients_after_a_change() -> None:
+    agent = Agent(torch.ones(4))
+    compiled = tilevm.compile(agent.step)
+    x = torch.ones(4)
+    same(compiled, agent.step, x)
+    agent.state = torch.ones(4, requires_grad=True)
+    compiled(x).sum().backward()
+    assert agent.state.grad.tolist() == [0.5] * 4
