@@ -61,6 +61,7 @@ TorchDirect::TorchDirect() {
   py_autocast_ = found(attribute(module.get(), "is_autocast_enabled"));
   py_default_dtype_ = found(attribute(module.get(), "get_default_dtype"));
   py_function_modes_ = found(import("torch._C", {"_len_torch_function_stack"}));
+  py_dispatch_modes_ = found(import("torch._C", {"_len_torch_dispatch_stack"}));
   const Ref capsule(
       PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor_), "__dlpack_c_exchange_api__"));
   if (capsule && PyCapsule_IsValid(capsule.get(), dlpack::kCapsuleName)) {
@@ -173,7 +174,8 @@ std::vector<std::string> TorchDirect::asked_in_python() const {
       {"conjugate bit", is_conj_ != nullptr},        {"requires_grad", requires_grad_ != nullptr},
       {"new tensors", from_managed_ != nullptr},     {"grad mode", grad_ != nullptr},
       {"inference mode", inference_ != nullptr},     {"autocast", autocast_ != nullptr},
-      {"function modes", function_mode_ != nullptr}, {"default dtype", default_dtype_ != nullptr}};
+      {"function modes", function_mode_ != nullptr}, {"dispatch modes", dispatch_modes_ != nullptr},
+      {"default dtype", default_dtype_ != nullptr}};
   std::vector<std::string> missing;
   for (const auto& [name, found] : questions) {
     if (!found) missing.emplace_back(name);
@@ -231,6 +233,13 @@ void TorchDirect::find_modes() {
     const bool on = PyLong_AsLong(invoke(py_function_modes_, {}).get()) > 0;
     keep_if(function_mode_, ask() == on && in("torch.overrides", {"TorchFunctionMode"}, {}, ask));
   }
+  find_symbol(dispatch_modes_, "libc10.so", "_ZN3c104impl20TorchDispatchModeTLS9stack_lenEv");
+  if (dispatch_modes_ != nullptr) {
+    const auto ask = [&] { return dispatch_modes_() > 0; };
+    const bool on = PyLong_AsLong(invoke(py_dispatch_modes_, {}).get()) > 0;
+    keep_if(dispatch_modes_,
+            ask() == on && in("torch.utils._python_dispatch", {"TorchDispatchMode"}, {}, ask));
+  }
   find_symbol(default_dtype_, "libc10.so", "_ZN3c1031get_default_dtype_as_scalartypeEv");
   if (default_dtype_ != nullptr) {
     constexpr std::int8_t kFloat = 6;  // c10::ScalarType::Float
@@ -284,6 +293,11 @@ Modes TorchDirect::modes() const {
     modes.special |= function_mode_();
   } else {
     modes.special |= PyLong_AsLong(invoke(py_function_modes_, {}).get()) > 0;
+  }
+  if (dispatch_modes_ != nullptr) {
+    modes.special |= dispatch_modes_() > 0;
+  } else {
+    modes.special |= PyLong_AsLong(invoke(py_dispatch_modes_, {}).get()) > 0;
   }
   modes.default_dtype = default_dtype_ != nullptr
                             ? default_dtype_()

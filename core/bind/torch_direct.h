@@ -17,7 +17,7 @@ namespace tilevm::bind {
 struct Modes {
   bool grad = false;
   bool inference = false;
-  bool special = false;           // autocast, or a mode that sees every function
+  bool special = false;           // autocast, or a mode that sees every function or operator
   std::intptr_t default_dtype{};  // only to be compared
   friend bool operator==(const Modes&, const Modes&) = default;
 };
@@ -83,10 +83,11 @@ class TorchDirect {
   bool (*inference_)() = nullptr;
   bool (*autocast_)(std::int8_t device) = nullptr;
   bool (*function_mode_)() = nullptr;
+  std::int64_t (*dispatch_modes_)() = nullptr;
   std::int8_t (*default_dtype_)() = nullptr;
   // The same questions in Python.
   PyObject *py_is_neg_, *py_is_conj_, *py_requires_grad_, *py_grad_, *py_inference_, *py_autocast_,
-      *py_function_modes_, *py_default_dtype_;
+      *py_function_modes_, *py_dispatch_modes_, *py_default_dtype_;
 };
 
 }  // namespace tilevm::bind

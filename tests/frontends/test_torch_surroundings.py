@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import random
 import sys
+from collections import deque
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 torch = pytest.importorskip("torch")
+numpy = pytest.importorskip("numpy")
 
 from torch import nn  # noqa: E402
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tilevm  # noqa: E402
 from tilevm.frontends.torch_compile import MOST_VALUES  # noqa: E402
@@ -225,3 +230,155 @@ def test_gradients_after_a_change() -> None:
     agent.state = torch.ones(4, requires_grad=True)
     compiled(x).sum().backward()
     assert agent.state.grad.tolist() == [0.5] * 4
+
+
+class Settings:
+    rate = 0.5
+
+    def step(self, x: Any) -> Any:
+        return x * self.rate
+
+
+class Others(Settings):
+    pass
+
+
+def test_attributes_of_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Others()
+    compiled = tilevm.compile(settings.step)
+    x = torch.ones(3)
+    same(compiled, settings.step, x)
+    monkeypatch.setattr(Settings, "rate", 0.25)
+    same(compiled, settings.step, x)
+    monkeypatch.setattr(settings, "rate", 2.0, raising=False)
+    same(compiled, settings.step, x)
+
+
+def counted() -> Any:
+    numbers = iter(range(100))
+    return lambda x: x + next(numbers)
+
+
+def generated() -> Any:
+    numbers = (i * i for i in range(100))
+    return lambda x: x + next(numbers)
+
+
+def queued() -> Any:
+    kept: deque[int] = deque(maxlen=3)
+
+    def fn(x: Any) -> Any:
+        kept.append(1)
+        return x + len(kept)
+
+    return fn
+
+
+def drawn() -> Any:
+    random.seed(0)
+    return lambda x: x * random.random()
+
+
+def drawn_by_numpy() -> Any:
+    numpy.random.seed(0)
+    return lambda x: x * numpy.random.rand()
+
+
+def drawn_by_a_generator() -> Any:
+    generator = numpy.random.default_rng(0)
+    return lambda x: x * generator.random()
+
+
+@pytest.mark.parametrize(
+    "make", [counted, generated, queued, drawn, drawn_by_numpy, drawn_by_a_generator]
+)
+def test_what_gives_another_value_each_time(make: Any) -> None:
+    x = torch.ones((), dtype=torch.float64)
+    fn = make()
+    want = [fn(x).item() for _ in range(6)]
+    compiled = tilevm.compile(make())
+    assert [compiled(x).item() for _ in range(6)] == want
+
+
+def step_of_descent(weight: Any, rate: Any) -> Any:
+    if weight.grad is not None:
+        weight.sub_(rate * weight.grad)
+        weight.grad.zero_()
+    return rate
+
+
+def test_gradients_that_a_function_reads() -> None:
+    weights = [torch.ones(2, requires_grad=True) for _ in range(2)]
+    for weight in weights:
+        (weight * 2).sum().backward()
+
+    def by_closure(rate: Any) -> Any:
+        return step_of_descent(weights[0], rate)
+
+    with torch.no_grad():
+        for compiled, args in (
+            (tilevm.compile(by_closure), ()),
+            (tilevm.compile(step_of_descent), (weights[1],)),
+        ):
+            for _ in range(3):
+                compiled(*args, torch.tensor(0.25))
+    for weight in weights:
+        assert weight.tolist() == [0.5, 0.5]
+        assert weight.grad.tolist() == [0, 0]
+
+
+def test_what_a_tensor_is() -> None:
+    def fn(x: Any) -> Any:
+        return x + int(x.is_leaf) + int(x.requires_grad) * 10
+
+    compiled = tilevm.compile(fn)
+    leaf = torch.ones(1, requires_grad=True)
+    for x in (torch.ones(1), leaf, leaf * 1, leaf.detach()):
+        same(compiled, fn, x)
+
+
+class Functions(TorchFunctionMode):
+    seen: ClassVar[list[Any]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    seen: ClassVar[list[Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Functions, Operators])
+def test_modes_see_what_runs(mode: Any) -> None:
+    def fn(x: Any) -> Any:
+        return torch.tanh(x) * 2
+
+    compiled = tilevm.compile(fn)
+    x = torch.ones(3)
+    same(compiled, fn, x)
+    mode.seen.clear()
+    with mode():
+        compiled(x)
+    assert len(mode.seen) == 2
+    tilevm.stats.reset()
+    same(compiled, fn, x)
+    assert not tilevm.stats()["flushes"]
+
+
+def test_default_devices() -> None:
+    def fn(x: Any) -> Any:
+        return x.shape[0] * torch.zeros(3)
+
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, torch.ones(3))
+    with torch.device("meta"):
+        assert compiled(torch.ones(3)).device.type == "meta"
+    tilevm.stats.reset()
+    with torch.device("cpu"):
+        same(compiled, fn, torch.ones(3))
+    assert not tilevm.stats()["flushes"]

@@ -27,6 +27,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._device import DeviceContext
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult, describe
@@ -71,12 +72,14 @@ _is_inference = torch.is_inference_mode_enabled
 _is_autocast = torch.is_autocast_enabled
 _has_grad = torch.is_grad_enabled
 _transform = torch._C._functorch.peek_interpreter_stack
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
 _default_dtype = torch.get_default_dtype
 
 UNSEEN = (
-    "Not seen: attributes of classes and of objects with `__slots__`, names that only `getattr`\n"
-    "knows, items of lists and dicts of more than 64 and of other containers, contents of files,\n"
-    "random state of Python."
+    "Not seen: attributes of objects with `__slots__`, names that only `getattr` knows,\n"
+    "items of lists and dicts of more than 64 and of other containers, elements of arrays of\n"
+    "NumPy, contents of files, the clock."
 )
 
 
@@ -173,6 +176,8 @@ class Compiled(Dispatch):
             return self._eager(self._reason, args, kwargs)
         if _in_transform():
             return self._eager("the call is inside a transform of torch.func", args, kwargs)
+        if _dispatch_modes() or (_function_modes() and _is_seen()):
+            return self._eager("a mode of PyTorch sees each function or operator", args, kwargs)
         leaves: list[Any] = []
         grad = _has_grad()
         key: list[Any] = [
@@ -203,6 +208,8 @@ class Compiled(Dispatch):
         if key[2]:
             return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
         family = self._families.get(tuple(key))
+        if state.moving:
+            return self._eager(f"it reads a {state.moving}, which moves on", args, kwargs)
         if family is not None:
             self._families.move_to_end(tuple(key))
             for capture in family.captures:
@@ -297,16 +304,19 @@ class Compiled(Dispatch):
         Captures are forgotten if a parameter, buffer, submodule or training flag is another one.
         If other things that the function reads are, these are part of the key.
         """
-        self._ready.clear()
-        for capture in self.captures:
-            capture.settled = False
         state = self._state
+        updates = state.updates if state else -1
         if state is None or not state.update():
             self._renewals += bool(state and state.changed)
             self._families.clear()
             self._known_values.clear()
             self._modules = modules_of(self._fn)
             state = self._state = State(self._fn, self._modules.values(), state)
+        elif state.updates == updates:
+            return state  # other objects that are equal
+        self._ready.clear()
+        for capture in self.captures:
+            capture.settled = False
         self._values = self._known_values.setdefault(state.values, len(self._known_values))
         return state
 
@@ -480,6 +490,12 @@ def _in_transform() -> bool:
     return _transform() is not None or forward_ad._current_level >= 0
 
 
+def _is_seen() -> bool:
+    """Whether a mode is to see functions, other than that CPU is the default device."""
+    modes = map(torch._C._get_function_stack_at, range(_function_modes()))
+    return any(type(m) is not DeviceContext or m.device.type != "cpu" for m in modes)
+
+
 def _wants_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
@@ -595,9 +611,8 @@ def compile(
         `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
         What it reads besides (globals, closures, attributes, items of lists and dicts) may change:
         tensors are inputs, other values a reason to capture again, up to 16 of them. Not seen:
-        attributes of classes and of objects with `__slots__`, names that only `getattr` knows,
-        more than 64 items, files, Python's random state. What is printed or appended elsewhere
-        happens at captures only.
+        attributes of objects with `__slots__`, names that only `getattr` knows, more than 64 items,
+        elements of NumPy's arrays, files, the clock. What is printed happens at captures only.
     dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,
         or by name as in `@tilevm.kernel`: `{"x": ("B", "N"), "B": tilevm.Dim(max=64)}`.
     freeze: the elements of parameters, buffers and captured constants do not change from the first

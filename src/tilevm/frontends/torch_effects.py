@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import inspect
+import random
 import sys
 import weakref
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any
@@ -43,6 +44,7 @@ class Before:
             cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
         self._walk([*modules, fn, getattr(fn, "__self__", None), *self._values()])
+        self._drawn = random.getstate(), _numpy_state()
 
     def _values(self) -> list[Any]:
         return [value for *_, value in self._variables]
@@ -83,14 +85,32 @@ class Before:
             if known.get(id(now)) is not value:
                 changed = f"the variable {name}"
             _set(where, name, value)
+        own, numpy = self._drawn
+        if random.getstate() != own:
+            changed = "Python's random numbers"
+            random.setstate(own)
+        if numpy is not None and _numpy_state() != numpy:
+            changed = "NumPy's random numbers"
+            sys.modules["numpy"].random.set_state(numpy)
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
                 continue
             _replace(container, known)
             changed = _difference(container, items) or changed
             container.clear()
-            container.extend(items) if isinstance(container, list) else container.update(items)
+            sequence = isinstance(container, list | deque)
+            container.extend(items) if sequence else container.update(items)
         return changed
+
+
+def _numpy_state() -> dict[str, Any] | None:
+    """The state of `numpy.random`, with no array in it; None without NumPy."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    state: dict[str, Any] = numpy.random.get_state(legacy=False)
+    inner = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in state["state"].items()}
+    return {**state, "state": inner}
 
 
 def _functions(fn: Any, modules: Sequence[nn.Module]) -> Iterator[FunctionType]:
@@ -108,8 +128,8 @@ def is_foreign(module: str | None) -> bool:
 
 
 def _container(value: Any) -> Any:
-    """The list, dict, set or tuple that holds what `value` does; None if it is not looked into."""
-    if type(value) in (list, set, tuple, *_DICTS):
+    """What holds what `value` refers to: a list, dict, set, deque or tuple; None: nobody looks."""
+    if type(value) in (list, set, tuple, deque, *_DICTS):
         return value
     if isinstance(value, nn.Module):
         return vars(value)

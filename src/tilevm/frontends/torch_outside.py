@@ -6,11 +6,14 @@ itself where the function does. So they are inputs of the graph, as buffers of m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import nn, overrides
+from torch._higher_order_ops import utils
 from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
@@ -73,9 +76,28 @@ class Traced(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
+        _check_question(func)
         given = [self.stand_in(value) for value in args]
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
         return func(*given, **named)
+
+    def __enter__(self) -> Traced:
+        # Dynamo, which traces branches of `torch.cond`, would trace this too.
+        self._prepare = utils.setup_compilation_env
+        vars(utils)["setup_compilation_env"] = self._aside
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        vars(utils)["setup_compilation_env"] = self._prepare
+
+    @contextmanager
+    def _aside(self) -> Iterator[Any]:
+        innermost = overrides._get_current_function_mode()  # type: ignore[no-untyped-call]
+        without = overrides._pop_mode_temporarily() if innermost is self else nullcontext()
+        with without, self._prepare() as backend:
+            yield backend
 
     def known(self) -> dict[int, torch.Tensor]:
         """The tensors from outside, by the id of what stands for each."""
@@ -96,6 +118,20 @@ class Traced(TorchFunctionMode):
             self.missed.append(value)
             self._stand_ins[id(value)] = value.detach().clone()
         return self._stand_ins[id(value)]
+
+
+# What a trace's tensors answer for themselves, and not as those of the call.
+_QUESTIONS = {"grad", "is_leaf", "grad_fn", "_version", "_base", "_grad", "output_nr"}
+
+
+def _check_question(func: Any) -> None:
+    """Raise Refused if the function itself, not PyTorch, asks a tensor such a thing."""
+    name = getattr(getattr(func, "__self__", None), "__name__", None)
+    if name not in _QUESTIONS:
+        return
+    frame = sys._getframe(2)
+    if not frame.f_globals.get("__name__", "").startswith("torch."):
+        raise Refused(f"the function reads `{name}` of a tensor")
 
 
 def check_constants(program: Any) -> None:

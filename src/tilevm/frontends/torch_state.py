@@ -85,6 +85,11 @@ class State:
         self.changed: str = before.changed if before is not None else ""  # what an update found
 
     @property
+    def moving(self) -> str:
+        """The kind of an iterator, or of what draws random numbers, among the surroundings."""
+        return self._around.moving
+
+    @property
     def values(self) -> tuple[int, ...]:
         """Which values the surroundings have, of those that they had."""
         return self._around.values()
@@ -98,7 +103,7 @@ class State:
         """Take what the surroundings are now. False: they, or modules, are other objects."""
         if not self._structure.same():
             return False
-        self.updates += 1
         known = self._around.update(self.watch.update())
+        self.updates += self._around.differs
         self.changed = self._around.changed
         return known

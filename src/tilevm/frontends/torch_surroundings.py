@@ -7,6 +7,7 @@ that it knows and functions of its modules show. A capture holds for the values 
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +55,8 @@ class Surroundings:
         while True:
             before = len(classes)
             functions, names = _reach(fn, classes)
-            self.places = list(_places(fn, functions, names, modules, classes))
+            found = list(_places(fn, functions, names, modules, classes))
+            self.places = [*found, *_of_classes(classes, names)]
             if len(classes) == before:
                 break
         self._of: dict[int, list[int]] = {}  # the places of an owner, by its id
@@ -65,9 +67,11 @@ class Surroundings:
         self._now: list[dict[Any, Any]] = [{} for _ in self.places]
         self._values = [0] * len(self.places)
         self.tensors: dict[tuple[int, Any], torch.Tensor] = {}  # by owner and key
+        self.moving = ""  # the kind of what gives another value each time it is asked
         for index in range(len(self.places)):
             self._look(index)
-        self.changed = ""  # the key of a value that the last update found changed
+        self.differs = False  # whether the last update found another value, or another tensor
+        self.changed = ""  # the key of such a value
 
     def whole(self) -> list[Any]:
         """Lists, dicts and cells in which nothing may change."""
@@ -84,15 +88,19 @@ class Surroundings:
     def update(self, owners: Iterable[Any]) -> bool:
         """Take what these hold now. False: some may refer to places that are not known."""
         leaves = True
+        self.differs = False
         for index in (i for owner in owners for i in self._of.get(id(owner), ())):
             before = self._now[index]
             self._look(index)
             now = self._now[index]
             for key in {**before, **now}:
                 old, new = before.get(key, _ABSENT), now.get(key, _ABSENT)
-                if new is not old:
-                    self.changed = key if isinstance(key, str) else "an item or a variable"
-                    leaves = leaves and _is_leaf(new) and _is_leaf(old)
+                is_tensor = isinstance(new, torch.Tensor)
+                if new is old or (not is_tensor and _compared(new) == _compared(old)):
+                    continue
+                self.differs = True
+                self.changed = key if isinstance(key, str) else "an item or a variable"
+                leaves = leaves and _is_leaf(new) and _is_leaf(old)
         return leaves
 
     def _look(self, index: int) -> None:
@@ -101,11 +109,21 @@ class Surroundings:
         for key in self._now[index]:
             self.tensors.pop((id(place.owner), key), None)
         for key, value in values.items():
+            if _moves(value):
+                self.moving = type(value).__name__
             if isinstance(value, torch.Tensor):
                 self.tensors[id(place.owner), key] = value
         compared = tuple((k, _compared(v)) for k, v in values.items())
         self._now[index] = values
         self._values[index] = self._known[index].setdefault(compared, len(self._known[index]))
+
+
+def _moves(value: Any) -> bool:
+    """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
+    kind = type(value)
+    if kind.__module__ != "builtins" and not is_foreign(kind.__module__):
+        return False
+    return isinstance(value, Iterator) or kind.__name__ in ("Random", "RandomState", "Generator")
 
 
 def _is_leaf(value: Any) -> bool:
@@ -262,15 +280,35 @@ def _places(
         held = _attributes(value)
         if held is None:
             continue
-        if kind not in classes and not isinstance(value, ModuleType):
+        if not isinstance(value, ModuleType):
             classes.add(kind)
         keys = tuple(k for k in held if k in names and k not in _UNREAD)
         if isinstance(value, ModuleType):
             keys = tuple(k for k in keys if not _is_code(held[k]))
+        else:  # what a class says until the object says otherwise
+            inherited = {k for base in kind.__mro__ for k in _class_values(base, names)}
+            keys += tuple(sorted(inherited.difference(held)))
         if keys:
             found += 1
             yield Place(held, keys)
-            stack += [held[k] for k in keys]
+            stack += [held[k] for k in keys if k in held]
+
+
+def _class_values(kind: type, names: set[str]) -> tuple[str, ...]:
+    """Attributes of a class, if it is the user's, that are no code."""
+    if is_foreign(kind.__module__) or kind.__module__ == "builtins":
+        return ()
+    values = (torch.Tensor, list, dict, tuple, *_PLAIN)
+    return tuple(k for k, v in vars(kind).items() if k in names and isinstance(v, values))
+
+
+def _of_classes(classes: Iterable[type], names: set[str]) -> Iterator[Place]:
+    for kind in {base for one in classes for base in one.__mro__}:
+        keys = _class_values(kind, names)
+        if keys:
+            # What `vars` shows of a class is a view of this dict, which has a version.
+            (held,) = (d for d in gc.get_referents(vars(kind)) if type(d) is dict)
+            yield Place(held, keys)
 
 
 def _is_code(value: Any) -> bool:
