@@ -169,6 +169,7 @@ class Executable {
   std::vector<int> writers() const;
   bool may_replace(const HostStep& step, ValueId in, ValueId out) const;
   void find_dense_reshapes();
+  bool repeats_indices(std::size_t step) const;
   void place_targets(const std::vector<int>& last, const std::vector<bool>& escapes);
   void compile_orders(const Options& options);
   struct Uses {  // by value

@@ -158,13 +158,37 @@ void Executable::find_dense_reshapes() {
   }
 }
 
+// Whether a loop finds no index out of range, since an earlier one has found none: it takes the
+// same indices, for an axis of the same size.
+bool Executable::repeats_indices(std::size_t step) const {
+  const Program& program = plan_.program;
+  const auto scatter = [&](const HostStep& s) -> const Node* {
+    if (s.kind != Kind::kLoop) return nullptr;
+    const Node& node = program.nodes[static_cast<std::size_t>(s.node)];
+    return info(node.op).rule == Rule::kScatter ? &node : nullptr;
+  };
+  const auto size = [&](const Node& node) {
+    return program.type(node.out).shape[static_cast<std::size_t>(node.attrs[0].ints[0])];
+  };
+  const Node* const node = scatter(steps_[step]);
+  if (node == nullptr) return false;
+  return std::any_of(steps_.begin(), steps_.begin() + static_cast<std::ptrdiff_t>(step),
+                     [&](const HostStep& s) {
+                       const Node* const other = scatter(s);
+                       return other != nullptr && other->inputs[1] == node->inputs[1] &&
+                              size(*other) == size(*node);
+                     });
+}
+
 // Outputs that are made where they are to be written. `last`: by root, the last step that needs it.
 void Executable::place_targets(const std::vector<int>& last, const std::vector<bool>& escapes) {
   const std::vector<int> writer = writers();
   int last_failing = -1;
   for (std::size_t i = 0; i < steps_.size(); ++i) {
     // Loops fail before they write: only what comes earlier must not be in place.
-    if (steps_[i].kind == Kind::kLoop) last_failing = static_cast<int>(i) - 1;
+    if (steps_[i].kind == Kind::kLoop && !repeats_indices(i)) {
+      last_failing = static_cast<int>(i) - 1;
+    }
     bool fails = steps_[i].kind == Kind::kCall;
     visit_kernels(steps_[i], [&](int k) {
       fails = fails || can_fail(kernels_[static_cast<std::size_t>(k)].graph());

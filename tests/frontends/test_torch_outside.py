@@ -262,3 +262,104 @@ def test_nothing_is_taken_away() -> None:
     assert kept[1] is before[1]
     assert slots.kept.tolist() == [1, 1]
     assert type(slots.kept) is torch.Tensor
+
+
+class Cache(nn.Module):
+    """Keys of several layers, written as a decoder of one step does."""
+
+    def __init__(self, write: Callable[..., None], layers: int = 2) -> None:
+        super().__init__()
+        self.write = write
+        self.layers = layers
+        for layer in range(layers):
+            self.register_buffer(f"keys{layer}", torch.zeros(3, 20, 2, 4))
+
+    def forward(self, x: Any, at: int) -> Any:
+        for layer in range(self.layers):
+            keys = getattr(self, f"keys{layer}")
+            self.write(keys, x, at)
+            x = x + keys.sum((1,), keepdim=True).to(x.dtype)[: x.shape[0], :, :, :]
+        return x
+
+
+def by_position(keys: Any, x: Any, at: int) -> None:
+    keys[:, at] = x[0, 0]
+
+
+def by_slice(keys: Any, x: Any, at: int) -> None:
+    keys[:, at : at + x.shape[1]] = x[:1]
+
+
+def by_two_slices(keys: Any, x: Any, at: int) -> None:
+    keys[: x.shape[0], at : at + x.shape[1]] = x
+
+
+def by_slice_and_position(keys: Any, x: Any, at: int) -> None:
+    keys[: x.shape[0], at] = x[:, 0]
+
+
+def added(keys: Any, x: Any, at: int) -> None:
+    keys[:, at] += x[0, 0]
+
+
+def from_the_end(keys: Any, x: Any, at: int) -> None:
+    keys[:, -at] = x[0, 0]
+
+
+def by_two_positions(keys: Any, x: Any, at: int) -> None:
+    keys[at % 3, at] = x[0, 0]
+
+
+def by_slices_of_slices(keys: Any, x: Any, at: int) -> None:
+    keys[:, 1:][:, at:][:2, :1] = x[:, :1]
+
+
+def by_a_number(keys: Any, x: Any, at: int) -> None:
+    keys[:, at] = 2.5
+
+
+def with_a_step(keys: Any, x: Any, at: int) -> None:
+    keys[:, at::3] = x[:1, :1]
+
+
+WRITES = [by_position, by_slice, by_two_slices, by_slice_and_position, added, by_a_number]
+WRITES += [by_slices_of_slices]
+OTHER_WRITES = [from_the_end, by_two_positions, with_a_step]
+
+
+@pytest.mark.parametrize("write", WRITES + OTHER_WRITES)
+def test_parts_are_written_in_place(write: Callable[..., None]) -> None:
+    eager, module = Cache(write), Cache(write)
+    compiled = tilevm.compile(module)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for at in (2, 3, 7, 8):
+            x = torch.randn(2, 3, 2, 4)
+            torch.testing.assert_close(compiled(x, at), eager(x, at))
+            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+    if write in WRITES:
+        assert len(compiled._tilevm.captures) == 1
+    if write in WRITES and write is not added:
+        text = str(compiled.explain(torch.randn(2, 3, 2, 4), 5))
+        assert text.count("in the place of") == 2, text
+    assert not tilevm.stats()["callouts"]
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writes_out_of_range_change_nothing(write: Callable[..., None]) -> None:
+    eager, module = Cache(write), Cache(write)
+    compiled = tilevm.compile(module)
+    x = torch.ones(2, 3, 2, 4)
+    with torch.no_grad():
+        for at in (3, 4, 19, 20, 21, 1, 0):
+            outcomes = []
+            for function in (compiled, eager):
+                try:
+                    outcomes.append(function(x, at))
+                except (IndexError, RuntimeError) as error:
+                    outcomes.append(type(error))
+            if isinstance(outcomes[1], type):
+                assert issubclass(outcomes[0], outcomes[1])
+            else:
+                torch.testing.assert_close(*outcomes)
+            torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))

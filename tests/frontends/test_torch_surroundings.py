@@ -108,6 +108,18 @@ def test_globals(fn: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same(compiled, fn, x)
 
 
+relu = 0  # a variable; the function below has an attribute of that name
+
+
+def test_names_of_attributes_are_no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tilevm.compile(lambda x: torch.relu(x))
+    for value in range(3):
+        monkeypatch.setattr(sys.modules[__name__], "relu", value)
+        compiled(torch.ones(3))
+    assert len(compiled.captures) == 1
+    assert compiled._values == 0
+
+
 def test_modules_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ModuleType("settings")
     settings.rate = 0.5  # type: ignore[attr-defined]

@@ -18,6 +18,7 @@ from torch import nn
 from torch.export import Dim as ExportDim
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import proxy
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tilevm.frontends import (
     torch_dims,
@@ -140,13 +141,16 @@ class Plan:
 
     fixed: (leaf, axis) of sizes 0 and 1 that stay what they are. numbers: whether they may vary.
     unify: whether guards may make sizes equal that are equal in this call. positive: whether a
-    guard excludes sizes of 0, which lets PyTorch know that x[:1] has a size of 1.
+    guard excludes sizes of 0, which lets PyTorch know that x[:1] has a size of 1. oblivious:
+    whether questions that sizes do not decide have an answer that is right for most: x[:n] is then
+    as long as the data say; else a guard says that n is no more than x.shape[0].
     """
 
     fixed: frozenset[tuple[int, int]]
     numbers: bool
     unify: bool = True
     positive: bool = False
+    oblivious: bool = True
 
 
 @dataclass(frozen=True)
@@ -325,6 +329,8 @@ def capture(
             first = first or error
             if found is not None:
                 return found
+            if isinstance(error, GuardOnDataDependentSymNode):
+                plans.insert(0, replace(plan, oblivious=False))
             plans.append(replace(plan, positive=True))
         else:
             failing = [c for c in conditions if not _holds(c, made.binds, leaves)]
@@ -392,7 +398,7 @@ def _attempt(
         shapes.append(dynamic)
     settings: Any = symbolic_config
     oblivious = settings.patch(
-        backed_size_oblivious=True, soft_pending_unbacked_not_found_error=True
+        backed_size_oblivious=plan.oblivious, soft_pending_unbacked_not_found_error=True
     )
     from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
@@ -766,9 +772,9 @@ def _conditions(
         if index not in traced and not isinstance(value, torch.Tensor):
             equal((index, -1), value)
     for symbol, (_, axis) in where.items():
-        least = sizes.least(symbol) if axis < 0 else None
+        least = sizes.least(symbol) if axis < 0 or not plan.oblivious else None
         if least is not None:
-            add(symbol, test=f" >= {least}")  # of an int, what the trace took for granted
+            add(symbol, test=f" >= {least}")  # what the trace took for granted
     if plan.positive:
         for symbol, (_, axis) in where.items():
             if axis >= 0:

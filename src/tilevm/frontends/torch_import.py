@@ -224,6 +224,7 @@ class Importer:
         self.program = runtime.new_program()
         self.result = Imported(self.program)
         self.values: dict[torch.fx.Node, Any] = {}
+        self.targets: dict[torch.fx.Node, torch.fx.Node] = {}  # result: the input it is written to
         self.items: set[int] = set()  # values that are floats read from tensors
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors

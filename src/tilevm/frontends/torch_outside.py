@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from tilevm.frontends.torch_effects import Before
 from tilevm.frontends.torch_memory import Refused, changed_memory, storages
+from tilevm.frontends.torch_tracing import set_item
 
 _MOST = 256  # that are found ahead of a trace; of more, the trace finds those that it needs
 _PREFIX = "outside_"  # of the buffers
@@ -79,6 +80,8 @@ class Traced(TorchFunctionMode):
         _check_question(func)
         given = [self.stand_in(value) for value in args]
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
+        if func is torch.Tensor.__setitem__:
+            return set_item(*given, **named)
         return func(*given, **named)
 
     def __enter__(self) -> Traced:
@@ -159,5 +162,8 @@ def check_constants(program: Any) -> None:
 
 
 def _is_real(value: Any) -> bool:
-    plain = type(value) is torch.Tensor or type(value) is nn.Parameter
-    return plain and value.layout is torch.strided and value.device.type == "cpu"
+    if type(value) is not torch.Tensor and type(value) is not nn.Parameter:
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(value):  # by vmap, say
+        return False
+    return value.layout is torch.strided and value.device.type == "cpu"

@@ -101,10 +101,15 @@ def build(
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             torch_convolutions.images(importer)
-            importer.run()
             (output,) = graph.find_nodes(op="output")
             results = output.args[0]
             results = results if isinstance(results, list | tuple) else (results,)
+            importer.targets = {
+                results[position]: placeholders[index]
+                for position, index in (writes or {}).items()
+                if isinstance(results[position], torch.fx.Node)
+            }
+            importer.run()
             torch_import.outputs(importer, results, views, writes, ordered)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard

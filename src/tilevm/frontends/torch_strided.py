@@ -89,11 +89,25 @@ def _written(b: Importer, x: int, part: Tensor, places: int, axis: int, dtype: t
     return b.add("scatter", x, index, b.cast(part.id, dtype), axis=axis)
 
 
+@row("select_scatter")
+def _select_scatter(b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, index: Any) -> int:
+    written = _in_place(b, x)
+    if written is not None:
+        return written
+    axis = axis_of(dim, x.rank)
+    if b.is_negative(index):
+        index = x.shape[axis] + index
+    return replaced(b, x, b.add("unsqueeze", part.id, axis=axis), 1, axis, index)
+
+
 @row("slice_scatter")
 def _slice_scatter(
     b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, start: Any, end: Any, step: Any
 ) -> int:
     """What lies before, the part, what lies after: a loop each, into one buffer."""
+    written = _in_place(b, x)
+    if written is not None:
+        return written
     axis = axis_of(dim, x.rank)
     start = 0 if start is None else start
     if b.is_negative(start):
@@ -103,6 +117,67 @@ def _slice_scatter(
     count = b.size(part.shape[axis])
     places = b.add("iota", size=count, start=b.size(start), step=b.size(step))
     return _written(b, x.id, part, places, axis, x.dtype)
+
+
+# Operators that put a part into a tensor: the view that the part is of.
+_PARTS = {
+    torch.ops.aten.select_scatter.default: torch.ops.aten.select.int,
+    torch.ops.aten.slice_scatter.default: torch.ops.aten.slice.Tensor,
+}
+
+
+def _number(value: Any) -> Any:
+    """An int among a node's arguments."""
+    return value.meta["val"] if isinstance(value, torch.fx.Node) else value
+
+
+def _in_place(b: Importer, x: Tensor) -> int | None:
+    """What is written to the input that it is a part of: only the part is. None: it is not so.
+
+    A loop writes along one axis, so a part begins elsewhere than at 0 on one axis at most.
+    """
+    node: Any = b.node
+    if b.targets.get(node) is not node.args[0] or node.meta["val"].is_complex():
+        return None
+    axes, starts = list(range(x.rank)), dict.fromkeys(range(x.rank), 0)
+    selected: list[int] = []
+    while True:
+        target, base, (part, *rest) = node.target, node.args[0], node.args[1:]
+        where: list[Any] = rest
+        dim = where[0] if where else 0
+        axis = axes[axis_of(dim, len(axes))]
+        if target is torch.ops.aten.select_scatter.default:
+            start = where[1]
+            selected.append(axis)
+            axes.remove(axis)
+        else:
+            start = where[1] if len(where) > 1 else 0
+            if len(where) > 3 and where[3] != 1:
+                return None
+        start = _number(start or 0)
+        if b.is_negative(start):
+            return None
+        starts[axis] = starts[axis] + start
+        view = part.args[0] if part.target in _PARTS else None
+        if view is None:
+            break
+        if view.target is not _PARTS[target] or view.args[0] is not base:
+            return None
+        if [b.size(_number(i)) for i in view.args[1:] if i is not None] != [
+            b.size(_number(i)) for i in where if i is not None
+        ]:
+            return None
+        node = part
+    begins = [axis for axis, start in starts.items() if not (is_number(start) and start == 0)]
+    if len(begins) > 1:
+        return None
+    value = b.values[b.resolve(part)]
+    placed, fake = value.id, value.fake
+    for axis in sorted(selected):
+        placed, fake = b.add("unsqueeze", placed, axis=axis), fake.unsqueeze(axis)
+    axis = begins[0] if begins else 0
+    places = b.add("iota", size=b.size(fake.shape[axis]), start=b.size(starts[axis]), step=1)
+    return _written(b, x.id, Tensor(placed, fake), places, axis, x.dtype)
 
 
 _MOST_GATHERED = 1 << 12

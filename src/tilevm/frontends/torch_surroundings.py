@@ -6,6 +6,7 @@ that it knows and functions of its modules show. A capture holds for the values 
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import inspect
@@ -173,6 +174,14 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names, inner))
 
 
+@functools.lru_cache(4096)
+def _globals_of(code: CodeType) -> frozenset[str]:
+    """The names that are variables, not attributes."""
+    inner = (c for c in code.co_consts if isinstance(c, CodeType))
+    loads = (step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    return frozenset(step.argval for step in loads).union(*map(_globals_of, inner))
+
+
 def _unwrapped(member: Any) -> Any:
     if isinstance(member, property):
         member = member.fget
@@ -252,6 +261,8 @@ def _places(
             continue
         scope = function.__globals__
         read = {name for name in _names(function.__code__) if name in scope}
+        if read:
+            read &= _globals_of(function.__code__)
         scopes.setdefault(id(scope), (scope, set()))[1].update(read)
         for cell in function.__closure__ or ():
             yield Place(cell, None)

@@ -136,6 +136,27 @@ def _recurrent() -> Iterator[None]:
                 setattr(module, name, function)
 
 
+def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+    """`tensor[index] = value`, for which PyTorch would take a symbol in `index` for one number."""
+    items = index if isinstance(index, tuple) else (index,)
+    symbols = any(issubclass(type(item), torch.SymInt) for item in items)
+    basic = all(isinstance(i, slice | int) and type(i) is not bool for i in _without_dots(items))
+    if not (symbols and basic):
+        tensor[index] = value
+        return
+    there = tensor[index]
+    if not isinstance(value, torch.Tensor):
+        there.fill_(value)
+        return
+    while value.dim() > there.dim() and value.shape[0] == 1:
+        value = value[0]
+    there.copy_(value)
+
+
+def _without_dots(items: tuple[Any, ...]) -> Iterator[Any]:
+    return (item for item in items if item is not None and item is not Ellipsis)
+
+
 def _asks(symbolic: type, plain: type) -> type:
     """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
 

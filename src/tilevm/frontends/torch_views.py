@@ -172,14 +172,6 @@ def _select(b: Importer, out: Any, x: Tensor, dim: int, index: Any) -> int:
     return b.add("select", x.id, axis=axis, index=b.size(index))
 
 
-@row("select_scatter")
-def _select_scatter(b: Importer, out: Any, x: Tensor, part: Tensor, dim: int, index: Any) -> int:
-    axis = axis_of(dim, x.rank)
-    if b.is_negative(index):
-        index = x.shape[axis] + index
-    return replaced(b, x, b.add("unsqueeze", part.id, axis=axis), 1, axis, index)
-
-
 def replaced(b: Importer, x: Tensor, part: int, length: Any, axis: int, start: Any) -> int:
     """`x` with `part` in place of what is at start .. start + length."""
     values = [part]
