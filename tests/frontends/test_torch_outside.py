@@ -363,3 +363,47 @@ def test_writes_out_of_range_change_nothing(write: Callable[..., None]) -> None:
             else:
                 torch.testing.assert_close(*outcomes)
             torch.testing.assert_close(dict(module.named_buffers()), dict(eager.named_buffers()))
+
+
+class Decoder(nn.Module):
+    keys: Any
+    values: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.project = nn.Linear(8, 24)
+        self.register_buffer("keys", torch.zeros(3, 20, 2, 4))
+        self.register_buffer("values", torch.zeros(3, 20, 2, 4))
+
+    def forward(self, x: Any, at: int) -> Any:
+        rows, end = x.shape[0], at + x.shape[1]
+        query, key, value = (
+            part.view(rows, x.shape[1], 2, 4) for part in self.project(x).chunk(3, -1)
+        )
+        self.keys[:rows, at:end] = key
+        self.values[:rows, at:end] = value
+        found = nn.functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            self.keys[:rows, :end].transpose(1, 2),
+            self.values[:rows, :end].transpose(1, 2),
+        )
+        return found.transpose(1, 2).reshape(rows, x.shape[1], 8)
+
+
+def test_attention_over_a_cache() -> None:
+    eager, module = Decoder(), Decoder()
+    compiled = tilevm.compile(module)
+    tilevm.stats.reset()
+    at = 0
+    with torch.no_grad():
+        for length in (4, 1, 3, 1, 1, 2, 1, 7):
+            x = torch.randn(2, length, 8)
+            torch.testing.assert_close(compiled(x, at), eager(x, at), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(module.state_dict(), eager.state_dict())
+            at += length
+    assert at == 20  # it is full
+    counts = tilevm.stats()
+    assert not counts["flushes"]
+    assert not counts["callouts"]
+    assert counts["captures"] <= 3, compiled.guards

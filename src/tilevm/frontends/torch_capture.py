@@ -329,9 +329,10 @@ def capture(
             first = first or error
             if found is not None:
                 return found
-            if isinstance(error, GuardOnDataDependentSymNode):
-                plans.insert(0, replace(plan, oblivious=False))
             plans.append(replace(plan, positive=True))
+            if isinstance(error, GuardOnDataDependentSymNode):
+                # PyTorch then takes for granted that sizes are 2 or more, unless they are fixed.
+                plans.insert(0, replace(plan, fixed=small, oblivious=False))
         else:
             failing = [c for c in conditions if not _holds(c, made.binds, leaves)]
             if found is not None:
