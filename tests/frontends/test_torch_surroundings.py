@@ -35,6 +35,8 @@ class Model(nn.Module):
         self.unused = 0
         self.config = SimpleNamespace(factor=3)
         self.act = torch.relu
+        self.shared: list[float] = []
+        self.also: dict[str, list[float]] = {}
 
     @property
     def halved(self) -> float:
@@ -79,6 +81,15 @@ def test_what_is_read_and_what_not() -> None:
         model.temperature = temperature
         same(compiled, model, x)
     assert len(compiled._tilevm.captures) == 2
+
+
+def test_containers_stay_the_objects_that_they_are() -> None:
+    model, shared = Model(), [1.0, 2.0]
+    model.shared, model.also = shared, {"a": shared}
+    compiled = tilevm.compile(model)
+    same(compiled, model, torch.randn(3, 4))
+    assert model.shared is shared
+    assert model.also["a"] is shared
 
 
 def by_global(x: Any) -> Any:

@@ -22,7 +22,7 @@ _MOST = 50_000  # containers that are looked at
 _DICTS = (dict, OrderedDict, defaultdict)
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
-_FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
+FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
 
 
 class Effects(Refused):
@@ -199,7 +199,7 @@ def _difference(now: Any, then: Any) -> str:
     if not isinstance(now, dict):
         return "" if _same_items(now, then) else f"a {type(now).__name__}"
     names = [k for k in {**then, **now} if not _same(now.get(k, now), then.get(k, then))]
-    names = [k for k in names if k not in _FOLLOWING]
+    names = [k for k in names if k not in FOLLOWING]
     return f"the attribute or key {names[0]!r}" if names else ""
 
 

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilevm.frontends.torch_effects import is_foreign
+from tilevm.frontends.torch_effects import FOLLOWING, is_foreign
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
 _ABSENT = object()
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
 # Attributes of modules that their state has, and what recurrent ones keep of their parameters.
-_UNREAD = {"training", "_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"}
+_UNREAD = {"training", "_parameters", "_buffers", "_modules", *FOLLOWING}
 
 
 @dataclass(frozen=True)

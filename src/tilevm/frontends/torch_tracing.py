@@ -8,19 +8,20 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from torch.export import _trace
 from torch.fx import graph_module
 from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
 
 from tilevm.config import config
-from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_effects import FOLLOWING, Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_recurrent import CELLS, LAYERS
 
@@ -36,6 +37,26 @@ def export() -> Iterator[None]:
     """All that holds for every trace."""
     with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent():
         yield
+
+
+@contextmanager
+def containers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Leave lists, tuples and dicts among attributes the objects that they are.
+
+    Export puts equal ones in their place, which others do not share.
+    """
+    before = [
+        (held, key, value)
+        for held in map(vars, modules)
+        for key, value in held.items()
+        if type(value) in (list, tuple, dict) and key not in FOLLOWING
+    ]
+    try:
+        yield
+    finally:
+        for held, key, value in before:
+            if held.get(key) is not value and type(held.get(key)) is type(value):
+                held[key] = value
 
 
 @contextmanager
