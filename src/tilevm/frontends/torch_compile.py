@@ -315,8 +315,10 @@ class Compiled(Dispatch):
         elif state.updates == updates:
             return state  # other objects that are equal
         self._ready.clear()
-        for capture in self.captures:
-            capture.settled = False
+        for family in self._families.values():
+            family.settled = False
+            for capture in family.captures:
+                capture.settled = False
         self._values = self._known_values.setdefault(state.values, len(self._known_values))
         return state
 
