@@ -612,7 +612,7 @@ def compile(
         again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
         `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
         What it reads besides (globals, closures, attributes, items of lists and dicts) may change:
-        tensors are inputs, other values a reason to capture again, up to 16 of them. Not seen:
+        tensors are inputs, other values or shapes a reason to capture again, up to 16. Not seen:
         attributes of objects with `__slots__`, names that only `getattr` knows, more than 64 items,
         elements of NumPy's arrays, files, the clock. What is printed happens at captures only.
     dims: facts about sizes, by argument and axis: `{"x": {0: tilevm.Dim(min=1, multiple_of=8)}}`,

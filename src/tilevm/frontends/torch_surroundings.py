@@ -121,10 +121,11 @@ class Surroundings:
 
 def _moves(value: Any) -> bool:
     """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
-    kind = type(value)
-    if kind.__module__ != "builtins" and not is_foreign(kind.__module__):
-        return False
-    return isinstance(value, Iterator) or kind.__name__ in ("Random", "RandomState", "Generator")
+    package = type(value).__module__.partition(".")[0]
+    draws = type(value).__name__ in ("Random", "RandomState", "Generator")
+    if package in ("random", "numpy") and draws:  # a graph with PyTorch's is refused anyway
+        return True
+    return isinstance(value, Iterator) and (package == "builtins" or is_foreign(package))
 
 
 def _is_leaf(value: Any) -> bool:
@@ -216,7 +217,7 @@ def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
         for name, member in members:
             if name in names:
                 add(member)
-        for function in list(found)[:]:
+        for function in list(found):
             for value in _referred(function, names):
                 if not is_foreign(getattr(value, "__module__", None)):
                     add(value)
