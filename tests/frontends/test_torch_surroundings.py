@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import tilevm  # noqa: E402
-from tilevm.frontends.torch_compile import MOST_VALUES  # noqa: E402
+from tilevm.frontends.torch_compiled import MOST_VALUES  # noqa: E402
 
 scale: Any = 2.0
 table = {"shift": 1.0, "more": [1.0, 2.0]}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
+from tilevm.frontends import torch_callouts
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor
 
@@ -36,7 +37,7 @@ def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Ten
         else:
             raise Refused(f"{name} takes a {type(operand).__name__}")
     choose.__name__ = choose.__qualname__ = name
-    return b.call(choose, name, "it chooses as it runs", inputs, list(value))
+    return torch_callouts.call(b, choose, name, "it chooses as it runs", inputs, list(value))
 
 
 def _inner(b: Importer, graph: torch.fx.GraphModule, operands: list[Any]) -> Run:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +12,21 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends import torch_branches, torch_complex, torch_data, torch_tokens
+from tilevm.frontends import torch_branches, torch_callouts, torch_data, torch_tokens
+from tilevm.frontends.torch_imported import FloatInput, Imported, memory_of, short_name
 from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
     functional,
-    may_alias,
-    storages,
-    view_of,
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
-from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
-from tilevm.frontends.torch_transforms import PARTS, is_complex, row_of
-from tilevm.frontends.torch_views import squeezed
-from tilevm.ir.types import DTYPES
+from tilevm.frontends.torch_sizes import Sizes, Untranslatable
+from tilevm.frontends.torch_transforms import is_complex, row_of
 from tilevm.runtime import program as runtime
 
 MAX_RANK = 8
-
-# C functions with the operator's signature that are quicker to call than the OpOverload.
-FAST: dict[str, Callable[..., Any]] = {
-    "aten.mm.default": torch.mm,
-    "aten.bmm.default": torch.bmm,
-    "aten.addmm.default": torch.addmm,
-    "aten.baddbmm.default": torch.baddbmm,
-    "aten.matmul.default": torch.matmul,
-    "aten.linear.default": torch._C._nn.linear,
-    "aten.scaled_dot_product_attention.default": torch._C._nn.scaled_dot_product_attention,
-    "aten.cumsum.default": torch.cumsum,
-    "aten.sort.default": torch.sort,
-    "aten.topk.default": torch.topk,
-}
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {
@@ -77,95 +57,6 @@ class Unify(Exception):
         self.gone, self.kept = gone, kept
 
 
-class FloatInput:
-    """Stands for an input that is a Python float: the graph has a tensor and reads its item."""
-
-
-@dataclass(frozen=True)
-class CallOut:
-    """An operator that stays PyTorch's: which, why, where."""
-
-    name: str
-    reason: str
-    line: str | None
-
-
-@dataclass
-class Imported:
-    """A program and what calling it takes.
-
-    `memory`: for each input and each output of the program, what identifies the memory that it has
-    in eager code.
-    `written`: per output of the program the input of the graph that it is written to, or -1.
-    `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
-    or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
-    ("conj", index), of which it is the conjugate, or ("const", value).
-    """
-
-    program: runtime.Program | None
-    targets: list[Callable[..., Any]] = field(default_factory=list)
-    callouts: list[CallOut] = field(default_factory=list)
-    outputs: list[Any] = field(default_factory=list)
-    orders: list[Sequence[int] | None] = field(default_factory=list)
-    whole: list[bool] = field(default_factory=list)
-    written: list[int] = field(default_factory=list)
-    complex_inputs: list[int] = field(default_factory=list)  # which of the program are complex
-    complex_outputs: list[int] = field(default_factory=list)
-    memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
-    int_symbols: dict[int, str] = field(default_factory=dict)
-    float_inputs: list[int] = field(default_factory=list)
-    input_names: list[str] = field(default_factory=list)
-    passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
-    assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
-    draws: bool = False  # whether it draws random numbers
-    brings: bool = False  # whether data bring sizes
-    pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
-
-    def compile(
-        self,
-        knobs: Mapping[str, Any],
-        frozen: Collection[int] = (),
-        detached: bool = False,
-        apart: bool = False,
-    ) -> Callable[..., Any]:
-        """The executable, with these knobs of its own. The program is used up.
-
-        frozen: inputs of the graph whose elements do not change. detached: results that share
-        memory are no views of each other, as autograd sees it. apart: inputs that are written
-        must share no memory with others.
-        """
-        program, self.program = self.program, None
-        assert program is not None
-        number: dict[int, int] = {}
-        places = {place: i for i, place in enumerate(self.passed)}
-        groups = [[number.setdefault(m, len(number)) for m in side] for side in self.memory]
-        # The core tries PyTorch's functions when it first needs them: on real tensors.
-        with _disable_current_modes():
-            return runtime.compile_program(
-                program,
-                self.targets,
-                framework="torch",
-                input_names=self.input_names,
-                int_symbols=self.int_symbols,
-                output_orders=self.orders,
-                whole_outputs=self.whole,
-                memory_groups=(groups[0], groups[1]),
-                frozen=[i for i, place in enumerate(self.passed) if place in frozen],
-                written_to=[places.get(place, -1) for place in self.written],
-                apart=apart,
-                complex_inputs=self.complex_inputs,
-                complex_outputs=self.complex_outputs,
-                detached=detached,
-                **knobs,
-            )
-
-
-def short_name(dtype: torch.dtype) -> str:
-    """`float32` for torch.float32, and for its pairs; `opaque` for what kernels do not know."""
-    name = str(PARTS.get(dtype, dtype))[6:]
-    return name if name in DTYPES else "opaque"
-
-
 _LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
@@ -180,30 +71,6 @@ def line_of(node: torch.fx.Node) -> str | None:
     users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
     path, _, rest = (users or frames)[-1]
     return f"{path.rpartition('/')[2]}:{rest.partition(',')[0].partition(chr(10))[0]}"
-
-
-def hints(sizes: Iterable[Any]) -> list[int]:
-    """Sizes as they are in the example; adds no guard."""
-    return [s if isinstance(s, int) else int(s.node.hint) for s in sizes]
-
-
-def order_of(value: torch.Tensor) -> list[int] | None:
-    """Dims outermost to innermost if the layout is dense, else None."""
-    try:
-        shape, strides = hints(value.shape), hints(value.stride())
-    except (AttributeError, TypeError):
-        return None
-    dims = [d for d, n in enumerate(shape) if n != 1]
-    order = sorted(dims, key=lambda d: -strides[d])
-    expected = 1
-    for d in reversed(order):
-        if strides[d] != expected:
-            return None
-        expected *= shape[d]
-    if order == dims:
-        return list(range(len(shape)))
-    inner = set(order)
-    return [d for d in range(len(shape)) if d not in inner] + order
 
 
 class Importer:
@@ -355,6 +222,12 @@ class Importer:
                 if a.node.hint == b.node.hint is not None:
                     raise Unify(other, one)
         return False
+
+    def call_out(
+        self, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
+    ) -> Any:
+        """Leave the operator to PyTorch."""
+        return torch_callouts.call_out(self, target, name, arguments, value, reason)
 
     # Nodes --------------------------------------------------------------------------------------
 
@@ -548,133 +421,6 @@ class Importer:
             return [self.held(item) for item in argument]
         return argument
 
-    # Call-outs ----------------------------------------------------------------------------------
-
-    def call_out(
-        self, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
-    ) -> Any:
-        """Leave the operator to PyTorch."""
-        assert self.node is not None
-        torch_data.bring(self, self.node)
-        several = isinstance(value, tuple | list)
-        fakes = list(value) if several else [value]
-        present = [i for i, fake in enumerate(fakes) if fake is not None]
-        if target._schema.name == "aten::squeeze":
-            squeezed(self, *arguments)  # its rank depends on sizes, whoever runs it
-        function, inputs = self.bind(target, name, arguments)
-        if isinstance(value, list) or len(present) < len(fakes):
-            function = _as_tuple(function, present)
-        made = iter(self.call(function, name, reason, inputs, [fakes[i] for i in present]))
-        results = tuple(None if fake is None else next(made) for fake in fakes)
-        return results if several else results[0]
-
-    def call(
-        self,
-        function: Callable[..., Any],
-        name: str,
-        reason: str,
-        inputs: list[int],
-        fakes: list[Any],
-    ) -> list[Tensor]:
-        """Append a call-out to `function`, whose results are like `fakes`."""
-        if not all(isinstance(fake, torch.Tensor) for fake in fakes):
-            raise Refused(f"{name} returns something that is not a tensor")
-        types = [(short_name(f.dtype), False, tuple(self.held_shape(f))) for f in fakes]
-        self.result.callouts.append(CallOut(name, reason, self.line))
-        first = self.program.call(len(self.result.targets), inputs, types)
-        given = [i for i, value in enumerate(inputs) if value in self.complex_values]
-        made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
-        self.result.targets.append(torch_complex.around(function, name, given, made))
-        self.complex_values.update(first + i for i in made)
-        return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
-
-    def bind(
-        self, target: OpOverload, name: str, arguments: list[Any]
-    ) -> tuple[Callable[..., Any], list[int]]:
-        """A function of the values in order that calls `target`, and the values.
-
-        The function is PyTorch's own where the arguments are just the tensors.
-        """
-        schema = target._schema.arguments
-        function = FAST.get(name, target)
-        last = len(arguments)
-        while last and schema[last - 1].has_default_value():
-            default = schema[last - 1].default_value
-            if arguments[last - 1] is not default and not _same(arguments[last - 1], default):
-                break
-            last -= 1
-        inputs: list[int] = []
-        constants: dict[str, Any] = {"f": function, **MODULES}
-        parts: list[str] = []
-        plain = True
-        for argument, given in zip(schema[:last], arguments, strict=False):
-            if argument.has_default_value() and _same(given, argument.default_value):
-                if argument.kwarg_only:
-                    continue
-            elif isinstance(given, Tensor) and not argument.kwarg_only:
-                inputs.append(given.id)
-                parts.append(f"a{len(inputs) - 1}")
-                continue
-            plain = False
-            text = self.source(given, inputs, constants)
-            parts.append(f"{argument.name}={text}" if argument.kwarg_only else text)
-        if plain:
-            return function, inputs
-        names = ", ".join(f"a{i}" for i in range(len(inputs)))
-        bound = eval(f"lambda {names}: f({', '.join(parts)})", constants)
-        bound.__name__ = bound.__qualname__ = name
-        return bound, inputs
-
-    def source(self, given: Any, inputs: list[int], constants: dict[str, Any]) -> str:
-        """Python source of an argument of a call-out; values it needs are appended to `inputs`."""
-        if isinstance(given, Tensor):
-            inputs.append(given.id)
-            return f"a{len(inputs) - 1}"
-        if isinstance(given, list | tuple):
-            return f"[{', '.join(self.source(item, inputs, constants) for item in given)}]"
-        if isinstance(given, torch.SymInt):
-            text = self.size(given)
-            if isinstance(text, int):
-                return str(text)
-            inputs.append(self.number(given))
-            return f"int(a{len(inputs) - 1})"
-        if isinstance(given, torch.SymFloat):
-            return f"float({self.computed(given, inputs)})"
-        if isinstance(given, torch.SymBool):
-            return self.computed(given, inputs)
-        if isinstance(given, bool | int) or given is None:
-            return repr(given)
-        constants[f"c{len(constants)}"] = given
-        return f"c{len(constants) - 1}"
-
-    def computed(self, given: Any, inputs: list[int]) -> str:
-        """A float or bool computed from sizes, as Python source."""
-        names: dict[Any, str] = {}
-        for symbol in given.node.expr.free_symbols:
-            known = self.values.get(symbol)
-            size = self.sizes.symbol_text(symbol) if known is None else None
-            inputs.append(int(known) if known is not None else self.add("size_value", size=size))
-            names[symbol] = f"a{len(inputs) - 1}"
-        return self.sizes.python(given.node.expr, names)
-
-
-def _as_tuple(function: Callable[..., Any], present: Sequence[int]) -> Callable[..., Any]:
-    """The same with a tuple of those results; the others are None."""
-
-    def as_tuple(*values: Any) -> tuple[Any, ...]:
-        results = function(*values)
-        return tuple(results[i] for i in present)
-
-    as_tuple.__name__ = getattr(function, "__name__", "call")
-    return as_tuple
-
-
-def _same(a: Any, b: Any) -> bool:
-    """Whether an argument has its default's value."""
-    if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
-        return False
-    return type(a) is type(b) and bool(a == b)
-
 
 def _float_of(node: torch.fx.Node, value: torch.Tensor) -> torch.SymFloat | None:
     """The float that Dynamo has put this input in the place of: the graph only reads its item.
@@ -694,90 +440,3 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def _source(node: torch.fx.Node) -> Any:
-    """Metadata of a node's first argument."""
-    return node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
-
-
-def memory_of(value: Any, node: torch.fx.Node) -> int:
-    """What identifies the memory of a value; `node` where it has none to share."""
-    return next(iter(storages(value)), id(node))
-
-
-def outputs(
-    importer: Importer,
-    results: Sequence[Any],
-    views: bool = True,
-    writes: Mapping[int, int] | None = None,
-    ordered: int | None = None,
-) -> None:
-    """Append the graph's outputs. With `views`, those that alias an input stay views of it.
-
-    writes: results, by index, that are written to an input. ordered: how many results have to lie
-    in memory as in eager code; None: all.
-    """
-    result = importer.result
-    places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
-    given = {m for node in places for m in storages(node.meta.get("val"))}
-    seen: dict[tuple[int, int], int] = {}
-    for position, item in enumerate(results):
-        target = (writes or {}).get(position, -1)
-        if not isinstance(item, torch.fx.Node):
-            result.outputs.append(("const", item))
-            continue
-        node = importer.resolve(item)
-        view = view_of(importer, node, places) if views else None
-        if view is not None:
-            result.outputs.append(view)
-            continue
-        value = importer.values.get(node)
-        if isinstance(value, Tensor):
-            # Not the value's own metadata: a copy is the same value with memory of its own.
-            fake = node.meta["val"]
-            if short_name(fake.dtype) == "opaque":
-                target = -1  # the core does not know how large its elements are
-            lazily = is_complex(fake) and fake.is_conj() and target < 0
-            if lazily:  # in memory as in eager code, which conjugates when elements are read
-                value = torch_complex.conj(importer, fake, value)
-            memory = memory_of(fake, node)
-            if views and memory in given:
-                raise Refused(f"a result is a view of an input that {node.target} makes")
-            if views and may_alias(node) and given.intersection(storages(_source(node))):
-                for size in _source(node).shape:  # with a size of 1 it may be no copy
-                    importer.not_one(size)
-            place = (value.id, memory if target < 0 else ~target)
-            if place not in seen:
-                if is_complex(fake):
-                    result.complex_outputs.append(len(seen))
-                seen[place] = len(seen)
-                importer.program.output(value.id)
-                result.memory[1].append(memory)
-                asked = ordered is None or position < ordered
-                order = order_of(fake) if asked else None
-                last = [fake.dim()] if is_complex(fake) else []
-                result.orders.append(None if order is None else [*order, *last])
-                result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
-                result.written.append(target)
-            result.outputs.append(("conj", seen[place]) if lazily else seen[place])
-            continue
-        known = node.meta.get("val")
-        if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
-            importer, known
-        ):
-            if isinstance(known, torch.SymFloat) and not known.node.expr.is_Symbol:
-                raise torch_data.UsedInPython("a float that Python computes from data is a result")
-            importer.program.output(importer.number(known))
-            seen[len(seen), 0] = len(seen)  # a place of its own
-            result.memory[1].append(id(node))
-            result.orders.append(None)
-            result.whole.append(False)
-            result.written.append(-1)
-            result.outputs.append(("item", len(seen) - 1))
-        elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
-            result.outputs.append(("size", known))
-        elif isinstance(known, int | float | bool) or known is None:
-            result.outputs.append(("const", known))
-        else:
-            raise Refused(f"output {node} is a {type(known).__name__}")

@@ -20,9 +20,10 @@ from tilevm.frontends import (
     torch_convolutions,
     torch_decompose,
     torch_frozen,
-    torch_import,
+    torch_imported,
 )
-from tilevm.frontends.torch_import import FloatInput, Imported, Importer, Unify
+from tilevm.frontends.torch_import import Importer, Unify
+from tilevm.frontends.torch_imported import FloatInput, Imported
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.ir.types import Dim
@@ -110,7 +111,7 @@ def build(
                 if isinstance(results[position], torch.fx.Node)
             }
             importer.run()
-            torch_import.outputs(importer, results, views, writes, ordered)
+            torch_imported.outputs(importer, results, views, writes, ordered)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:

@@ -13,6 +13,7 @@ import torch
 import torch.fx
 from torch._ops import OpOverload
 
+from tilevm.frontends import torch_callouts
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor
 
@@ -35,7 +36,9 @@ def call(b: Importer, node: torch.fx.Node, value: Any) -> tuple[Any, ...]:
     token, target, *given = node.args
     if not isinstance(target, OpOverload) or target._schema.is_mutable:
         raise Refused(f"the graph calls with_effects of {target}")
-    function, inputs = b.bind(target, str(target), b.arguments(target, given, node.kwargs))
+    function, inputs = torch_callouts.bind(
+        b, target, str(target), b.arguments(target, given, node.kwargs)
+    )
     count = len(inputs)
     assert isinstance(token, torch.fx.Node)
     before = b.values.get(b.resolve(token))
@@ -50,5 +53,5 @@ def call(b: Importer, node: torch.fx.Node, value: Any) -> tuple[Any, ...]:
 
     run.__name__ = run.__qualname__ = str(target)
     fakes = [fake for fake in value if fake is not None]
-    made = iter(b.call(run, str(target), "it has an effect", inputs, fakes))
+    made = iter(torch_callouts.call(b, run, str(target), "it has an effect", inputs, fakes))
     return tuple(None if fake is None else next(made) for fake in value)

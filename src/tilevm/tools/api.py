@@ -20,7 +20,7 @@ what](../CONTRIBUTING.md#versions)). The command line says what it takes by `til
 """
 # Classes whose methods users call, by the name under which they get at them.
 METHODS = {
-    "tilevm.compile(f)": ("tilevm.frontends.torch_compile", "Compiled"),
+    "tilevm.compile(f)": ("tilevm.frontends.torch_compiled", "Compiled"),
     "tilevm.kernel(f)": ("tilevm.frontends.kernel", "Kernel"),
     "tilevm.explain(f)(...)": ("tilevm.tools.explanation", "Explanation"),
     "tilevm.explain(f, recorded=True)(...)": ("tilevm.tools.explanation", "Recording"),

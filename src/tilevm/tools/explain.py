@@ -68,7 +68,8 @@ def explain(
             return _explain_recorded(function, args, kwargs, asm)
         if hasattr(function, "variants") and hasattr(function, "graph"):
             return _explain_kernel(function, args, kwargs, asm, runs, save)
-        from tilevm.frontends.torch_compile import Compiled, CompiledModule, compile
+        from tilevm.frontends.torch_compile import CompiledModule, compile
+        from tilevm.frontends.torch_compiled import Compiled
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
         compiled = made._tilevm if isinstance(made, CompiledModule) else made

@@ -1,0 +1,164 @@
+"""Operators that stay PyTorch's: calls to its functions inside programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._ops import OpOverload
+
+from tilevm.frontends import torch_complex, torch_data
+from tilevm.frontends.torch_imported import CallOut, short_name
+from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_ops import Tensor
+from tilevm.frontends.torch_sizes import MODULES
+from tilevm.frontends.torch_transforms import is_complex
+from tilevm.frontends.torch_views import squeezed
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+# C functions with the operator's signature that are quicker to call than the OpOverload.
+FAST: dict[str, Callable[..., Any]] = {
+    "aten.mm.default": torch.mm,
+    "aten.bmm.default": torch.bmm,
+    "aten.addmm.default": torch.addmm,
+    "aten.baddbmm.default": torch.baddbmm,
+    "aten.matmul.default": torch.matmul,
+    "aten.linear.default": torch._C._nn.linear,
+    "aten.scaled_dot_product_attention.default": torch._C._nn.scaled_dot_product_attention,
+    "aten.cumsum.default": torch.cumsum,
+    "aten.sort.default": torch.sort,
+    "aten.topk.default": torch.topk,
+}
+
+
+def call_out(
+    b: Importer, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
+) -> Any:
+    """Leave the operator to PyTorch."""
+    assert b.node is not None
+    torch_data.bring(b, b.node)
+    several = isinstance(value, tuple | list)
+    fakes = list(value) if several else [value]
+    present = [i for i, fake in enumerate(fakes) if fake is not None]
+    if target._schema.name == "aten::squeeze":
+        squeezed(b, *arguments)  # its rank depends on sizes, whoever runs it
+    function, inputs = bind(b, target, name, arguments)
+    if isinstance(value, list) or len(present) < len(fakes):
+        function = _as_tuple(function, present)
+    made = iter(call(b, function, name, reason, inputs, [fakes[i] for i in present]))
+    results = tuple(None if fake is None else next(made) for fake in fakes)
+    return results if several else results[0]
+
+
+def call(
+    b: Importer,
+    function: Callable[..., Any],
+    name: str,
+    reason: str,
+    inputs: list[int],
+    fakes: list[Any],
+) -> list[Tensor]:
+    """Append a call-out to `function`, whose results are like `fakes`."""
+    if not all(isinstance(fake, torch.Tensor) for fake in fakes):
+        raise Refused(f"{name} returns something that is not a tensor")
+    types = [(short_name(f.dtype), False, tuple(b.held_shape(f))) for f in fakes]
+    b.result.callouts.append(CallOut(name, reason, b.line))
+    first = b.program.call(len(b.result.targets), inputs, types)
+    given = [i for i, value in enumerate(inputs) if value in b.complex_values]
+    made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
+    b.result.targets.append(torch_complex.around(function, name, given, made))
+    b.complex_values.update(first + i for i in made)
+    return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
+
+
+def bind(
+    b: Importer, target: OpOverload, name: str, arguments: list[Any]
+) -> tuple[Callable[..., Any], list[int]]:
+    """A function of the values in order that calls `target`, and the values.
+
+    The function is PyTorch's own where the arguments are just the tensors.
+    """
+    schema = target._schema.arguments
+    function = FAST.get(name, target)
+    last = len(arguments)
+    while last and schema[last - 1].has_default_value():
+        default = schema[last - 1].default_value
+        if arguments[last - 1] is not default and not _same(arguments[last - 1], default):
+            break
+        last -= 1
+    inputs: list[int] = []
+    constants: dict[str, Any] = {"f": function, **MODULES}
+    parts: list[str] = []
+    plain = True
+    for argument, given in zip(schema[:last], arguments, strict=False):
+        if argument.has_default_value() and _same(given, argument.default_value):
+            if argument.kwarg_only:
+                continue
+        elif isinstance(given, Tensor) and not argument.kwarg_only:
+            inputs.append(given.id)
+            parts.append(f"a{len(inputs) - 1}")
+            continue
+        plain = False
+        text = _source_of(b, given, inputs, constants)
+        parts.append(f"{argument.name}={text}" if argument.kwarg_only else text)
+    if plain:
+        return function, inputs
+    names = ", ".join(f"a{i}" for i in range(len(inputs)))
+    bound = eval(f"lambda {names}: f({', '.join(parts)})", constants)
+    bound.__name__ = bound.__qualname__ = name
+    return bound, inputs
+
+
+def _source_of(b: Importer, given: Any, inputs: list[int], constants: dict[str, Any]) -> str:
+    """Python source of an argument of a call-out; values it needs are appended to `inputs`."""
+    if isinstance(given, Tensor):
+        inputs.append(given.id)
+        return f"a{len(inputs) - 1}"
+    if isinstance(given, list | tuple):
+        return f"[{', '.join(_source_of(b, item, inputs, constants) for item in given)}]"
+    if isinstance(given, torch.SymInt):
+        text = b.size(given)
+        if isinstance(text, int):
+            return str(text)
+        inputs.append(b.number(given))
+        return f"int(a{len(inputs) - 1})"
+    if isinstance(given, torch.SymFloat):
+        return f"float({_computed(b, given, inputs)})"
+    if isinstance(given, torch.SymBool):
+        return _computed(b, given, inputs)
+    if isinstance(given, bool | int) or given is None:
+        return repr(given)
+    constants[f"c{len(constants)}"] = given
+    return f"c{len(constants) - 1}"
+
+
+def _computed(b: Importer, given: Any, inputs: list[int]) -> str:
+    """A float or bool computed from sizes, as Python source."""
+    names: dict[Any, str] = {}
+    for symbol in given.node.expr.free_symbols:
+        known = b.values.get(symbol)
+        size = b.sizes.symbol_text(symbol) if known is None else None
+        inputs.append(int(known) if known is not None else b.add("size_value", size=size))
+        names[symbol] = f"a{len(inputs) - 1}"
+    return b.sizes.python(given.node.expr, names)
+
+
+def _as_tuple(function: Callable[..., Any], present: Sequence[int]) -> Callable[..., Any]:
+    """The same with a tuple of those results; the others are None."""
+
+    def as_tuple(*values: Any) -> tuple[Any, ...]:
+        results = function(*values)
+        return tuple(results[i] for i in present)
+
+    as_tuple.__name__ = getattr(function, "__name__", "call")
+    return as_tuple
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether an argument has its default's value."""
+    if isinstance(a, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool):
+        return False
+    return type(a) is type(b) and bool(a == b)

@@ -1,0 +1,519 @@
+"""What `tilevm.compile` makes of a function or module: captured once for all sizes.
+
+A call's arguments are flattened to tensors and numbers; what remains (structure, element types,
+ranks, constants) and the modes of PyTorch are the key of a capture. A capture has guards over the
+sizes and numbers of a call; where none holds, there is a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dynamo.exc import TorchDynamoException
+from torch._subclasses import fake_tensor
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils._device import DeviceContext
+
+from tilevm.config import config
+from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult
+from tilevm.frontends import (
+    torch_capture,
+    torch_check,
+    torch_dims,
+    torch_guards,
+    torch_memory,
+    torch_tree,
+)
+from tilevm.frontends.captures import capturing
+from tilevm.frontends.torch_assemble import Capture
+from tilevm.frontends.torch_data import UsedInPython
+from tilevm.frontends.torch_differentiate import (
+    differentiates,
+    is_differentiated,
+    is_of_the_whole,
+    own_code,
+)
+from tilevm.frontends.torch_dims import Dims
+from tilevm.frontends.torch_eager import fuse
+from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_program import reason_of
+from tilevm.frontends.torch_state import State, modules_of
+from tilevm.runtime.program import Dispatch, add_variant
+from tilevm.stats import stats
+
+# Captures of a function that changes something else (the first may set it up), or that Dynamo
+# cannot trace (other arguments may be simpler).
+MOST_EFFECTS = 4
+# One operator cannot be traced: the others can be recorded.
+_OPERATOR = (
+    fake_tensor.DataDependentOutputException
+    | fake_tensor.DynamicOutputShapeException
+    | fake_tensor.UnsupportedOperatorException
+)
+MOST_VALUES = 16  # of what a function reads besides its arguments
+MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
+
+_is_inference = torch.is_inference_mode_enabled
+_is_autocast = torch.is_autocast_enabled
+_has_grad = torch.is_grad_enabled
+_transform = torch._C._functorch.peek_interpreter_stack
+_function_modes = torch._C._len_torch_function_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_default_dtype = torch.get_default_dtype
+
+UNSEEN = (
+    "Not seen: attributes of objects with `__slots__`, names that only `getattr` knows,\n"
+    "items of lists and dicts of more than 64 and of other containers, elements of arrays of\n"
+    "NumPy, contents of files, the clock."
+)
+
+
+# One thread at a time: a trace sets what is torch's for the whole process, and two that end in
+# another order than they began would leave it set.
+_capturing = threading.RLock()
+# A forked child has no thread that would give the lock back.
+os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+_all: weakref.WeakSet[Compiled] = weakref.WeakSet()
+_checks = False  # whether captures compare
+
+
+def _follow_check(knobs: Mapping[str, Any]) -> None:
+    """Captures compare, or do not, from their making on."""
+    global _checks  # noqa: PLW0603
+    if _checks != bool(knobs["check"]):
+        _checks = bool(knobs["check"])
+        for compiled in list(_all):
+            compiled.forget()
+
+
+config.watch(_follow_check)
+
+
+@dataclass
+class Family:
+    """All captures of one key; `reason` if it runs eagerly."""
+
+    captures: list[Capture] = field(default_factory=list)
+    reason: str = ""
+    branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
+    differentiates: bool = False  # `reason`: it differentiates, or has transforms, by itself
+    settled: bool = False  # the core knows that these calls are not captured
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what PyTorch warns its own code of, which would be an error where warnings are."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)
+        yield
+
+
+class Compiled(Dispatch):
+    """What `tilevm.compile` makes of a function. Call it as the function.
+
+    Calls with positional tensors, numbers, strings and None that are like an earlier one run
+    without Python. All others, and those that need anything special, come to `_call`.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        dims: Dims | None = None,
+        knobs: Mapping[str, Any] | None = None,
+        freeze: bool = False,
+    ) -> None:
+        self._fn = fn
+        self._dims = dims
+        self._freeze = freeze
+        self._knobs = dict(knobs or {})
+        # By key, the one used least recently first.
+        self._families: OrderedDict[tuple[Any, ...], Family] = OrderedDict()
+        self._state: State | None = None
+        self._values = 0  # which of the values, besides arguments, that it has seen
+        self._known_values: dict[tuple[int, ...], int] = {}
+        self._renewals = 0  # of what it reads, because some object was another one
+        self._modules = modules_of(fn)
+        self._differentiable: Callable[..., Any] | None = None
+        self._backward_calls, self._second_derivatives = differentiates(fn)
+        self._effects = 0
+        self._untraced = 0  # calls in a row that Dynamo could not trace
+        self._reason = ""  # why all calls run eagerly
+        if not isinstance(fn, nn.Module):
+            functools.update_wrapper(self, fn)
+        _all.add(self)
+
+    def forget(self) -> None:
+        """Drop what was captured: the next call captures again."""
+        self._families.clear()
+        self._ready.clear()
+        self._differentiable = None
+
+    @property
+    def title(self) -> str:
+        """The function's name, for people."""
+        return getattr(self._fn, "__name__", None) or type(self._fn).__name__
+
+    def _call(self, *args: Any, **kwargs: Any) -> Any:
+        """`fn(*args, **kwargs)`."""
+        if self._reason:
+            return self._eager(self._reason, args, kwargs)
+        if _in_transform():
+            return self._eager("the call is inside a transform of torch.func", args, kwargs)
+        if _dispatch_modes() or (_function_modes() and _is_seen()):
+            return self._eager("a mode of PyTorch sees each function or operator", args, kwargs)
+        leaves: list[Any] = []
+        grad = _has_grad()
+        key: list[Any] = [
+            grad, _is_inference(), _is_autocast("cpu"), _default_dtype(), len(args),
+        ]  # fmt: skip
+        try:
+            for value in args:
+                torch_tree.signature(value, leaves, key)
+            for name, value in kwargs.items():
+                key.append(name)
+                torch_tree.signature(value, leaves, key)
+        except torch_tree.Unsupported as error:
+            return self._eager(str(error), args, kwargs)
+        same = torch_memory.first_of(leaves)
+        if same != list(range(len(same))):
+            key.append(tuple(same))
+        if self._dims:
+            torch_dims.facts_of(self._fn, args, kwargs, self._dims, leaves)
+        state = self._state
+        if state is None or not state.watch.same():
+            state = self._renew()
+            if max(self._values, self._renewals) >= MOST_VALUES:
+                self._reason = f"{state.changed!r}, which it reads, has had {MOST_VALUES} values"
+                return self._eager(self._reason, args, kwargs)
+        key.append(self._values)
+        if grad and (state.watch.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
+            return self._with_gradients(args, kwargs)
+        if key[2]:
+            return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
+        family = self._families.get(tuple(key))
+        if state.moving:
+            return self._eager(f"it reads a {state.moving}, which moves on", args, kwargs)
+        if family is not None:
+            self._families.move_to_end(tuple(key))
+            for capture in family.captures:
+                if capture.holds(leaves):
+                    stays = capture.updates == state.updates
+                    if not stays and not capture.follow(state):
+                        self._forget(capture)
+                        break
+                    result = self._run(capture, leaves, args, kwargs)
+                    if stays and not capture.settled:
+                        self._settle(capture, leaves, args, kwargs)
+                    return result
+            if family.reason:
+                self._settle_uncaptured(family, args, kwargs)
+                return self._uncaptured(family, args, kwargs)
+        return self._capture_and_run(state, tuple(key), leaves, args, kwargs)
+
+    def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
+        """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
+        if not capture.may_run(leaves):
+            return self._eager("what the function changes shares memory", args, kwargs)
+        drawn = torch.get_rng_state() if capture.may_draw_twice else None
+        try:
+            return capture.run(leaves, args, kwargs)
+        except WrongResult:
+            raise
+        except Exception as error:
+            if drawn is not None:
+                torch.set_rng_state(drawn)
+            if _has_grad() and any(map(_wants_gradient, capture.bound)):
+                return self._with_gradients(args, kwargs)
+            if capture.fits():
+                if config.debug:
+                    raise
+                if isinstance(error, InternalError):  # a defect: it says where the call is saved
+                    warnings.warn(f"runs eagerly: {error}", stacklevel=3)
+                return self._eager(reason_of(error), args, kwargs)
+        self._forget(capture)  # a parameter's shape or dtype changed
+        return self._call(*args, **kwargs)
+
+    def _forget(self, capture: Capture) -> None:
+        for family in self._families.values():
+            if capture in family.captures:
+                family.captures.remove(capture)
+            family.settled = False
+        self._ready.clear()
+        for other in self.captures:
+            other.settled = False
+
+    def _settle(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> None:
+        """Let the core run calls like this one."""
+        if config.check:
+            return  # calls are counted, and some compared, in Python
+        capture.settled = True
+        places = [i for i, value in enumerate(args) if torch_tree.is_leaf(value)]
+        if kwargs or self._state is None or not all(map(_is_flat, args)):
+            return
+        promised = _promises(self._fn, args, self._dims, leaves)
+        guards = torch_guards.steps((*capture.sources, *promised), places)
+        if guards is None:
+            return
+        self._ready.watch = self._state.watch
+        direct = capture.direct
+        if direct is None:
+            run = functools.partial(self._run, capture)
+            add_variant(self._ready, args, run, guards=guards)
+            return
+        add_variant(
+            self._ready,
+            args,
+            capture.captured.executable,
+            guards=guards,
+            inputs=[places[i] if i >= 0 else i for i in direct.inputs],
+            bound=capture.bound,
+            outputs=direct.outputs,
+            result=direct.result,
+        )
+
+    def _settle_uncaptured(self, family: Family, args: Any, kwargs: Any) -> None:
+        """Let the core see that a call like this one cannot be captured."""
+        if family.settled or family.captures or config.check:
+            return
+        family.settled = True
+        if kwargs or self._dims or self._state is None or not all(map(_is_flat, args)):
+            return
+        self._ready.watch = self._state.watch
+        add_variant(self._ready, args, lambda leaves, *given: self._uncaptured(family, *given))
+
+    def _renew(self) -> State:
+        """See anew what there is besides arguments.
+
+        Captures are forgotten if a parameter, buffer, submodule or training flag is another one.
+        If other things that the function reads are, these are part of the key.
+        """
+        state = self._state
+        updates = state.updates if state else -1
+        if state is None or not state.update():
+            self._renewals += bool(state and state.changed)
+            self._families.clear()
+            self._known_values.clear()
+            self._modules = modules_of(self._fn)
+            state = self._state = State(self._fn, self._modules.values(), state)
+        elif state.updates == updates:
+            return state  # other objects that are equal
+        self._ready.clear()
+        for family in self._families.values():
+            family.settled = False
+            for capture in family.captures:
+                capture.settled = False
+        self._values = self._known_values.setdefault(state.values, len(self._known_values))
+        return state
+
+    def _capture_and_run(
+        self, state: State, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
+    ) -> Any:
+        family = self._families.setdefault(key, Family())
+        while len(self._families) > config.programs:
+            self._families.popitem(last=False)
+        if len(family.captures) >= MOST_CAPTURES:
+            family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
+            return self._eager(family.reason, args, kwargs)
+        begin = time.perf_counter()
+        try:
+            with _capturing:
+                capture = next((c for c in family.captures if c.holds(leaves)), None)
+                if capture is None:
+                    with capturing(self.title), _quiet():
+                        capture = torch_capture.capture(
+                            self._fn,
+                            self._modules,
+                            args,
+                            kwargs,
+                            dims=self._dims,
+                            knobs=self._knobs,
+                            freeze=self._freeze,
+                        )
+                    capture.found_in(state)
+                    capture.capture_s = time.perf_counter() - begin
+                    family.captures.insert(0, capture)
+        except Exception as error:
+            reason = reason_of(error)
+            self._effects += isinstance(error, Effects)
+            if isinstance(error, Effects):
+                if self._effects >= MOST_EFFECTS:
+                    self._reason = reason
+                return self._eager(reason, args, kwargs)
+            if config.debug:
+                raise
+            family.reason = reason
+            family.differentiates = is_differentiated(error)
+            family.branches = isinstance(
+                error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
+            )
+            return self._uncaptured(family, args, kwargs)
+        return self._run(capture, leaves, args, kwargs)
+
+    def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
+        """Eagerly, but for branches on data: what lies between them is recorded and fused.
+
+        So is what lies between operators that depend on data. What differentiates by itself goes
+        through Dynamo, which breaks the graph there, or traces it.
+        """
+        if family.differentiates:
+            return self._with_gradients(args, kwargs)
+        run = self._recorded if family.branches else self._eager
+        return run(family.reason, args, kwargs)
+
+    def _recorded(self, reason: str, args: Any, kwargs: Any) -> Any:
+        """Eagerly, under `tilevm.fuse()` where there is a recorder."""
+        try:
+            block = fuse()
+        except RecorderError:
+            return self._eager(reason, args, kwargs)
+        stats.add("flushes", f"fuse: {reason}")
+        with block:
+            return self._fn(*args, **kwargs)
+
+    def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
+        stats.add("flushes", f"eager: {reason}")
+        return self._fn(*args, **kwargs)
+
+    def _with_gradients(self, args: Any, kwargs: Any) -> Any:
+        """The same through Dynamo and AOTAutograd, which differentiate."""
+        if self._second_derivatives:
+            return self._eager("it differentiates what it has differentiated", args, kwargs)
+        if self._backward_calls > 1:
+            return self._recorded("it calls backward several times", args, kwargs)
+        if self._differentiable is None:
+            from tilevm.frontends.torch_graph import backend
+
+            self._differentiable = torch.compile(
+                own_code(self._fn),
+                backend=functools.partial(backend, options=self._knobs),
+                dynamic=True,
+            )
+        try:
+            result = self._differentiable(*args, **kwargs)
+        except TorchDynamoException as error:  # it cannot trace what PyTorch may well run
+            if config.debug or not is_of_the_whole(error):
+                raise
+            reason = reason_of(error)
+        else:
+            self._untraced = 0
+            return result
+        self._untraced += 1
+        if self._untraced >= MOST_EFFECTS:
+            self._differentiable = functools.partial(self._eager_always, reason)
+        return self._eager(reason, args, kwargs)
+
+    def _eager_always(self, reason: str, /, *args: Any, **kwargs: Any) -> Any:
+        return self._eager(reason, args, kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Compiled, (self._fn, self._dims, self._knobs, self._freeze)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method, where a class holds this."""
+        return self if instance is None else functools.partial(self, instance)
+
+    @property
+    def captures(self) -> list[Capture]:
+        """All captures that are kept."""
+        return [c for family in self._families.values() for c in family.captures]
+
+    @property
+    def guards(self) -> str:
+        """What each capture assumes, one block a capture, and what is not seen."""
+        blocks = [
+            f"capture {number}: {capture.describe()}"
+            for number, capture in enumerate(self.captures)
+        ]
+        eager = [
+            f"{_HOW[f.differentiates, f.branches]}: {f.reason}"
+            for f in self._families.values()
+            if f.reason
+        ]
+        return "\n".join([*blocks, *eager, _STATE_TEXT, UNSEEN])
+
+    def explain(self, *args: Any, **kwargs: Any) -> Any:
+        """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
+        # By name: tools stand above the front ends.
+        return import_module("tilevm.tools.explain").explain(self)(*args, **kwargs)
+
+    def leaves(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """Copies of the tensors among the arguments, with the numbers, in order."""
+        found: list[Any] = []
+        torch_tree.signature((list(args), kwargs), found, [])
+        return torch_check.copies(found)
+
+    def find(self, *args: Any, **kwargs: Any) -> Capture:
+        """The capture for these arguments; made if there is none. Raises: CaptureError."""
+        tree_leaves: list[Any] = []
+        torch_tree.signature((list(args), kwargs), tree_leaves, [])
+        with torch.no_grad():
+            self(*args, **kwargs)
+        for capture in self.captures:
+            if capture.holds_safely(tree_leaves):
+                return capture
+        reasons = [f.reason for f in self._families.values() if f.reason]
+        raise CaptureError(f"this call runs eagerly: {'; '.join(reasons) or 'unknown reason'}")
+
+
+_HOW = {
+    (False, False): "eager",
+    (False, True): "recorded",
+    (True, False): "through torch.compile",
+    (True, True): "through torch.compile",
+}
+_STATE_TEXT = (
+    "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
+    "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
+    "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
+    "`training` and `forward` of each module; variables, attributes and items that the function's\n"
+    "code names: of tensors the type; that tensors a function changes share no memory."
+)
+
+
+def _in_transform() -> bool:
+    """Whether tensors may stand for others: within vmap, jvp, grad, or a level of forward mode."""
+    return _transform() is not None or forward_ad._current_level >= 0
+
+
+def _is_seen() -> bool:
+    """Whether a mode is to see functions, other than that CPU is the default device."""
+    modes = map(torch._C._get_function_stack_at, range(_function_modes()))
+    return any(type(m) is not DeviceContext or m.device.type != "cpu" for m in modes)
+
+
+def _wants_gradient(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _is_flat(value: Any) -> bool:
+    return torch_tree.is_leaf(value) or value is None or type(value) in (bool, str)
+
+
+def _promises(
+    fn: Callable[..., Any], args: Any, dims: Dims | None, leaves: list[Any]
+) -> Iterator[str]:
+    """What `dims` says of a call, as conditions over its leaves."""
+    at: dict[int, str] = {}
+    for (leaf, axis), dim in torch_dims.facts_of(fn, args, {}, dims, leaves).items():
+        size = f"l[{leaf}].shape[{axis}]"
+        yield f"{size} >= {dim.min}"
+        yield f"{size} % {dim.multiple_of} == 0"
+        if dim.max is not None:
+            yield f"{size} <= {dim.max}"
+        yield f"{size} == {at.setdefault(id(dim), size)}"

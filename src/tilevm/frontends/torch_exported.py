@@ -1,0 +1,152 @@
+"""What torch.export is given for a call: a module over its leaves, and how sizes are treated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+from tilevm.frontends import (
+    torch_effects,
+    torch_memory,
+    torch_strides,
+    torch_tracing,
+    torch_tree,
+)
+from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_outside import Outside
+from tilevm.frontends.torch_tree import Branch, Constant, Tree
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one attempt treats what is special.
+
+    fixed: (leaf, axis) of sizes 0 and 1 that stay what they are. numbers: whether they may vary.
+    unify: whether guards may make sizes equal that are equal in this call. positive: whether a
+    guard excludes sizes of 0, which lets PyTorch know that x[:1] has a size of 1. oblivious:
+    whether questions that sizes do not decide have an answer that is right for most: x[:n] is then
+    as long as the data say; else a guard says that n is no more than x.shape[0].
+    """
+
+    fixed: frozenset[tuple[int, int]]
+    numbers: bool
+    unify: bool = True
+    positive: bool = False
+    oblivious: bool = True
+
+
+class Seen:
+    """What a trace found: export puts attributes of a module back as they were."""
+
+    result: Any = None
+    writes: list[tuple[Any, Branch]]
+    changed: str = ""  # what the function changed besides its arguments
+    made: torch_effects.Made
+    strides: bool = False  # whether it read strides of tensors
+    missed: Sequence[torch.Tensor] = ()  # that it needs and has not
+
+
+class Call(nn.Module):
+    """What is exported: the function over leaves. Keeps the structure of the result."""
+
+    function: Callable[..., Any]
+    tree: Tree
+    constants: list[Any]
+    given: list[tuple[int, bool]]  # per traced leaf: its index, and whether it is a float
+    held: dict[int, str]  # names of parameters and buffers, by id
+    outside: Outside
+    seen: Seen
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        modules: Mapping[str, nn.Module],
+        tree: Tree,
+        leaves: list[Any],
+        outside: Outside,
+    ) -> None:
+        super().__init__()
+        for name, module in modules.items():
+            self.add_module(f"m_{name}", module)
+        outside.register(self)
+        self.__dict__["held"] = {id(t): name for name, t in self._held()}
+        self.__dict__["outside"] = outside
+        self.__dict__["function"] = fn
+        self.__dict__["tree"] = tree
+        self.__dict__["constants"] = leaves
+        self.__dict__["given"] = []
+        self.__dict__["seen"] = Seen()
+
+    def forward(self, *traced: Any) -> tuple[Any, ...]:
+        """All tensors of the result and of what the function wrote to its arguments."""
+        leaves = list(self.constants)
+        for (index, is_float), value in zip(self.given, traced, strict=True):
+            leaves[index] = torch_tracing.number(value.item() if is_float else value)
+        leaves = [leaves[first] for first in torch_memory.first_of(self.constants)]
+        args, kwargs = torch_tree.build(self.tree, leaves)
+        before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
+        known = {id(value): path for path, value in before.items() if path}
+        state = {path: _shallow(value) for path, value in before.items()}
+        around = torch_effects.Before(self.function, list(self.modules())[1:])
+        now = dict(self._held())
+        outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
+        self.seen.missed = outside.missed
+        try:
+            with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
+                result = self.function(*args, **kwargs)
+        finally:
+            self.seen.changed = around.undo(outside.known())
+        out: list[Any] = []
+        tree = torch_tree.flatten(result, out, known)
+        _refuse_hidden(tree)
+        writes = []
+        for path, value in before.items():
+            if not path or _shallow_equal(_shallow(value), state[path]):
+                continue
+            _, keys, children = torch_tree.parts(value) or ("", (), ())
+            inner = {k: v for k, v in known.items() if v != path}
+            built = tuple(torch_tree.flatten(child, out, inner) for child in children)
+            kind = (torch_tree.parts(value) or ("",))[0]
+            writes.append((path, Branch(kind, type(value), keys, built)))
+        self.seen.result, self.seen.writes = tree, writes
+        self.seen.strides = reads.any
+        given = (*traced, *self.parameters(), *self.buffers())
+        self.seen.made = torch_effects.Made(given)
+        out = [outside.stand_in(value) for value in out]
+        if outside.missed:
+            raise Refused("the function has tensors that no argument brings")
+        return tuple(out)
+
+    def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.named_parameters()
+        yield from self.named_buffers()
+
+
+def _refuse_hidden(tree: Tree) -> None:
+    """Raise Refused where a result may hold tensors that were not found: a generator, a set."""
+    if isinstance(tree, Branch):
+        for child in tree.children:
+            _refuse_hidden(child)
+    elif isinstance(tree, Constant):
+        value = tree.value
+        plain = isinstance(value, torch_tree.ATOMS) or not isinstance(value, Iterable)
+        if not plain or isinstance(value, FunctionType):
+            raise Refused(f"a result is a {type(value).__name__}")
+
+
+def _shallow(value: Any) -> tuple[Any, ...]:
+    _, keys, children = torch_tree.parts(value) or ("", (), ())
+    return (keys, children)
+
+
+def _shallow_equal(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
+    return (
+        a[0] == b[0]
+        and len(a[1]) == len(b[1])
+        and all(x is y for x, y in zip(a[1], b[1], strict=True))
+    )

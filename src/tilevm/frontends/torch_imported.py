@@ -1,0 +1,221 @@
+"""What the import of a graph gives: a program, its outputs, and what calling it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilevm.frontends import torch_complex, torch_data
+from tilevm.frontends.torch_memory import Refused, may_alias, storages, view_of
+from tilevm.frontends.torch_ops import Tensor
+from tilevm.frontends.torch_transforms import PARTS, is_complex
+from tilevm.ir.types import DTYPES
+from tilevm.runtime import program as runtime
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+
+class FloatInput:
+    """Stands for an input that is a Python float: the graph has a tensor and reads its item."""
+
+
+@dataclass(frozen=True)
+class CallOut:
+    """An operator that stays PyTorch's: which, why, where."""
+
+    name: str
+    reason: str
+    line: str | None
+
+
+@dataclass
+class Imported:
+    """A program and what calling it takes.
+
+    `memory`: for each input and each output of the program, what identifies the memory that it has
+    in eager code.
+    `written`: per output of the program the input of the graph that it is written to, or -1.
+    `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
+    or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
+    ("conj", index), of which it is the conjugate, or ("const", value).
+    """
+
+    program: runtime.Program | None
+    targets: list[Callable[..., Any]] = field(default_factory=list)
+    callouts: list[CallOut] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    orders: list[Sequence[int] | None] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
+    written: list[int] = field(default_factory=list)
+    complex_inputs: list[int] = field(default_factory=list)  # which of the program are complex
+    complex_outputs: list[int] = field(default_factory=list)
+    memory: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    int_symbols: dict[int, str] = field(default_factory=dict)
+    float_inputs: list[int] = field(default_factory=list)
+    input_names: list[str] = field(default_factory=list)
+    passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
+    assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
+    draws: bool = False  # whether it draws random numbers
+    brings: bool = False  # whether data bring sizes
+    pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
+
+    def compile(
+        self,
+        knobs: Mapping[str, Any],
+        frozen: Collection[int] = (),
+        detached: bool = False,
+        apart: bool = False,
+    ) -> Callable[..., Any]:
+        """The executable, with these knobs of its own. The program is used up.
+
+        frozen: inputs of the graph whose elements do not change. detached: results that share
+        memory are no views of each other, as autograd sees it. apart: inputs that are written
+        must share no memory with others.
+        """
+        program, self.program = self.program, None
+        assert program is not None
+        number: dict[int, int] = {}
+        places = {place: i for i, place in enumerate(self.passed)}
+        groups = [[number.setdefault(m, len(number)) for m in side] for side in self.memory]
+        # The core tries PyTorch's functions when it first needs them: on real tensors.
+        with _disable_current_modes():
+            return runtime.compile_program(
+                program,
+                self.targets,
+                framework="torch",
+                input_names=self.input_names,
+                int_symbols=self.int_symbols,
+                output_orders=self.orders,
+                whole_outputs=self.whole,
+                memory_groups=(groups[0], groups[1]),
+                frozen=[i for i, place in enumerate(self.passed) if place in frozen],
+                written_to=[places.get(place, -1) for place in self.written],
+                apart=apart,
+                complex_inputs=self.complex_inputs,
+                complex_outputs=self.complex_outputs,
+                detached=detached,
+                **knobs,
+            )
+
+
+def short_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32, and for its pairs; `opaque` for what kernels do not know."""
+    name = str(PARTS.get(dtype, dtype))[6:]
+    return name if name in DTYPES else "opaque"
+
+
+def hints(sizes: Iterable[Any]) -> list[int]:
+    """Sizes as they are in the example; adds no guard."""
+    return [s if isinstance(s, int) else int(s.node.hint) for s in sizes]
+
+
+def order_of(value: torch.Tensor) -> list[int] | None:
+    """Dims outermost to innermost if the layout is dense, else None."""
+    try:
+        shape, strides = hints(value.shape), hints(value.stride())
+    except (AttributeError, TypeError):
+        return None
+    dims = [d for d, n in enumerate(shape) if n != 1]
+    order = sorted(dims, key=lambda d: -strides[d])
+    expected = 1
+    for d in reversed(order):
+        if strides[d] != expected:
+            return None
+        expected *= shape[d]
+    if order == dims:
+        return list(range(len(shape)))
+    inner = set(order)
+    return [d for d in range(len(shape)) if d not in inner] + order
+
+
+def _source(node: torch.fx.Node) -> Any:
+    """Metadata of a node's first argument."""
+    return node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
+
+
+def memory_of(value: Any, node: torch.fx.Node) -> int:
+    """What identifies the memory of a value; `node` where it has none to share."""
+    return next(iter(storages(value)), id(node))
+
+
+def outputs(
+    importer: Importer,
+    results: Sequence[Any],
+    views: bool = True,
+    writes: Mapping[int, int] | None = None,
+    ordered: int | None = None,
+) -> None:
+    """Append the graph's outputs. With `views`, those that alias an input stay views of it.
+
+    writes: results, by index, that are written to an input. ordered: how many results have to lie
+    in memory as in eager code; None: all.
+    """
+    result = importer.result
+    places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
+    given = {m for node in places for m in storages(node.meta.get("val"))}
+    seen: dict[tuple[int, int], int] = {}
+    for position, item in enumerate(results):
+        target = (writes or {}).get(position, -1)
+        if not isinstance(item, torch.fx.Node):
+            result.outputs.append(("const", item))
+            continue
+        node = importer.resolve(item)
+        view = view_of(importer, node, places) if views else None
+        if view is not None:
+            result.outputs.append(view)
+            continue
+        value = importer.values.get(node)
+        if isinstance(value, Tensor):
+            # Not the value's own metadata: a copy is the same value with memory of its own.
+            fake = node.meta["val"]
+            if short_name(fake.dtype) == "opaque":
+                target = -1  # the core does not know how large its elements are
+            lazily = is_complex(fake) and fake.is_conj() and target < 0
+            if lazily:  # in memory as in eager code, which conjugates when elements are read
+                value = torch_complex.conj(importer, fake, value)
+            memory = memory_of(fake, node)
+            if views and memory in given:
+                raise Refused(f"a result is a view of an input that {node.target} makes")
+            if views and may_alias(node) and given.intersection(storages(_source(node))):
+                for size in _source(node).shape:  # with a size of 1 it may be no copy
+                    importer.not_one(size)
+            place = (value.id, memory if target < 0 else ~target)
+            if place not in seen:
+                if is_complex(fake):
+                    result.complex_outputs.append(len(seen))
+                seen[place] = len(seen)
+                importer.program.output(value.id)
+                result.memory[1].append(memory)
+                asked = ordered is None or position < ordered
+                order = order_of(fake) if asked else None
+                last = [fake.dim()] if is_complex(fake) else []
+                result.orders.append(None if order is None else [*order, *last])
+                result.whole.append(not any(type(s) is int and s == 0 for s in fake.stride()))
+                result.written.append(target)
+            result.outputs.append(("conj", seen[place]) if lazily else seen[place])
+            continue
+        known = node.meta.get("val")
+        if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
+            importer, known
+        ):
+            if isinstance(known, torch.SymFloat) and not known.node.expr.is_Symbol:
+                raise torch_data.UsedInPython("a float that Python computes from data is a result")
+            importer.program.output(importer.number(known))
+            seen[len(seen), 0] = len(seen)  # a place of its own
+            result.memory[1].append(id(node))
+            result.orders.append(None)
+            result.whole.append(False)
+            result.written.append(-1)
+            result.outputs.append(("item", len(seen) - 1))
+        elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
+            result.outputs.append(("size", known))
+        elif isinstance(known, int | float | bool) or known is None:
+            result.outputs.append(("const", known))
+        else:
+            raise Refused(f"output {node} is a {type(known).__name__}")
