@@ -197,6 +197,40 @@ class A64 : public Processor {
     a.bind(one);
   }
 
+  // Runs the body if the frame's number there is n.
+  template <class Body>
+  void if_equal(std::size_t offset, int n, Body body) {
+    const auto over = a.newLabel();
+    a.ldr(kTemp, field(offset));
+    a.cmp(kTemp, n);
+    a.b_ne(over);
+    same_state(body);
+    a.bind(over);
+  }
+  // Runs one of two bodies: `otherwise` if the frame's number there is not less than n.
+  template <class Less, class Otherwise>
+  void if_less(std::size_t offset, int n, Less less, Otherwise otherwise) {
+    const auto more = a.newLabel();
+    const auto done = a.newLabel();
+    a.ldr(kTemp, field(offset));
+    a.cmp(kTemp, n);
+    a.b_ge(more);
+    same_state(less);
+    a.b(done);
+    a.bind(more);
+    same_state(otherwise);
+    a.bind(done);
+  }
+  void go_to(const Label& label) { a.b(label); }
+
+  // kTemp = where so many accumulators of the vector at x are kept between calls.
+  void find_kept(int vectors) {
+    a.mov(kTemp, 4 * vectors);
+    a.ldr(kTemp2, field(offsetof(Frame, kept)));
+    a.madd(kTemp, kX, kTemp, kTemp2);
+  }
+  Address in_kept(int vector) { return {kTemp, 4 * lanes_ * vector}; }
+
   void first_column() { a.mov(kX, 0); }
 
   // x, in steps of `vectors` whole vectors, while there are so many.

@@ -71,6 +71,16 @@ class Avx2 : public X86 {
     f = std::move(r);
   }
 
+  // All lanes, into memory and back into the same register.
+  template <class Kind>
+  void keep(const Address& to, const Handle<Kind>& f) {
+    a.vmovaps(to, ymm(f));
+  }
+  template <class Kind>
+  void recall(Handle<Kind>& f, const Address& from) {
+    a.vmovaps(ymm(f), from);
+  }
+
   // float32 and int32: the contract of exec/math ------------------------------------------------
 
   F f32(float c) { return i32(std::bit_cast<std::int32_t>(c)); }
@@ -285,6 +295,12 @@ class Avx2 : public X86 {
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.vmaxps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
   void min_to(F& acc, const F& x) { a.vminps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
+  // NaN where either is.
+  void extremum_to(F& acc, const F& x, bool largest) {
+    const F s = in_register(x);
+    largest ? max_to(acc, s) : min_to(acc, s);
+    a.vblendvps(ymm(acc), ymm(acc), ymm(s), ymm(unordered(s, s)));
+  }
   void add_to(F& acc, const F& x) { a.vaddps(ymm(acc), ymm(acc), ymm(in_register(x))); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x))); }
 

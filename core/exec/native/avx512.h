@@ -91,6 +91,12 @@ class Avx512 : public X86 {
     m = std::move(r);
   }
 
+  // All lanes, into memory and back into the same register.
+  void keep(const Address& to, const F& f) { a.vmovaps(to, zmm(f)); }
+  void keep(const Address& to, const M& m) { a.kmovw(to, k(m)); }
+  void recall(F& f, const Address& from) { a.vmovaps(zmm(f), from); }
+  void recall(M& m, const Address& from) { a.kmovw(k(m), from); }
+
   // float32 and int32: the contract of exec/math ------------------------------------------------
 
   F f32(float c) { return constant(std::bit_cast<std::uint32_t>(c)); }
@@ -304,6 +310,12 @@ class Avx512 : public X86 {
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.vmaxps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
   void min_to(F& acc, const F& x) { a.vminps(zmm(acc), zmm(in_register(x)), zmm(acc)); }
+  // NaN where either is.
+  void extremum_to(F& acc, const F& x, bool largest) {
+    const F s = in_register(x);
+    largest ? max_to(acc, s) : min_to(acc, s);
+    a.k(k(unordered(s, s))).vmovaps(zmm(acc), zmm(s));
+  }
   void add_to(F& acc, const F& x) { a.vaddps(zmm(acc), zmm(acc), zmm(in_register(x))); }
   void add_double_to(F& acc, const F& x) { a.vaddpd(zmm(acc), zmm(acc), zmm(in_register(x))); }
 

@@ -33,6 +33,14 @@ constexpr std::uint32_t kCodeBlock = 1U << 20;
 constexpr int64_t kPanelBytes = 64 << 10;    // copies of operands that are alive at once
 constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
 constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
+// A fold over rows that are far apart goes through so many rows of all columns at a time, so that
+// memory is read in order; accumulators are kept in between.
+constexpr int64_t kRowsAtOnce = 16;
+constexpr int64_t kBytesAtOnce = 64 << 10;
+constexpr int64_t kKeptBytes = 64 << 10;
+constexpr int64_t kCachedBytes = 512 << 10;  // that later passes find in the second cache
+constexpr int64_t kLeastLine = 1 << 10;      // of a row, to be read in order
+constexpr int64_t kCacheLine = 64;
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 std::uint64_t address(const std::byte* p) { return reinterpret_cast<std::uint64_t>(p); }
@@ -141,6 +149,8 @@ struct Code::Impl {
   std::vector<OperandInfo> operands;
   Fold fold = Fold::kNone;
   int lanes = 0;
+  int passes = 0;
+  int kept = 0;              // vectors of accumulators of a vector of columns
   std::vector<int> packed;   // operands whose columns are copied side by side for a launch
   std::vector<int> scratch;  // operands that live in our memory
   ~Impl() {
@@ -174,10 +184,10 @@ Code::~Code() = default;
 namespace {
 
 // Emits with as many vectors side by side as the registers suffice for; `begin` is called before
-// each try. Throws Unsupported.
+// each try. Returns Impl::kept. Throws Unsupported.
 template <class Begin>
-void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, bool streams,
-               Begin begin) {
+int emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target, bool streams,
+              Begin begin) {
   thread_local FirstError error;
   for (int copies = kMaxCopies;; copies /= 2) {
     holder.reset(asmjit::ResetPolicy::kSoft);
@@ -186,8 +196,9 @@ void emit_into(asmjit::CodeHolder& holder, bytecode::View program, Target target
     holder.setErrorHandler(&error);
     begin();
     try {
-      native::emit(target, holder, program, {copies, streams});
-      return error.check();
+      const int kept = native::emit(target, holder, program, {copies, streams});
+      error.check();
+      return kept;
     } catch (const Unsupported&) {
       if (copies == 1) throw;
     }
@@ -204,8 +215,9 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   }
   const auto view = bytecode::view(program);
   thread_local asmjit::CodeHolder holder;  // keeps its memory
+  int kept = 0;
   try {
-    emit_into(holder, view, target, streams, [] {});
+    kept = emit_into(holder, view, target, streams, [] {});
   } catch (const Unsupported& u) {
     if (why != nullptr) *why = u.what;
     return nullptr;
@@ -225,6 +237,10 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   impl->operands.assign(view.operands.begin(), view.operands.end());
   impl->fold = view.header->fold;
   impl->lanes = lanes(target);
+  impl->kept = kept;
+  for (const auto& instr : view.code) {
+    impl->passes += static_cast<bytecode::Op>(instr.op) == bytecode::Op::pass ? 1 : 0;
+  }
   for (int i = 0; i < static_cast<int>(view.operands.size()); ++i) {
     const auto& operand = view.operands[at(i)];
     const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;
@@ -263,7 +279,7 @@ class Run {
     const auto& space = launch_.space;
     rows_ = space.rows;
     cols_ = space.cols;
-    if (impl_.packed.empty()) return;
+    if (impl_.packed.empty()) return plan_parts();
     find_pairs();
     int64_t bytes = 0;  // of one point
     for (const int i : impl_.packed) {
@@ -283,7 +299,9 @@ class Run {
     }
   }
 
+  // Of copies, or of accumulators that are kept.
   int64_t panel_bytes() const {
+    if (in_parts_) return up_to_line((cols_ + impl_.lanes - 1) / impl_.lanes * vector_bytes());
     int64_t sum = 0;
     for (const int i : impl_.packed) {
       sum += up_to_line(rows_ * cols_ * Impl::sweeps(launch_.space) *
@@ -295,11 +313,44 @@ class Run {
   Status run(std::byte* memory) noexcept {
     if (nothing_kept()) return Status::kOk;
     begin(memory);
+    if (in_parts_) return over_outer([&] { return parts(); });
     if (impl_.packed.empty()) return over_outer([&] { return call(); });
     return over_outer([&] { return panels(); });
   }
 
  private:
+  // Of the accumulators of a vector of columns.
+  int64_t vector_bytes() const { return int64_t{4} * impl_.lanes * impl_.kept; }
+
+  // Rows and columns of a call, in a fold over rows.
+  void plan_parts() {
+    const auto& space = launch_.space;
+    if (impl_.kept == 0 || !impl_.scratch.empty()) return;
+    if (space.rows < 2 * kRowsAtOnce || Impl::sweeps(space) == 0) return;
+    const int64_t wide = int64_t{kMaxCopies} * impl_.lanes;  // what code reads of a row at once
+    const auto whole = [&](int64_t columns) { return std::max(columns / wide * wide, wide); };
+    int64_t bytes = 0;     // of one point
+    int64_t distance = 0;  // of rows
+    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+      if (!is_plane(impl_.operands[i])) continue;
+      bytes += bytecode::storage_bytes(impl_.operands[i].storage);
+      distance = std::max(distance, std::abs(launch_.bindings[i].y_stride));
+    }
+    bytes = std::max<int64_t>(bytes, 1);
+    // Later passes find in the second cache what the first one read.
+    if (impl_.passes > 1 && space.rows * Impl::sweeps(space) * wide * bytes <= kCachedBytes) return;
+    cols_ = std::min(cols_, whole(kKeptBytes * impl_.lanes / vector_bytes()));
+    apart_ = cols_ * bytes < kLeastLine && distance > 2 * cols_ * bytes;
+    const int64_t rows = apart_ ? 1 : kBytesAtOnce / (cols_ * bytes);
+    rows_ = std::max(rows / kRowsAtOnce, int64_t{1}) * kRowsAtOnce;
+    in_parts_ = rows_ < space.rows && (cols_ > wide || apart_);
+    if (!in_parts_) cols_ = space.cols;
+  }
+  static bool is_plane(const OperandInfo& operand) {
+    const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;
+    return moves && over_x(operand.cls) && over_y(operand.cls);
+  }
+
   // Which packed operands lie between each other's elements, as parts of complex numbers do.
   void find_pairs() {
     pair_of_.fill(-1);
@@ -343,6 +394,9 @@ class Run {
                                        (impl_.folds_columns() ? space.cols : 1));
     frame_.functions = functions();
     frame_.lanes_left = impl_.lanes;
+    frame_.kept = memory;
+    frame_.passes_finished = frame_.pass_resumed = 0;
+    frame_.keep_in_pass = frame_.keep_behind_pass = 0;
     int iota = 0;
     for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
       const auto& operand = impl_.operands[i];
@@ -376,7 +430,7 @@ class Run {
     frame_.y_stride[i] = y_stride;
     frame_.reduced_step[i] = reduced_stride - (impl_.folds_rows() ? rows * y_stride : 0);
     frame_.reduced_back[i] = reduced_stride * (frame_.reduced - 1);
-    frame_.ahead[i] = kRowsAhead * y_stride;
+    frame_.ahead[i] = in_parts_ ? 0 : kRowsAhead * y_stride;
   }
 
   Status call() { return static_cast<Status>(impl_.entry(&frame_)); }
@@ -405,6 +459,69 @@ class Run {
     }
   }
 
+  Status parts() {
+    const auto& space = launch_.space;
+    std::uint64_t base[kMaxOperands];
+    std::copy_n(frame_.base, impl_.operands.size(), base);
+    Status status = Status::kOk;
+    for (int64_t x = 0; x < space.cols && status == Status::kOk; x += cols_) {
+      frame_.cols = std::min(cols_, space.cols - x);
+      for (int pass = 1; pass <= impl_.passes && status == Status::kOk; ++pass) {
+        status = parts_of(pass, base, x);
+      }
+    }
+    std::copy_n(base, impl_.operands.size(), frame_.base);
+    return status;
+  }
+
+  // One pass over cols_ columns from x on.
+  Status parts_of(int pass, const std::uint64_t* base, int64_t x) {
+    const auto& space = launch_.space;
+    const int64_t sweeps = Impl::sweeps(space);
+    frame_.passes_finished = pass - 1;
+    frame_.reduced = 1;
+    for (int64_t sweep = 0; sweep < sweeps; ++sweep) {
+      // The first part has the odd rows: those that are added in float32 are the same in parts.
+      int64_t rows = (space.rows - 1) % rows_ + 1;
+      for (int64_t y = 0; y < space.rows; y += rows, rows = rows_) {
+        const bool last = sweep == sweeps - 1 && y + rows == space.rows;
+        move(base, y, x, sweep);
+        frame_.rows = rows;
+        frame_.pass_resumed = sweep == 0 && y == 0 ? 0 : pass;
+        frame_.keep_in_pass = last ? 0 : pass;
+        frame_.keep_behind_pass = last && pass < impl_.passes ? pass : 0;
+        if (apart_) fetch(rows, std::min(rows_, space.rows - y - rows));
+        const Status status = call();
+        if (status != Status::kOk) return status;
+      }
+    }
+    return Status::kOk;
+  }
+
+  // Every operand to a row and column, and to a reduced index, seen from `base`.
+  void move(const std::uint64_t* base, int64_t y, int64_t x, int64_t sweep = 0) {
+    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+      if (impl_.operands[i].role == Role::kScratch) continue;
+      const auto& b = launch_.bindings[i];
+      frame_.base[i] = base[i] + static_cast<std::uint64_t>(y * b.y_stride + x * b.x_stride +
+                                                            sweep * b.reduced[0]);
+    }
+  }
+
+  // Short rows that are far apart: the processor does not foresee the next part.
+  void fetch(int64_t from, int64_t rows) const {
+    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
+      const auto& operand = impl_.operands[i];
+      if (!is_plane(operand) || operand.role != Role::kInput) continue;
+      const int64_t stride = launch_.bindings[i].y_stride;
+      const int64_t line = frame_.cols * bytecode::storage_bytes(operand.storage);
+      const auto* row = reinterpret_cast<const std::byte*>(frame_.base[i]) + from * stride;
+      for (int64_t y = 0; y < rows; ++y, row += stride) {
+        for (int64_t x = 0; x < line; x += kCacheLine) __builtin_prefetch(row + x);
+      }
+    }
+  }
+
   Status panels() {
     const auto& space = launch_.space;
     Status status = Status::kOk;
@@ -419,11 +536,7 @@ class Run {
   Status panel(int64_t y, int64_t x, int64_t rows, int64_t cols) {
     std::uint64_t base[kMaxOperands];
     std::copy_n(frame_.base, impl_.operands.size(), base);
-    for (std::size_t i = 0; i < impl_.operands.size(); ++i) {
-      if (impl_.operands[i].role == Role::kScratch) continue;
-      const auto& b = launch_.bindings[i];
-      frame_.base[i] += static_cast<std::uint64_t>(y * b.y_stride + x * b.x_stride);
-    }
+    move(base, y, x);
     frame_.rows = rows;
     frame_.cols = cols;
     copies(Role::kInput, base, y, x);
@@ -482,7 +595,9 @@ class Run {
 
   const Impl& impl_;
   const Launch& launch_;
-  int64_t rows_ = 0, cols_ = 0;  // of a panel
+  int64_t rows_ = 0, cols_ = 0;  // of a panel or part
+  bool in_parts_ = false;
+  bool apart_ = false;  // short rows, of which many are in no line or page together
   std::byte* panel_ = nullptr;
   std::array<std::int16_t, kMaxOperands> pair_of_;  // by packed operand: another one, or -1
   std::array<std::byte*, kMaxOperands> panels_;     // by packed operand
@@ -494,7 +609,7 @@ class Run {
 bool Code::can_run(const Launch& launch) const noexcept {
   const auto& space = launch.space;
   if (space.n_reduced > 1) return false;
-  if (impl_->packed.empty() && impl_->scratch.empty()) return true;
+  if (impl_->packed.empty() && impl_->scratch.empty()) return true;  // parts take a few pages
   // A sweep over nothing stores nothing, so that there would be nothing to copy out.
   if (space.rows == 0 || space.cols == 0 || Impl::sweeps(space) == 0) return false;
   Run<Impl> run(*impl_, launch);

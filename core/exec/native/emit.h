@@ -1,5 +1,6 @@
-// The emitters, one a target: machine code for `program` into `holder`, as `how` says.
-// They throw Unsupported. Those of other architectures are not linked.
+// The emitters, one a target: machine code for `program` into `holder`, as `how` says. They return
+// how many vectors of accumulators a vector of columns has (Frame::kept; 0: no fold over rows), and
+// throw Unsupported. Those of other architectures are not linked.
 #pragma once
 
 #include <asmjit/core.h>
@@ -20,13 +21,13 @@ struct How {
   bool streams = false;  // outputs go past the caches; the launch's are aligned (see Code)
 };
 
-void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how);
-void emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, How how);
-void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how);
+int emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how);
+int emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, How how);
+int emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 // What the architecture compiled for knows of targets: targets_x86.cpp or targets_a64.cpp.
 bool processor_has(Target target);
 int lanes(Target target);  // of 32 bits
-void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how);
+int emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 }  // namespace tilevm::exec::native

@@ -4,8 +4,8 @@
 
 namespace tilevm::exec::native {
 
-void emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how) {
-  Emitter<Avx2>(holder, program, how).emit();
+int emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  return Emitter<Avx2>(holder, program, how).emit();
 }
 
 }  // namespace tilevm::exec::native

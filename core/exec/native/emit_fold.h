@@ -118,6 +118,15 @@ void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
   if (adds_rows(op)) acc.even = t_.own(t_.f32(0), false);
 }
 
+// Registers of an accumulator that calls for some rows leave to the next one.
+template <class T>
+int Emitter<T>::kept(Op op, bytecode::RegType type) const {
+  if (type == bytecode::RegType::kB8) return 1;
+  const bool wide =
+      type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 || sums_doubles(op);
+  return (wide ? 2 : 1) + (is_arg(op) || compensated(op) ? 2 : 0) + (masks_nan(op) ? 1 : 0);
+}
+
 template <class T>
 void Emitter<T>::start_folds(int begin, int end) {
   for (int i = begin; i < end; ++i) {
@@ -211,7 +220,7 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
       return both([&](const F& s, const F& t) { return t_.add64(s, t); });
     case Op::max_f32:
     case Op::min_f32:
-      if (!masks_nan(op)) return t_.set(acc.lo, extremum(x.lo, acc.lo, op == Op::max_f32));
+      if (!masks_nan(op)) return t_.extremum_to(acc.lo, x.lo, op == Op::max_f32);
       t_.set(acc.mask, t_.mor(acc.mask, x.mask));
       return op == Op::max_f32 ? t_.max_to(acc.lo, x.lo) : t_.min_to(acc.lo, x.lo);
     case Op::max_i32:
@@ -379,33 +388,51 @@ typename T::F Emitter<T>::mean_of(const F& sum, const F& lost) {
   return t_.addpd(mean, t_.finite_or_zero(t_.over_count(rest)));
 }
 
+// Accumulators become what they folded. `in_place`: in the registers that they have.
 template <class T>
-void Emitter<T>::finish_folds(int begin, int end) {
+void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
+  const auto give = [&](F& to, F x) {
+    if (in_place) {
+      t_.set(to, x);
+    } else {
+      to = std::move(x);
+    }
+  };
   for (int i = begin; i < end; ++i) {
     const Instr& instr = p_.code[at(i)];
     if (info(instr).cls != Class::kFold) continue;
     note(i, "finish");
-    Accumulator acc = std::exchange(fold(instr.dst), {});
+    Accumulator& acc = fold(instr.dst);
     if (lanes_fold()) fold_lanes(op(i), acc);
-    auto& r = value(instr.dst);
+    acc.even = {};
     if (sums_doubles(op(i))) {
       const bool mean = op(i) == Op::mean_f32;
-      r.lo = t_.from_double(mean ? Pair{t_.over_count(acc.lo), t_.over_count(acc.hi)}
-                                 : Pair{acc.lo, acc.hi});
+      Pair sum{std::move(acc.lo), std::move(acc.hi)};
+      if (in_place) acc.lo = sum.lo;
+      give(acc.lo, t_.from_double(mean ? Pair{t_.over_count(sum.lo), t_.over_count(sum.hi)} : sum));
     } else if (compensated(op(i))) {
       const bool mean = op(i) == Op::mean_f64;
-      r.lo = mean ? mean_of(acc.lo, acc.index_lo) : t_.addpd(acc.lo, acc.index_lo);
-      r.hi = mean ? mean_of(acc.hi, acc.index_hi) : t_.addpd(acc.hi, acc.index_hi);
+      give(acc.lo, mean ? mean_of(acc.lo, acc.index_lo) : t_.addpd(acc.lo, acc.index_lo));
+      give(acc.hi, mean ? mean_of(acc.hi, acc.index_hi) : t_.addpd(acc.hi, acc.index_hi));
+      acc.index_lo = acc.index_hi = {};
     } else if (is_arg(op(i))) {
-      r.lo = acc.index_lo;
-      r.hi = acc.index_hi;
+      acc.lo = std::move(acc.index_lo);
+      acc.hi = std::move(acc.index_hi);
     } else if (masks_nan(op(i))) {
-      r.lo = t_.select(acc.mask, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
-    } else {
-      r.lo = acc.lo;
-      r.hi = acc.hi;
-      r.mask = acc.mask;
+      acc.lo = t_.select(acc.mask, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
+      acc.mask = {};
     }
+  }
+}
+
+// What was folded is a value from here on.
+template <class T>
+void Emitter<T>::take_folds(int begin, int end) {
+  for (int i = begin; i < end; ++i) {
+    const Instr& instr = p_.code[at(i)];
+    if (info(instr).cls != Class::kFold) continue;
+    Accumulator acc = std::exchange(fold(instr.dst), {});
+    value(instr.dst) = {std::move(acc.lo), std::move(acc.hi), std::move(acc.mask)};
   }
 }
 

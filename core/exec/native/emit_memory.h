@@ -66,9 +66,9 @@ template <class T>
 void Emitter<T>::load(const Instr& instr) {
   const bool over_x = this->over_x(p_.operands[instr.mem].cls);
   const int bytes = bytecode::storage_bytes(info(instr).storage);
-  // A column is left for the next one after a few rows: the processor does not foresee that.
-  const bool down = p_.header->fold == bytecode::Fold::kRows && over_x &&
-                    over_y(p_.operands[instr.mem].cls) && copy_ * T::kLanes * bytes % 64 == 0;
+  // Several passes go down some columns before the next ones: the processor does not foresee that.
+  const bool down = fetches_ && over_x && over_y(p_.operands[instr.mem].cls) &&
+                    copy_ * T::kLanes * bytes % 64 == 0;
   if (down) t_.fetch_ahead(instr.mem, bytes, copy_);
   const auto from = t_.address(instr.mem, over_x, bytes, copy_);
   value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);

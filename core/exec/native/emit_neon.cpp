@@ -4,8 +4,8 @@
 
 namespace tilevm::exec::native {
 
-void emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how) {
-  Emitter<Neon>(holder, program, how).emit();
+int emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  return Emitter<Neon>(holder, program, how).emit();
 }
 
 }  // namespace tilevm::exec::native

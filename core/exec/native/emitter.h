@@ -59,8 +59,9 @@ class Emitter final : private Owner {
     }
   }
 
-  // Throws Unsupported.
-  void emit() {
+  // Returns the vectors of accumulators of a vector of columns, in a fold over rows. Throws
+  // Unsupported.
+  int emit() {
     check_operands();
     find_uses();
     t_.prologue();
@@ -87,6 +88,7 @@ class Emitter final : private Owner {
     t_.epilogue([&] { t_.save_registers(); }, [&] { t_.load_registers(); });
     t_.emit_constants();
     check();
+    return kept_before(n_);
   }
 
  private:
@@ -163,10 +165,12 @@ class Emitter final : private Owner {
     clear();
   }
 
-  // All rows for a few vectors of columns, then for the next few.
+  // All rows for a few vectors of columns, then for the next few. Where rows are far apart, a call
+  // is for some rows of one pass (frame.h): it recalls accumulators, and keeps them.
   void fold_columns() {
     const auto block = [&](int copies) {
       wide_ = copies;
+      leave_ = t_.a.newLabel();
       t_.load_pointers(n_operands_);
       sections([&](int begin, int end) {
         const auto row = [&] {
@@ -182,6 +186,7 @@ class Emitter final : private Owner {
         t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", rows));
         t_.load_pointers(n_operands_);
       });
+      t_.a.bind(leave_);
       clear();
       wide_ = 1;
     };
@@ -266,12 +271,11 @@ class Emitter final : private Owner {
   // Section code inline; `sweep` loops over the body of each pass.
   template <class Sweep>
   void sections(Sweep sweep) {
-    const auto everything = [](const Instr&) { return true; };
     int i = 0;
     for (int pass = 1; i < n_; ++pass) {
       const int begin = i;
       while (i < n_ && op(i) != Op::pass) ++i;
-      each_copy([&] { range(begin, i, everything); });
+      section(begin, i);
       if (i == n_) return;
       const int body = ++i;
       while (op(i) != Op::end) ++i;
@@ -279,12 +283,91 @@ class Emitter final : private Owner {
       const int copies = p_.header->fold == Fold::kRows ? wide_ : copies_of(body, i);
       for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
       copy_ = 0;
-      sweep(body, i);
+      if (p_.header->fold == Fold::kRows) {
+        fetches_ = pass == 1 && passes() > 1;
+        in_parts(pass, body, i, [&] { sweep(body, i); });
+        fetches_ = false;
+      } else {
+        sweep(body, i);
+      }
       if (p_.header->fold == Fold::kColumns) join_copies(body, i, copies);
-      each_copy([&] { finish_folds(body, i); });
+      if (p_.header->fold != Fold::kRows) {
+        finish_folds(body, i, /*in_place=*/false);
+        take_folds(body, i);
+      }
       if (listing_ != nullptr) listing_->end();
       ++i;
     }
+  }
+
+  // What stands between passes. Calls for some rows compute it again, but what they read it from
+  // may be what it is stored to.
+  void section(int begin, int end) {
+    const auto stores = [](const Instr& instr) { return info(instr).cls == Class::kStore; };
+    const bool resumed = p_.header->fold == Fold::kRows && end < n_;
+    each_copy([&] { range(begin, end, [&](const Instr& i) { return !resumed || !stores(i); }); });
+    if (!resumed || std::none_of(p_.code.begin() + begin, p_.code.begin() + end, stores)) return;
+    t_.if_equal(offsetof(Frame, keep_in_pass), 0, [&] {
+      t_.if_equal(offsetof(Frame, keep_behind_pass), 0,
+                  [&] { each_copy([&] { range(begin, end, stores); }); });
+    });
+  }
+
+  int passes() const {
+    return static_cast<int>(std::count_if(p_.code.begin(), p_.code.end(), [](const Instr& instr) {
+      return static_cast<Op>(instr.op) == Op::pass;
+    }));
+  }
+
+  // A pass over rows, for calls that are for some rows of it, or behind it.
+  template <class Sweep>
+  void in_parts(int pass, int begin, int end, Sweep sweep) {
+    const auto keep = [&](const auto& part, auto place) { t_.keep(place, part); };
+    const auto recall = [&](auto& part, auto place) { t_.recall(part, place); };
+    const auto all = [&] {
+      t_.if_equal(offsetof(Frame, pass_resumed), pass, [&] { each_kept(begin, end, recall); });
+      sweep();
+      t_.if_equal(offsetof(Frame, keep_in_pass), pass, [&] {
+        each_kept(begin, end, keep);
+        t_.go_to(leave_);
+      });
+      each_copy([&] { finish_folds(begin, end, /*in_place=*/true); });
+    };
+    t_.if_less(offsetof(Frame, passes_finished), pass, all, [&] { each_kept(begin, end, recall); });
+    t_.if_equal(offsetof(Frame, keep_behind_pass), pass, [&] {
+      each_kept(begin, end, keep);
+      t_.go_to(leave_);
+    });
+    each_copy([&] { take_folds(begin, end); });
+  }
+
+  // Registers of accumulators of a vector of columns, for folds before an instruction. None holds
+  // rows that wait to be added: a call ends with a group of them.
+  int kept_before(int end) const {
+    int sum = 0;
+    for (int i = 0; i < end; ++i) {
+      if (p_.header->fold == Fold::kRows && info(p_.code[at(i)]).cls == Class::kFold) {
+        sum += kept(op(i), info(p_.code[at(i)]).fields[1].type);
+      }
+    }
+    return sum;
+  }
+  template <class Work>
+  void each_kept(int begin, int end, Work work) {
+    if (kept_before(end) == kept_before(begin)) return;
+    t_.find_kept(kept_before(n_));
+    each_copy([&] {
+      int vector = copy_ * kept_before(n_) + kept_before(begin);
+      for (int i = begin; i < end; ++i) {
+        if (info(p_.code[at(i)]).cls != Class::kFold) continue;
+        note(i, "between calls");
+        Accumulator& acc = fold(p_.code[at(i)].dst);
+        for (F* part : {&acc.lo, &acc.hi, &acc.index_lo, &acc.index_hi}) {
+          if (!part->empty()) work(*part, t_.in_kept(vector++));
+        }
+        if (!acc.mask.empty()) work(acc.mask, t_.in_kept(vector++));
+      }
+    });
   }
 
   template <class Work>
@@ -522,6 +605,7 @@ class Emitter final : private Owner {
   void start_folds(int begin, int end);
   F neutral(Op op);
   void start(Op op, bytecode::RegType type, Accumulator& acc);
+  int kept(Op op, bytecode::RegType type) const;
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
   void accumulate_tree(Op op, Accumulator& acc, const F& x);
@@ -529,7 +613,8 @@ class Emitter final : private Owner {
   F mean_of(const F& sum, const F& lost);
   M wins(Op op, const Accumulator& acc, const Accumulator& x);
   void join_copies(int begin, int end, int copies);
-  void finish_folds(int begin, int end);
+  void finish_folds(int begin, int end, bool in_place);
+  void take_folds(int begin, int end);
   void fold_lanes(Op op, Accumulator& acc);
   void add_rows(int begin, int end);
   bool masks_nan(Op op) const;
@@ -544,12 +629,14 @@ class Emitter final : private Owner {
   int n_iotas_ = 0;
   int copies_;
   bool streams_;
-  int wide_ = 1;      // copies of section code, in a fold over rows
-  int in_trees_ = 1;  // copies whose elements are folded among themselves first
+  int wide_ = 1;          // copies of section code, in a fold over rows
+  bool fetches_ = false;  // in the first of several passes over rows
+  int in_trees_ = 1;      // copies whose elements are folded among themselves first
   int copy_ = 0;
   int now_ = 0;
   Listing* listing_;  // null but for list()
   T t_;
+  asmjit::Label leave_;  // the end of a block of columns
   std::array<std::vector<Value<T>>, kMaxCopies> values_;
   std::array<std::vector<Accumulator>, kMaxCopies> folds_;
   std::vector<int> made_at_, first_use_, last_use_;  // by register

@@ -31,9 +31,15 @@ struct alignas(64) Frame {
   std::int64_t cols;
   std::int64_t reduced;  // sweeps of a pass: the extent of a reduced axis beside rows and columns
   std::int64_t reduced_left;
-  double count;                         // of points that a fold sees
-  const void* const* functions;         // see functions.h
-  std::int64_t lanes_left;              // of the vector at hand, for functions that are called
+  double count;                  // of points that a fold sees
+  const void* const* functions;  // see functions.h
+  std::int64_t lanes_left;       // of the vector at hand, for functions that are called
+  // A fold over rows can go through some rows of a pass at a call, for all columns.
+  std::byte* kept;                      // between calls: vectors of a vector of columns, in turn
+  std::int64_t passes_finished;         // so many have their folds there
+  std::int64_t pass_resumed;            // this one its accumulators; 0: none
+  std::int64_t keep_in_pass;            // the call ends in this pass, and accumulators are kept
+  std::int64_t keep_behind_pass;        // or at its end, and folds are; both 0: it is the last call
   std::uint64_t base[kMaxOperands];     // an address; of an iota the first value
   std::uint64_t pointer[kMaxOperands];  // as base, moving; only of those without a register
   std::int64_t y_stride[kMaxOperands];

@@ -85,6 +85,16 @@ class Neon : public A64 {
     f = std::move(r);
   }
 
+  // All lanes, into memory and back into the same register.
+  template <class Kind>
+  void keep(const Address& to, const Handle<Kind>& f) {
+    a.str(vec(f).q(), memory(to));
+  }
+  template <class Kind>
+  void recall(Handle<Kind>& f, const Address& from) {
+    a.ldr(vec(f).q(), memory(from));
+  }
+
   // float32 and int32: the contract of exec/math ------------------------------------------------
 
   F f32(float c) { return i32(std::bit_cast<std::int32_t>(c)); }
@@ -317,6 +327,11 @@ class Neon : public A64 {
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.fmaxnm(s4(acc), s4(acc), s4(in_register(x))); }
   void min_to(F& acc, const F& x) { a.fminnm(s4(acc), s4(acc), s4(in_register(x))); }
+  // NaN where either is.
+  void extremum_to(F& acc, const F& x, bool largest) {
+    const F s = in_register(x);
+    largest ? a.fmax(s4(acc), s4(s), s4(acc)) : a.fmin(s4(acc), s4(s), s4(acc));
+  }
   void add_to(F& acc, const F& x) { a.fadd(s4(acc), s4(acc), s4(in_register(x))); }
   void add_double_to(F& acc, const F& x) { a.fadd(d2(acc), d2(acc), d2(in_register(x))); }
 

@@ -9,8 +9,8 @@ bool can_stream(Target) { return false; }
 
 int lanes(Target) { return 4; }
 
-void emit(Target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
-  emit_neon(holder, program, how);
+int emit(Target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  return emit_neon(holder, program, how);
 }
 
 }  // namespace tilevm::exec::native

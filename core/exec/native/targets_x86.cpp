@@ -22,8 +22,9 @@ bool can_stream(Target target) { return target != Target::kNone; }
 
 int lanes(Target target) { return target == Target::kAvx512 ? 16 : 8; }
 
-void emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
-  target == Target::kAvx512 ? emit_avx512(holder, program, how) : emit_avx2(holder, program, how);
+int emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
+  return target == Target::kAvx512 ? emit_avx512(holder, program, how)
+                                   : emit_avx2(holder, program, how);
 }
 
 }  // namespace tilevm::exec::native

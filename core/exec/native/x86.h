@@ -197,6 +197,37 @@ class X86 : public Processor {
     a.bind(one);
   }
 
+  // Runs the body if the frame's number there is n.
+  template <class Body>
+  void if_equal(std::size_t offset, int n, Body body) {
+    const auto over = a.newLabel();
+    a.cmp(field(offset), n);
+    a.jne(over);
+    same_state(body);
+    a.bind(over);
+  }
+  // Runs one of two bodies: `otherwise` if the frame's number there is not less than n.
+  template <class Less, class Otherwise>
+  void if_less(std::size_t offset, int n, Less less, Otherwise otherwise) {
+    const auto more = a.newLabel();
+    const auto done = a.newLabel();
+    a.cmp(field(offset), n);
+    a.jge(more);
+    same_state(less);
+    a.jmp(done);
+    a.bind(more);
+    same_state(otherwise);
+    a.bind(done);
+  }
+  void go_to(const Label& label) { a.jmp(label); }
+
+  // kTemp = where so many accumulators of the vector at x are kept between calls.
+  void find_kept(int vectors) {
+    a.imul(kTemp, kX, 4 * vectors);
+    a.add(kTemp, field(offsetof(Frame, kept)));
+  }
+  Address in_kept(int vector) { return x86::ptr(kTemp, 4 * lanes_ * vector); }
+
   void first_column() { a.xor_(kX.r32(), kX.r32()); }
 
   // x, in steps of `vectors` whole vectors, while there are so many.
