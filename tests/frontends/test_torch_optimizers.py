@@ -287,3 +287,46 @@ def test_a_call_that_is_not_captured_is_still_seen_by_its_kind() -> None:
     stats = tilevm.stats()
     recorded = sum(n for reason, n in stats["flushes"].items() if reason.startswith("fuse"))
     assert (recorded, stats["captures"]) == (9, 1)
+
+
+@pytest.mark.parametrize("form", ["operator", "method", "data"])
+def test_gradients_that_are_dropped_behind_a_step(form: str) -> None:
+    """Dynamo takes what `p -= x` makes of `p` for another tensor, whose `grad` nobody has."""
+
+    def step_of() -> tuple[Any, Any]:
+        torch.manual_seed(1)
+        net = nn.Linear(3, 2)
+
+        def by_operator(x: Any) -> None:
+            net(x).square().sum().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    p -= p.grad * 0.1
+                    p.grad = None
+
+        def by_method(x: Any) -> None:
+            net(x).square().sum().backward()
+            with torch.no_grad():
+                for p in net.parameters():
+                    q = p.sub_(p.grad * 0.1)
+                    q.grad = None
+
+        def by_data(x: Any) -> None:
+            net(x).square().sum().backward()
+            for p in net.parameters():
+                p.data -= p.grad * 0.1
+                p.grad = None
+
+        steps = {"operator": by_operator, "method": by_method, "data": by_data}
+        return steps[form], net
+
+    (compiled, found), (eager, exact) = step_of(), step_of()
+    compiled = tilevm.compile(compiled)
+    for rows in (4, 9, 17, 4):
+        x = torch.randn(rows, 3)
+        compiled(x)
+        eager(x)
+        for mine, theirs in zip(found.parameters(), exact.parameters(), strict=True):
+            torch.testing.assert_close(mine, theirs)
+            assert mine.grad is None
+            assert theirs.grad is None

@@ -66,7 +66,8 @@ void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 }
 
 // Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
-// operators, not by kernels that do their own work: those take addresses of what they wrote by name.
+// operators, not by kernels that do their own work: those take addresses of what they wrote by
+// name.
 void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
@@ -625,7 +626,10 @@ struct Block {
 PyObject* block_new(PyTypeObject* type, PyObject* args, PyObject* names) {
   static const char* keywords[] = {"enabled", nullptr};
   int on = 1;
-  if (!PyArg_ParseTupleAndKeywords(args, names, "|p", const_cast<char**>(keywords), &on)) {
+  if (names == nullptr && PyTuple_GET_SIZE(args) == 1) {  // as `tilevm.fuse()` makes it
+    on = PyObject_IsTrue(PyTuple_GET_ITEM(args, 0));
+    if (on < 0) return nullptr;
+  } else if (!PyArg_ParseTupleAndKeywords(args, names, "|p", const_cast<char**>(keywords), &on)) {
     return nullptr;
   }
   auto* const self = reinterpret_cast<Block*>(type->tp_alloc(type, 0));

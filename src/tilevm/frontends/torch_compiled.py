@@ -150,7 +150,7 @@ class Compiled(Dispatch):
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules = modules_of(fn)
         self._differentiable: Callable[..., Any] | None = None
-        self._backward_calls, self._second_derivatives = differentiates(fn)
+        self._differentiates = differentiates(fn)
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -392,10 +392,13 @@ class Compiled(Dispatch):
 
     def _with_gradients(self, args: Any, kwargs: Any) -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate."""
-        if self._second_derivatives:
+        own = self._differentiates
+        if own.twice:
             return self._eager("it differentiates what it has differentiated", args, kwargs)
-        if self._backward_calls > 1:
+        if own.calls > 1:
             return self._recorded("it calls backward several times", args, kwargs)
+        if own.forgets:
+            return self._recorded("it sets gradients of what it changes in place", args, kwargs)
         if self._differentiable is None:
             from tilevm.frontends.torch_graph import backend
 

@@ -7,6 +7,7 @@ import dis
 import inspect
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +33,44 @@ def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     return made
 
 
-def differentiates(fn: Any) -> tuple[int, bool]:
-    """Calls of `backward` in the function's own code, and whether it has second derivatives.
+@dataclass(frozen=True)
+class Differentiates:
+    """What a function's own code says of how it differentiates.
 
-    Of what comes before the first call, Dynamo makes one node of autograd: what that frees, another
-    finds no more, where eager code has separate graphs; and it has no second derivatives.
+    Of what comes before the first call of `backward`, Dynamo makes one node of autograd: what that
+    frees, another finds no more, where eager code has separate graphs; and it has no second
+    derivatives. After `p -= p.grad`, it takes `p` for another tensor: `p.grad = None` is lost.
     """
+
+    calls: int = 0  # of `backward`
+    twice: bool = False  # it has second derivatives
+    forgets: bool = False  # it sets `grad` of what it may have changed in place
+
+
+def differentiates(fn: Any) -> Differentiates:
+    """What the code of a function, or of a module's `forward`, says."""
     function = getattr(fn.forward if isinstance(fn, nn.Module) else fn, "__func__", fn)
     code = getattr(inspect.unwrap(function), "__code__", None)
     if code is None:
-        return 0, False
-    calls = sum(step.argval == "backward" for step in dis.get_instructions(code))
+        return Differentiates()
+    steps = list(dis.get_instructions(code))
     keywords = (c for c in code.co_consts if isinstance(c, tuple))
-    return calls, any("create_graph" in names for names in keywords)
+    return Differentiates(
+        calls=sum(step.argval == "backward" for step in steps),
+        twice=any("create_graph" in names for names in keywords),
+        forgets=any(s.opname == "STORE_ATTR" and s.argval == "grad" for s in steps)
+        and any(map(_is_in_place, steps)),
+    )
+
+
+def _is_in_place(step: dis.Instruction) -> bool:
+    """Of `x -= y`, or of `x.sub_(y)`, whose result may have a name."""
+    if step.opname.startswith("INPLACE_"):  # before Python 3.11
+        return True
+    if step.opname == "BINARY_OP":
+        return step.argrepr.endswith("=")
+    name = step.argval if step.opname in ("LOAD_METHOD", "LOAD_ATTR") else ""
+    return isinstance(name, str) and name.endswith("_") and not name.endswith("__")
 
 
 _DIFFERENTIATE = tuple(
