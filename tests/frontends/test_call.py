@@ -404,6 +404,34 @@ def test_first_calls_of_threads_capture_once() -> None:
     assert not tilevm.stats()["flushes"]
 
 
+def test_threads_capture_with_gradients_and_without() -> None:
+    """Dynamo's traces set what is torch's for the whole process as ours do."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    compiled = tilevm.compile(net)
+    given = [torch.randn(n, 8) for n in range(1, 12)]
+    with torch.no_grad():
+        wanted = [net(x) for x in given]
+    wrong: list[str] = []
+    tilevm.stats.reset()
+
+    def work() -> None:
+        try:
+            for i, (x, want) in enumerate(zip(given, wanted, strict=True)):
+                with torch.set_grad_enabled(i % 2 == 0):
+                    if not torch.allclose(compiled(x), want, atol=1e-5):
+                        wrong.append(f"{i}")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert not tilevm.stats()["flushes"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads
 def test_a_forked_child_calls() -> None:
     args = three(300, 1000)

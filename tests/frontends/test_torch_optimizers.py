@@ -296,24 +296,25 @@ def test_gradients_that_are_dropped_behind_a_step(form: str) -> None:
     def step_of() -> tuple[Any, Any]:
         torch.manual_seed(1)
         net = nn.Linear(3, 2)
+        weights: list[Any] = list(net.parameters())
 
         def by_operator(x: Any) -> None:
             net(x).square().sum().backward()
             with torch.no_grad():
-                for p in net.parameters():
-                    p -= p.grad * 0.1
+                for p in weights:
+                    p -= p.grad * 0.1  # noqa: PLW2901  # the form that is meant
                     p.grad = None
 
         def by_method(x: Any) -> None:
             net(x).square().sum().backward()
             with torch.no_grad():
-                for p in net.parameters():
+                for p in weights:
                     q = p.sub_(p.grad * 0.1)
                     q.grad = None
 
         def by_data(x: Any) -> None:
             net(x).square().sum().backward()
-            for p in net.parameters():
+            for p in weights:
                 p.data -= p.grad * 0.1
                 p.grad = None
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import threading
 import time
 import warnings
 import weakref
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
@@ -83,10 +83,10 @@ UNSEEN = (
 
 
 # One thread at a time: a trace sets what is torch's for the whole process, and two that end in
-# another order than they began would leave it set.
-_capturing = threading.RLock()
+# another order than they began would leave it set. Dynamo's traces are no different.
+_capturing: Any = convert_frame.compile_lock
 # A forked child has no thread that would give the lock back.
-os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_capturing._at_fork_reinit)
 
 
 _all: weakref.WeakSet[Compiled] = weakref.WeakSet()
