@@ -405,3 +405,84 @@ def test_default_devices() -> None:
     with torch.device("cpu"):
         same(compiled, fn, torch.ones(3))
     assert not tilevm.stats()["flushes"]
+
+
+class Counted:
+    """What functions below count in."""
+
+    calls = 0
+    kept: Any = None
+
+
+LAST: Any = None
+
+
+def _functions_that_change_more() -> dict[str, Any]:
+    def default(x: Any, count: Any = [0]) -> Any:  # noqa: B006  # the form that is meant
+        count[0] += 1
+        return x * count[0]
+
+    def grown(x: Any, seen: Any = []) -> Any:  # noqa: B006
+        seen.append(x.shape[0])
+        return x + len(seen)
+
+    def keyword(x: Any, *, total: Any = {}) -> Any:  # noqa: B006
+        total["sum"] = total.get("sum", 0) + x.sum()
+        return total["sum"] * 2
+
+    def attribute(x: Any) -> Any:
+        attribute.calls = getattr(attribute, "calls", 0) + 1  # type: ignore[attr-defined]
+        return x * attribute.calls  # type: ignore[attr-defined]
+
+    def of_class(x: Any) -> Any:
+        Counted.calls += 1
+        return x * Counted.calls
+
+    def kept_in_class(x: Any) -> Any:
+        before, Counted.kept = Counted.kept, x * 2
+        return x if before is None else x + before
+
+    def variable(x: Any) -> Any:
+        global LAST
+        before, LAST = LAST, x * 2
+        return x if before is None else x + before
+
+    return {
+        f.__name__: f
+        for f in (default, grown, keyword, attribute, of_class, kept_in_class, variable)
+    }
+
+
+@pytest.mark.parametrize("name", list(_functions_that_change_more()))
+def test_changes_that_outlive_a_call(name: str) -> None:
+    """Of arguments' defaults, of functions and classes, of what was None: each call makes them."""
+    global LAST
+    results = []
+    for wrap in (tilevm.compile, lambda f: f):
+        Counted.calls, Counted.kept, LAST = 0, None, None
+        function = wrap(_functions_that_change_more()[name])
+        results.append([function(torch.full((n,), 3.0)).tolist() for n in (2, 2, 2, 2, 2, 2)])
+    assert results[0] == results[1]
+    for kept in (Counted.kept, LAST):
+        assert kept is None or type(kept) is torch.Tensor
+
+
+def test_what_a_class_of_modules_keeps() -> None:
+    def module() -> Any:
+        class Layer(nn.Module):
+            calls = 0
+            last: Any = None
+
+            def forward(self, x: Any) -> Any:
+                Layer.last = x.shape[0]
+                type(self).calls += 1
+                return x + Layer.calls
+
+        return Layer()
+
+    mine, theirs = module(), module()
+    compiled = tilevm.compile(mine)
+    for n in (2, 3, 2, 5, 2):
+        assert torch.equal(compiled(torch.ones(n)), theirs(torch.ones(n)))
+        assert (type(mine).calls, type(mine).last) == (type(theirs).calls, n)
+        assert type(type(mine).last) is int

@@ -22,6 +22,7 @@ _MOST = 50_000  # containers that are looked at
 _DICTS = (dict, OrderedDict, defaultdict)
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
+_OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
 FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
 
 
@@ -30,20 +31,37 @@ class Effects(Refused):
 
 
 class Before:
-    """What `fn` and `modules` refer to, as it was: attributes, lists, dicts, sets, variables."""
+    """What `fn` and `modules` refer to, as it was: attributes, lists, dicts, sets, variables.
 
-    def __init__(self, fn: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
+    called: functions that `fn` may call.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        modules: Sequence[nn.Module],
+        called: Sequence[FunctionType] = (),
+    ) -> None:
         self._seen: dict[int, tuple[Any, Any]] = {}  # id -> container, its items
-        # Where it is (globals' dict, a cell, an object with slots), name, value.
+        # Where it is (globals' dict, a cell, a class, an object with slots), name, value.
         self._variables: list[tuple[Any, str, Any]] = []
-        for function in dict.fromkeys(_functions(fn, modules)):
+        own = [f for f in called if not is_foreign(f.__module__)]
+        functions = dict.fromkeys((*_functions(fn, modules), *own))
+        for function in functions:
             names = function.__globals__
             self._variables += [
                 (names, name, names.get(name, _NOTHING)) for name in function.__code__.co_names
             ]
             cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
             self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
-        self._walk([*modules, fn, getattr(fn, "__self__", None), *self._values()])
+        held = [v for f in functions for v in (f.__defaults__, f.__kwdefaults__, vars(f))]
+        values = [*map(type, (*modules, getattr(fn, "__self__", fn))), *self._values()]
+        named = {name for f in functions for name in f.__code__.co_names}
+        for kind in dict.fromkeys(k for v in values if isinstance(v, type) for k in v.__mro__):
+            if kind.__module__ != "builtins" and not is_foreign(kind.__module__):
+                attributes = {*named, *vars(kind)} - _OF_CLASSES
+                self._variables += [(kind, name, _get(kind, name)) for name in attributes]
+        self._walk([*modules, fn, getattr(fn, "__self__", None), *held, *self._values()])
         self._drawn = random.getstate(), _numpy_state()
 
     def _values(self) -> list[Any]:
@@ -82,7 +100,7 @@ class Before:
             now = _get(where, name)
             if _same(now, value):
                 continue
-            if known.get(id(now)) is not value:
+            if id(now) not in known or known[id(now)] is not value:
                 changed = f"the variable {name}"
             _set(where, name, value)
         own, numpy = self._drawn
@@ -155,6 +173,8 @@ def _slots(value: Any) -> list[str]:
 def _get(where: Any, name: str) -> Any:
     if isinstance(where, dict):
         return where.get(name, _NOTHING)
+    if isinstance(where, type):
+        return vars(where).get(name, _NOTHING)
     if not isinstance(where, CellType):
         return getattr(where, name, _NOTHING)
     try:

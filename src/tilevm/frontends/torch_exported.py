@@ -14,6 +14,7 @@ from tilevm.frontends import (
     torch_effects,
     torch_memory,
     torch_strides,
+    torch_surroundings,
     torch_tracing,
     torch_tree,
 )
@@ -92,7 +93,9 @@ class Call(nn.Module):
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
         state = {path: _shallow(value) for path, value in before.items()}
-        around = torch_effects.Before(self.function, list(self.modules())[1:])
+        modules = list(self.modules())[1:]
+        called = torch_surroundings.functions_of(self.function, modules)
+        around = torch_effects.Before(self.function, modules, called)
         now = dict(self._held())
         outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
         self.seen.missed = outside.missed

@@ -224,6 +224,11 @@ def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
     return list(found), names
 
 
+def functions_of(fn: Callable[..., Any], modules: Sequence[nn.Module]) -> list[FunctionType]:
+    """Functions that `fn` may call, as far as its code shows."""
+    return _reach(fn, {type(m) for m in modules} | {type(getattr(fn, "__self__", fn))})[0]
+
+
 def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:
     """Functions in variables of a function, and in modules of Python that it refers to."""
     scope = function.__globals__
