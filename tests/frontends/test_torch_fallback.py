@@ -291,6 +291,33 @@ def test_gradients_of_what_dynamo_cannot_trace_after_a_graph_break(operators: An
     assert ran == [1]
 
 
+@pytest.mark.parametrize("name", ["hessian", "jacrev", "jacfwd"])
+def test_transforms_that_dynamo_leaves_in_the_middle(name: str) -> None:
+    """A trace that fails inside of forward mode leaves no level of it behind."""
+    transform = getattr(torch.func, name)
+
+    def f(x: Any) -> Any:
+        return transform(lambda a: (a**3).sum())(x)
+
+    compiled = tilevm.compile(f)
+    for n in (3, 4, 3):
+        x = torch.randn(n)
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_gradients_are_asked_for_again() -> None:
+    compiled = tilevm.compile(lambda x: (x.exp() * x).softmax(-1))
+    results = []
+    for f in (compiled, compiled._fn):
+        x = torch.linspace(0, 1, 6).view(2, 3).requires_grad_()
+        y = f(x)
+        y[0, 0].backward(retain_graph=True)
+        y[1].square().sum().backward(retain_graph=True)
+        y[0, 1].backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results)
+
+
 def test_batch_norm_without_channels() -> None:
     """PyTorch looks for their number where there is none."""
     compiled = tilevm.compile(torch.nn.functional.batch_norm)

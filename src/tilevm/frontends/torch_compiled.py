@@ -45,6 +45,7 @@ from tilevm.frontends.torch_differentiate import (
     differentiates,
     is_differentiated,
     is_of_the_whole,
+    leave_transforms,
     own_code,
 )
 from tilevm.frontends.torch_dims import Dims
@@ -409,10 +410,12 @@ class Compiled(Dispatch):
             )
         try:
             result = self._differentiable(*args, **kwargs)
-        except TorchDynamoException as error:  # it cannot trace what PyTorch may well run
+        except (TorchDynamoException, AssertionError) as error:
+            # It cannot trace what PyTorch may well run.
             if config.debug or not is_of_the_whole(error):
                 raise
             reason = reason_of(error)
+            leave_transforms()  # a call comes here outside of any
         else:
             self._untraced = 0
             return result

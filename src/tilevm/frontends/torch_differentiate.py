@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dis
 import inspect
 import traceback
@@ -14,14 +15,30 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
+from torch.autograd import forward_ad
 
 _OWN = "<a function that tilevm differentiates>"
 
 
-def is_of_the_whole(error: TorchDynamoException) -> bool:
+def is_of_the_whole(error: TorchDynamoException | AssertionError) -> bool:
     """Whether Dynamo was at the whole function, so that nothing of it has run yet."""
-    stack: Any = getattr(error, "real_stack", None)
-    return bool(stack) and bool(stack[0].filename == _OWN)
+    if isinstance(error, TorchDynamoException):
+        stack: Any = getattr(error, "real_stack", None)
+        return bool(stack) and bool(stack[0].filename == _OWN)
+    # Guards that do not hold for the call that they were made of: transforms inside of others.
+    frames = traceback.walk_tb(error.__traceback__)
+    runs = any(frame.f_code.co_filename == _OWN for frame, _ in frames)
+    return str(error).startswith("Guard failed on the same frame") and not runs
+
+
+def leave_transforms() -> None:
+    """End the transforms, and levels of forward mode, that a trace that failed has left begun."""
+    functorch: Any = torch._C._functorch
+    if functorch.get_dynamic_layer_stack_depth() > 0:
+        functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
+    with contextlib.suppress(RuntimeError):  # there is none: Dynamo may say so without having left
+        torch._C._exit_dual_level(level=0)
+    forward_ad._current_level = -1
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -58,9 +75,13 @@ def differentiates(fn: Any) -> Differentiates:
     return Differentiates(
         calls=sum(step.argval == "backward" for step in steps),
         twice=any("create_graph" in names for names in keywords),
-        forgets=any(s.opname == "STORE_ATTR" and s.argval == "grad" for s in steps)
+        forgets=any(s.argval == "grad" for s in steps if _sets(s))
         and any(map(_is_in_place, steps)),
     )
+
+
+def _sets(step: dis.Instruction) -> bool:
+    return step.opname in ("STORE_ATTR", "DELETE_ATTR")
 
 
 def _is_in_place(step: dis.Instruction) -> bool:

@@ -180,6 +180,9 @@ def _through_autograd(
         context = torch._guards.TracingContext.try_get()
         seen = context.fw_metadata if context else None
         own = seen.num_forward_returns if seen else None
+        # A gradient's graph writes nothing that it is given: it may be asked for again.
+        if seen and seen.bw_donated_idxs:
+            seen.bw_donated_idxs.clear()
         return make_boxed_func(torch_program.compile_aten(graph, knobs, own))
 
     with capturing("a graph of torch.compile, through AOTAutograd"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 import math
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.export import _trace
-from torch.fx import graph_module
+from torch.fx import _symbolic_trace, graph_module
 from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
 
@@ -35,8 +36,31 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 @contextmanager
 def export() -> Iterator[None]:
     """All that holds for every trace."""
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent():
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _of_this_thread():
         yield
+
+
+@contextmanager
+def _of_this_thread() -> Iterator[None]:
+    """Other threads call modules as ever: a trace has methods of `nn.Module` of its own."""
+    patcher: Any = _symbolic_trace._Patcher
+    patch, mine = patcher.patch_method, threading.get_ident()
+
+    def patch_method(self: Any, kind: type, name: str, method: Any, **how: Any) -> None:
+        before = getattr(kind, name)
+
+        @functools.wraps(method)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            chosen = method if threading.get_ident() == mine else before
+            return chosen(*args, **kwargs)
+
+        patch(self, kind, name, run, **how)
+
+    patcher.patch_method = patch_method
+    try:
+        yield
+    finally:
+        patcher.patch_method = patch
 
 
 @contextmanager
