@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 from collections import deque
@@ -447,9 +448,25 @@ def _functions_that_change_more() -> dict[str, Any]:
         before, LAST = LAST, x * 2
         return x if before is None else x + before
 
+    def counting(function: Any) -> Any:
+        calls = 0
+
+        @functools.wraps(function)
+        def run(x: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return function(x) * calls
+
+        return run
+
+    @counting
+    @counting
+    def decorated(x: Any) -> Any:
+        return x + 1
+
     return {
         f.__name__: f
-        for f in (default, grown, keyword, attribute, of_class, kept_in_class, variable)
+        for f in (decorated, default, grown, keyword, attribute, of_class, kept_in_class, variable)
     }
 
 

@@ -89,6 +89,9 @@ class Call {
   std::size_t n_results_ = 0;
 };
 
+using Axes = std::vector<std::int64_t>;
+inline Param axes(const Axes& a) { return Param::integers(a); }
+
 using Row = std::function<void(Call&)>;
 
 // The rows of operators whose arguments need more than text says, by their name and overload.

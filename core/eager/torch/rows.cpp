@@ -11,11 +11,8 @@
 namespace tilevm::eager {
 namespace {
 
-using Axes = std::vector<std::int64_t>;
-
 bool row_major(const at::Tensor& t) { return t.is_contiguous(); }
 
-Param axes(const Axes& a) { return Param::integers(a); }
 Param keep(bool keepdims) { return Param::integer(keepdims ? 1 : 0); }
 
 Value cast_of(Call& c, std::size_t i, std::size_t dtype) {

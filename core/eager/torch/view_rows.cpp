@@ -7,10 +7,6 @@
 namespace tilevm::eager {
 namespace {
 
-using Axes = std::vector<std::int64_t>;
-
-Param axes(const Axes& a) { return Param::integers(a); }
-
 void reshaped(Call& c) {
   const host::Geometry from = geometry_of(c.tensor(0));
   Axes sizes = c.integers(1);

@@ -238,9 +238,7 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   impl->fold = view.header->fold;
   impl->lanes = lanes(target);
   impl->kept = kept;
-  for (const auto& instr : view.code) {
-    impl->passes += static_cast<bytecode::Op>(instr.op) == bytecode::Op::pass ? 1 : 0;
-  }
+  impl->passes = passes_of(view);
   for (int i = 0; i < static_cast<int>(view.operands.size()); ++i) {
     const auto& operand = view.operands[at(i)];
     const bool moves = operand.role == Role::kInput || operand.role == Role::kOutput;

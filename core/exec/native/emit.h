@@ -5,10 +5,13 @@
 
 #include <asmjit/core.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 #include "bytecode/bytecode.h"
 #include "exec/native/native.h"
+#include "isa.gen.h"
 
 namespace tilevm::exec::native {
 
@@ -20,6 +23,12 @@ struct How {
   int copies = 1;        // vectors of columns side by side, at most
   bool streams = false;  // outputs go past the caches; the launch's are aligned (see Code)
 };
+
+// Sweeps over the reduced axes, one after the other.
+inline int passes_of(bytecode::View program) {
+  return static_cast<int>(std::ranges::count(
+      program.code, static_cast<std::uint16_t>(bytecode::Op::pass), &bytecode::Instr::op));
+}
 
 int emit_avx2(asmjit::CodeHolder& holder, bytecode::View program, How how);
 int emit_avx512(asmjit::CodeHolder& holder, bytecode::View program, How how);

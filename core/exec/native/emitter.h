@@ -284,8 +284,9 @@ class Emitter final : private Owner {
       for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
       copy_ = 0;
       if (p_.header->fold == Fold::kRows) {
-        fetches_ = pass == 1 && passes() > 1;
-        in_parts(pass, body, i, [&] { sweep(body, i); });
+        const int last = passes_of(p_);
+        fetches_ = pass == 1 && last > 1;
+        in_parts(pass, pass == last, body, i, [&] { sweep(body, i); });
         fetches_ = false;
       } else {
         sweep(body, i);
@@ -313,15 +314,9 @@ class Emitter final : private Owner {
     });
   }
 
-  int passes() const {
-    return static_cast<int>(std::count_if(p_.code.begin(), p_.code.end(), [](const Instr& instr) {
-      return static_cast<Op>(instr.op) == Op::pass;
-    }));
-  }
-
-  // A pass over rows, for calls that are for some rows of it, or behind it.
+  // A pass over rows, for calls that are for some rows of it, or behind it: not behind the last.
   template <class Sweep>
-  void in_parts(int pass, int begin, int end, Sweep sweep) {
+  void in_parts(int pass, bool is_last, int begin, int end, Sweep sweep) {
     const auto keep = [&](const auto& part, auto place) { t_.keep(place, part); };
     const auto recall = [&](auto& part, auto place) { t_.recall(part, place); };
     const auto all = [&] {
@@ -333,11 +328,16 @@ class Emitter final : private Owner {
       });
       each_copy([&] { finish_folds(begin, end, /*in_place=*/true); });
     };
-    t_.if_less(offsetof(Frame, passes_finished), pass, all, [&] { each_kept(begin, end, recall); });
-    t_.if_equal(offsetof(Frame, keep_behind_pass), pass, [&] {
-      each_kept(begin, end, keep);
-      t_.go_to(leave_);
-    });
+    if (is_last) {
+      all();
+    } else {
+      t_.if_less(offsetof(Frame, passes_finished), pass, all,
+                 [&] { each_kept(begin, end, recall); });
+      t_.if_equal(offsetof(Frame, keep_behind_pass), pass, [&] {
+        each_kept(begin, end, keep);
+        t_.go_to(leave_);
+      });
+    }
     each_copy([&] { take_folds(begin, end); });
   }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import random
 import sys
 import weakref
@@ -33,20 +32,19 @@ class Effects(Refused):
 class Before:
     """What `fn` and `modules` refer to, as it was: attributes, lists, dicts, sets, variables.
 
-    called: functions that `fn` may call.
+    called: functions that `fn` may call, with itself.
     """
 
     def __init__(
         self,
         fn: Callable[..., Any],
         modules: Sequence[nn.Module],
-        called: Sequence[FunctionType] = (),
+        called: Sequence[FunctionType],
     ) -> None:
         self._seen: dict[int, tuple[Any, Any]] = {}  # id -> container, its items
         # Where it is (globals' dict, a cell, a class, an object with slots), name, value.
         self._variables: list[tuple[Any, str, Any]] = []
-        own = [f for f in called if not is_foreign(f.__module__)]
-        functions = dict.fromkeys((*_functions(fn, modules), *own))
+        functions = list(filter(is_users, called))
         for function in functions:
             names = function.__globals__
             self._variables += [
@@ -131,18 +129,14 @@ def _numpy_state() -> dict[str, Any] | None:
     return {**state, "state": inner}
 
 
-def _functions(fn: Any, modules: Sequence[nn.Module]) -> Iterator[FunctionType]:
-    called = inspect.getattr_static(type(fn), "__call__", None)  # of an object that can be called
-    for known in (fn, called, *(getattr(type(m), "forward", None) for m in modules)):
-        function = getattr(known, "__func__", known)
-        function = getattr(function, "__wrapped__", function)
-        if isinstance(function, FunctionType) and not is_foreign(function.__module__):
-            yield function
-
-
 def is_foreign(module: str | None) -> bool:
     """Whether a module of that name is a library whose objects nobody looks into."""
     return (module or "").partition(".")[0] in _FOREIGN
+
+
+def is_users(function: FunctionType) -> bool:
+    """Whether a function is of no library; `functools.wraps` gives it another's `__module__`."""
+    return not is_foreign(function.__globals__.get("__name__"))
 
 
 def _container(value: Any) -> Any:

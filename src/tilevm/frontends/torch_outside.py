@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from tilevm.frontends.torch_effects import Before
 from tilevm.frontends.torch_memory import Refused, changed_memory, storages
+from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.frontends.torch_tracing import set_item
 
 _MOST = 256  # that are found ahead of a trace; of more, the trace finds those that it needs
@@ -30,8 +31,9 @@ class Outside:
 
     def __init__(self, fn: Callable[..., Any], modules: Mapping[str, nn.Module]) -> None:
         every = [m for module in modules.values() for m in module.modules()]
+        before = Before(fn, every, functions_of(fn, every))
         own = {id(t) for m in every for t in (*m._parameters.values(), *m._buffers.values())}
-        found = [t for t in Before(fn, every).tensors() if _is_real(t) and id(t) not in own]
+        found = [t for t in before.tensors() if _is_real(t) and id(t) not in own]
         self._tensors = {id(t): t for t in found if len(found) <= _MOST}
         self._complete = False
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilevm.frontends.torch_effects import FOLLOWING, is_foreign
+from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_users
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
@@ -183,12 +183,20 @@ def _globals_of(code: CodeType) -> frozenset[str]:
     return frozenset(step.argval for step in loads).union(*map(_globals_of, inner))
 
 
-def _unwrapped(member: Any) -> Any:
+def _wrapped(member: Any) -> Iterator[FunctionType]:
+    """What a member of a class or module runs: a function, and the user's decorators around it."""
     if isinstance(member, property):
         member = member.fget
     elif isinstance(member, functools.cached_property):
         member = member.func
-    return inspect.unwrap(getattr(member, "__func__", member))
+    outer = getattr(member, "__func__", member)
+    inner = inspect.unwrap(outer)
+    while outer is not inner:
+        if isinstance(outer, FunctionType) and is_users(outer):
+            yield outer
+        outer = outer.__wrapped__
+    if isinstance(inner, FunctionType):
+        yield inner
 
 
 def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
@@ -197,11 +205,10 @@ def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
     names = {"forward", "__call__"}
 
     def add(value: Any) -> None:
-        function = _unwrapped(value)
-        if not isinstance(function, FunctionType) or function in found:
-            return
-        found[function] = None
-        names.update(_names(function.__code__))
+        for function in _wrapped(value):
+            if function not in found:
+                found[function] = None
+                names.update(_names(function.__code__))
 
     known = getattr(fn, "__func__", fn)
     add(known.func if isinstance(known, functools.partial) else known)
@@ -225,7 +232,7 @@ def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
 
 
 def functions_of(fn: Callable[..., Any], modules: Sequence[nn.Module]) -> list[FunctionType]:
-    """Functions that `fn` may call, as far as its code shows."""
+    """`fn`, its decorators, and functions that it may call, as far as its code shows."""
     return _reach(fn, {type(m) for m in modules} | {type(getattr(fn, "__self__", fn))})[0]
 
 
