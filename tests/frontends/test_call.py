@@ -432,6 +432,42 @@ def test_threads_capture_with_gradients_and_without() -> None:
     assert not tilevm.stats()["flushes"]
 
 
+def test_threads_call_a_module_while_it_is_captured() -> None:
+    """The trace exchanges its parameters: calls with gradients and of the module itself wait."""
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+    compiled = tilevm.compile(net)
+    x = torch.randn(5, 8)
+    want = net(x).detach()
+    compiled(x)
+    wrong: list[str] = []
+    done = threading.Event()
+    tilevm.stats.reset()
+
+    def work(called: Any) -> None:
+        while not done.wait(0.001):
+            try:
+                got = called(x)
+                if type(got) is not torch.Tensor or not torch.allclose(got, want, atol=1e-5):
+                    wrong.append(f"{type(got)}")
+            except Exception as error:
+                wrong.append(repr(error))
+
+    threads = [threading.Thread(target=work, args=(f,)) for f in (net, compiled)]
+    for thread in threads:
+        thread.start()
+    try:
+        with torch.no_grad():
+            for rank in range(2, 5):
+                given = torch.randn(*[2] * rank, 8)
+                torch.testing.assert_close(compiled(given), net(given))
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert not tilevm.stats()["flushes"]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads
 def test_a_forked_child_calls() -> None:
     args = three(300, 1000)

@@ -301,17 +301,12 @@ class Emitter final : private Owner {
     }
   }
 
-  // What stands between passes. Calls for some rows compute it again, but what they read it from
-  // may be what it is stored to.
+  // What stands between passes. Calls for some rows compute it again, and only the last one stores
+  // it: what it is read from may be what it is stored to.
   void section(int begin, int end) {
-    const auto stores = [](const Instr& instr) { return info(instr).cls == Class::kStore; };
-    const bool resumed = p_.header->fold == Fold::kRows && end < n_;
-    each_copy([&] { range(begin, end, [&](const Instr& i) { return !resumed || !stores(i); }); });
-    if (!resumed || std::none_of(p_.code.begin() + begin, p_.code.begin() + end, stores)) return;
-    t_.if_equal(offsetof(Frame, keep_in_pass), 0, [&] {
-      t_.if_equal(offsetof(Frame, keep_behind_pass), 0,
-                  [&] { each_copy([&] { range(begin, end, stores); }); });
-    });
+    stores_at_last_ = p_.header->fold == Fold::kRows && end < n_;
+    each_copy([&] { range(begin, end, [](const Instr&) { return true; }); });
+    stores_at_last_ = false;
   }
 
   // A pass over rows, for calls that are for some rows of it, or behind it: not behind the last.
@@ -531,7 +526,13 @@ class Emitter final : private Owner {
       if (!filter(instr)) continue;
       now_ = order(i);
       note(i);
-      one(instr);
+      if (stores_at_last_ && info(instr).cls == Class::kStore) {
+        t_.if_equal(offsetof(Frame, keep_in_pass), 0, [&] {
+          t_.if_equal(offsetof(Frame, keep_behind_pass), 0, [&] { one(instr); });
+        });
+      } else {
+        one(instr);
+      }
       check();
       // A value made and last used in this very stretch of code is done with.
       each_source(instr, [&](int reg) {
@@ -639,6 +640,7 @@ class Emitter final : private Owner {
   asmjit::Label leave_;  // the end of a block of columns
   std::array<std::vector<Value<T>>, kMaxCopies> values_;
   std::array<std::vector<Accumulator>, kMaxCopies> folds_;
+  bool stores_at_last_ = false;
   std::vector<int> made_at_, first_use_, last_use_;  // by register
   std::vector<Use> uses_;
   std::vector<Move> moves_;

@@ -154,8 +154,9 @@ def _attempt(
     from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
     proxy._register_stack_trace_anchor(getattr(call.function, "__func__", call.function))
-    kept = torch_tracing.containers_kept(list(call.modules())[1:])
-    with torch_tracing.export(), from_zero, oblivious, kept, torch.no_grad():
+    modules = list(call.modules())[1:]
+    kept = torch_tracing.containers_kept(modules)
+    with torch_tracing.export(modules), from_zero, oblivious, kept, torch.no_grad():
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
         try:

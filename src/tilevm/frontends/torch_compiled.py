@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 import warnings
 import weakref
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo import convert_frame
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
 from torch.autograd import forward_ad
@@ -36,6 +34,7 @@ from tilevm.frontends import (
     torch_dims,
     torch_guards,
     torch_memory,
+    torch_tracing,
     torch_tree,
 )
 from tilevm.frontends.captures import capturing
@@ -81,13 +80,6 @@ UNSEEN = (
     "items of lists and dicts of more than 64 and of other containers, elements of arrays of\n"
     "NumPy, contents of files, the clock."
 )
-
-
-# One thread at a time: a trace sets what is torch's for the whole process, and two that end in
-# another order than they began would leave it set. Dynamo's traces are no different.
-_capturing: Any = convert_frame.compile_lock
-# A forked child has no thread that would give the lock back.
-os.register_at_fork(after_in_child=_capturing._at_fork_reinit)
 
 
 _all: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -333,7 +325,7 @@ class Compiled(Dispatch):
             return self._eager(family.reason, args, kwargs)
         begin = time.perf_counter()
         try:
-            with _capturing:
+            with torch_tracing.capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
                     with capturing(self.title), _quiet():
@@ -408,6 +400,7 @@ class Compiled(Dispatch):
                 backend=functools.partial(backend, options=self._knobs),
                 dynamic=True,
             )
+        torch_tracing.wait_for(self._modules.values())
         try:
             result = self._differentiable(*args, **kwargs)
         except (TorchDynamoException, AssertionError) as error:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import convert_frame
 from torch.export import _trace
 from torch.fx import _symbolic_trace, graph_module
 from torch.fx.experimental import symbolic_shapes
@@ -26,6 +27,14 @@ from tilevm.frontends.torch_effects import FOLLOWING, Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_recurrent import CELLS, LAYERS
 
+# One thread at a time: a trace sets what is torch's for the whole process, and two that end in
+# another order than they began would leave it set. Dynamo's traces are no different.
+capturing: Any = convert_frame.compile_lock
+# A forked child has no thread that would give the lock back.
+os.register_at_fork(after_in_child=capturing._at_fork_reinit)
+MOST_WAITING_S = 60.0  # a trace that waits for the thread that waits for it
+# The modules whose parameters a trace has exchanged for its own, by id, and its thread.
+_traced: tuple[frozenset[int], int] = frozenset(), 0
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
 _TORCH = str(Path(torch.__file__).parent)
@@ -34,10 +43,40 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 
 
 @contextmanager
-def export() -> Iterator[None]:
-    """All that holds for every trace."""
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _of_this_thread():
+def export(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """All that holds for every trace, which goes through `modules`."""
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent():
+        with _alone(modules), _of_this_thread():
+            yield
+
+
+def wait_for(modules: Iterable[nn.Module]) -> None:
+    """Return when no other thread traces one of these modules."""
+    traced, thread = _traced
+    if traced and thread != threading.get_ident() and any(id(m) in traced for m in modules):
+        if capturing.acquire(timeout=MOST_WAITING_S):
+            capturing.release()
+
+
+@contextmanager
+def _alone(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Calls of these modules by other threads wait: they would find what the trace puts there."""
+    global _traced  # noqa: PLW0603
+    kind: Any = nn.Module
+    call, before = kind.__call__, _traced
+
+    @functools.wraps(call)
+    def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        wait_for((self,))
+        return call(self, *args, **kwargs)
+
+    _traced = frozenset(map(id, modules)), threading.get_ident()
+    kind.__call__ = run
+    try:
         yield
+    finally:
+        kind.__call__ = call
+        _traced = before
 
 
 @contextmanager
