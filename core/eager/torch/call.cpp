@@ -140,7 +140,9 @@ std::vector<std::string> parts(const std::string& text, char separator) {
 }
 
 bool is_one(const c10::IValue& v) {
-  return v.isScalar() && !v.isBool() && v.toScalar().toDouble() == 1;
+  if (!v.isScalar() || v.isBool()) return false;
+  const at::Scalar number = v.toScalar();
+  return !number.isComplex() && number.toDouble() == 1;
 }
 
 }  // namespace

@@ -26,7 +26,11 @@ class Call {
   bool is_tensor(std::size_t i) const { return arg(i).isTensor(); }
   const at::Tensor& tensor(std::size_t i) const { return arg(i).toTensor(); }
   std::int64_t integer(std::size_t i) const { return arg(i).toInt(); }
-  double real(std::size_t i) const { return arg(i).toScalar().toDouble(); }
+  double real(std::size_t i) const {
+    const at::Scalar number = arg(i).toScalar();
+    if (number.isComplex()) refuse("a complex number");
+    return number.toDouble();
+  }
   bool flag(std::size_t i) const { return arg(i).toBool(); }
   std::vector<std::int64_t> integers(std::size_t i) const;
   // The axes of a reduction, from 0, sorted: none given means all.

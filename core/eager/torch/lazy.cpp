@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "host/views.h"
 
@@ -88,6 +89,30 @@ host::Geometry geometry_of(const at::TensorBase& tensor) {
   std::copy(sizes.begin(), sizes.end(), g.sizes.begin());
   std::copy(strides.begin(), strides.end(), g.strides.begin());
   return g;
+}
+
+namespace {
+
+// Memory that NumPy, a buffer of Python or another library owns, which writes to it as it likes.
+// All of it has a function that gives it back, which only its type tells from those of PyTorch's
+// own.
+bool is_foreign(const at::DataPtr& memory) {
+  using Context = at::InefficientStdFunctionContext;
+  static const c10::DeleterFnPtr by_function =
+      Context::makeDataPtr(nullptr, [](void*) {}, kCpu).get_deleter();
+  const auto* const context = memory.cast_context<Context>(by_function);
+  if (C10_LIKELY(context == nullptr)) return false;
+  const std::string_view name = context->deleter_.target_type().name();
+  // torch::utils::tensor_from_numpy, tensor_frombuffer, tensor_fromDLPackImpl
+  return name.find("tensor_from") != name.npos;
+}
+
+}  // namespace
+
+bool reaches_others(const at::TensorBase& tensor) {
+  if (tensor.layout() != c10::kStrided) return true;
+  const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
+  return storage && is_foreign(storage.data_ptr());
 }
 
 // ---- Parts of memory
@@ -368,6 +393,7 @@ Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
   const c10::Storage& storage = tensor.storage();
   // Others may write there without our noticing.
   if (!exported_.empty() && is_exported(storage.data())) return kNoValue;
+  if (is_foreign(storage.data_ptr())) return kNoValue;
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
   const Value value = trace.input(dtype, geometry_of(tensor), data);
@@ -391,15 +417,17 @@ bool Recording::captured(const c10::StorageImpl* storage) const {
 }
 
 bool Recording::written(const at::TensorBase& tensor) const {
+  if (written_.empty()) return false;
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  return storage && written_by_storage_.contains(storage.unsafeGetStorageImpl());
+  return (storage && written_by_storage_.contains(storage.unsafeGetStorageImpl())) ||
+         reaches_others(tensor);
 }
 
 bool Recording::knows(const at::TensorBase& tensor) const {
+  if (written(tensor)) return true;
   const c10::Storage& storage = tensor.unsafeGetTensorImpl()->unsafe_storage();
-  if (!storage) return false;
-  const c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
-  return captured(impl) || (!written_.empty() && written_by_storage_.contains(impl));
+  return (storage && captured(storage.unsafeGetStorageImpl())) ||
+         (!held_.empty() && reaches_others(tensor));
 }
 
 namespace {
@@ -455,6 +483,7 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
       return true;
     }
   }
+  if (is_foreign(tensor.storage().data_ptr())) return false;
   Write write;
   write.geometry = geometry_of(tensor);
   write.offset = tensor.storage_offset();
@@ -662,9 +691,13 @@ void Recording::exported(const at::TensorBase& tensor) {
   std::unique_lock lock(mutex);
   if (knows(tensor)) flush(lock, "memory looked at");
   if (!lock.owns_lock()) lock.lock();
+  if (exported_.size() >= most_exports_) drop_unused_exports();
   const auto* first = static_cast<const std::byte*>(storage.data());
   if (first == nullptr) return;
-  Exported made{first + storage.nbytes(), {storage}};
+  Exported made;
+  made.end = first + storage.nbytes();
+  made.storages.emplace_back(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage.unsafeGetStorageImpl()));
   // One with what it overlaps.
   auto next = exported_.upper_bound(first);
   if (next != exported_.begin() && std::prev(next)->second.end > first) --next;
@@ -677,10 +710,22 @@ void Recording::exported(const at::TensorBase& tensor) {
   exported_.emplace(first, std::move(made));
 }
 
+// Somebody holds it still.
+bool Recording::Exported::lives() const {
+  return !std::ranges::all_of(storages, [](const auto& storage) { return storage.expired(); });
+}
+
+void Recording::drop_unused_exports() {
+  std::erase_if(exported_, [](const auto& entry) { return !entry.second.lives(); });
+  most_exports_ = std::max(kFewExports, 2 * exported_.size());
+}
+
 bool Recording::is_exported(const void* data) const {
   const auto* place = static_cast<const std::byte*>(data);
   const auto next = exported_.upper_bound(place);
-  return next != exported_.begin() && place < std::prev(next)->second.end;
+  if (next == exported_.begin()) return false;
+  const Exported& found = std::prev(next)->second;
+  return place < found.end && found.lives();
 }
 
 void Recording::end_block(bool quietly) {

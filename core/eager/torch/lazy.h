@@ -112,6 +112,10 @@ inline LazyImpl* lazy(const at::TensorBase& tensor) {
 
 host::Geometry geometry_of(const at::TensorBase& tensor);
 
+// Whether its elements may lie in memory of other tensors without our knowing: memory that is not
+// PyTorch's own, as NumPy's, and what sparse tensors consist of.
+bool reaches_others(const at::TensorBase& tensor);
+
 // What a thread has recorded. Never freed: when a thread ends, the next new one takes it over.
 class Recording {
  public:
@@ -168,10 +172,14 @@ class Recording {
   // Memory by its first byte, none within another: tensors may be made of what was exported.
   struct Exported {
     const std::byte* end = nullptr;
-    std::vector<c10::Storage> storages;
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;
+    bool lives() const;
   };
   std::map<const std::byte*, Exported> exported_;
   bool is_exported(const void* data) const;
+  void drop_unused_exports();
+  static constexpr std::size_t kFewExports = 64;
+  std::size_t most_exports_ = kFewExports;  // before those that nobody holds any more are dropped
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
   std::vector<Filled> filled_;                         // ... and its memory

@@ -223,6 +223,9 @@ std::vector<Method>& methods() {
       export_method<37>("share_memory_"),
       export_method<38, false>("__reduce_ex__"),
       export_method<39, false>("__deepcopy__"),
+      export_method<40>("apply_"),
+      export_method<41>("map_"),
+      export_method<42>("map2_"),
   };
   return *all;
 }
@@ -236,6 +239,21 @@ struct Function {
 template <int kIndex>
 PyObject* call_function(PyObject* const* args, std::size_t n, PyObject* names) {
   return PyObject_Vectorcall(original<kIndex>, args, n, names);
+}
+
+template <int kIndex>
+PyObject* exporting_function(PyObject*, PyObject* const* args, std::size_t n, PyObject* names) {
+  try {
+    finish_writes("memory looked at");
+    const bool tensor = PyVectorcall_NARGS(n) > 0 && THPVariable_Check(args[0]);
+    if (tensor && c10::impl::tls_is_dispatch_key_included(kKey)) {
+      Recording::mine().exported(THPVariable_Unpack(args[0]));
+    }
+  } catch (const std::exception& e) {
+    PyErr_SetString(PyExc_RuntimeError, e.what());
+    return nullptr;
+  }
+  return call_function<kIndex>(args, n, names);
 }
 
 template <int kIndex, Op kOp>
@@ -293,6 +311,7 @@ PyObject* linear(PyObject*, PyObject* const* args, std::size_t n_args, PyObject*
 std::vector<Function>& functions() {
   static auto* const all = new std::vector<Function>{
       {"torch.nn.functional", "linear", linear<60>, &original<60>},
+      {"torch._C", "_to_dlpack", exporting_function<59>, &original<59>},
       {"torch", "sigmoid", unary_function<61, Op::sigmoid>, &original<61>},
       {"torch", "tanh", unary_function<62, Op::tanh>, &original<62>},
       {"torch", "relu", unary_function<63, Op::relu>, &original<63>},

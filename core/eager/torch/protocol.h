@@ -1,5 +1,5 @@
-// Replacements of methods and functions of PyTorch that record without PyTorch's argument parser and
-// dispatcher, where nothing but recording could happen there; otherwise they call the original.
+// Replacements of methods and functions of PyTorch that record without PyTorch's argument parser
+// and dispatcher, where nothing but recording could happen there; otherwise they call the original.
 #pragma once
 
 #include <Python.h>

@@ -7,6 +7,7 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <atomic>
 #include <deque>
 #include <unordered_set>
 
@@ -61,6 +62,16 @@ void finish_reads(const Stack& stack, std::size_t n_args) {
   }
 }
 
+// Before a kernel of somebody else's library, which may reach tensors that are not its operands, or
+// write to some that its schema does not say: all that was recorded.
+void finish_all(const OperatorHandle& op) {
+  const auto ns = op.operator_name().getNamespace();
+  if (!ns || *ns == "aten" || ns->starts_with("prim") || *ns == "profiler") return;
+  Recording& mine = Recording::mine();
+  std::unique_lock lock(mine.mutex);
+  mine.flush(lock, "operator of a library");
+}
+
 void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelow, stack);
 }
@@ -72,6 +83,7 @@ void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
                          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   if (composite) return redispatch(op, keys, stack);
+  finish_all(op);
   const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
   redispatch(op, keys, stack);
 }
@@ -188,9 +200,7 @@ void settle_write(const at::Tensor& t) {
     if (LazyStorage* const storage = z->pending()) return storage->fill("written in place");
   }
   std::unique_lock lock(mine.mutex);
-  if (mine.knows(t)) {
-    mine.flush(lock, "operand written");
-  }
+  if (mine.knows(t)) mine.flush(lock, "operand written");
 }
 
 void Recorded::settle(const Stack& stack, std::size_t n_args) {
@@ -215,6 +225,7 @@ class Writing final : public c10::OperatorKernel {
       });
     }
     finish_reads(*stack, n_args);
+    finish_all(op);
     const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     redispatch(op, keys, stack);
   }
@@ -503,6 +514,17 @@ void install_rest() {
           return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
         });
   }
+  // `torch.tensor([x[0], x[1]])` asks for numbers below our key.
+  {
+    static auto* const kept = new torch::Library(
+        torch::Library::IMPL, "aten", c10::DispatchKey::BackendSelect, __FILE__, __LINE__);
+    constexpr DispatchKeySet behind(DispatchKeySet::FULL_AFTER, c10::DispatchKey::BackendSelect);
+    const auto number = find("_local_scalar_dense")->typed<at::Scalar(const at::Tensor&)>();
+    kept->impl("_local_scalar_dense", [number](DispatchKeySet keys, const at::Tensor& self) {
+      finish_writes(self, "looked at");
+      return number.redispatch(keys & behind, self);
+    });
+  }
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || !op->schema().is_mutable()) continue;
@@ -617,10 +639,23 @@ PyObject* py_flush(PyObject*, PyObject*) {
 
 // ---- A block, as a context manager
 
+// The blocks that this thread is in, the last to be entered last. They need not end in that order:
+// those of two coroutines do not.
+struct Open {
+  std::uint64_t id;
+  bool on;
+};
+struct OpenBlocks {
+  std::vector<Open> blocks;
+  bool outside = false;  // whether the thread recorded before the first of them
+};
+thread_local OpenBlocks open_blocks;
+std::atomic<std::uint64_t> last_block{0};
+
 struct Block {
   PyObject_HEAD bool on;
-  int depth;                    // of blocks that this object has opened
-  std::array<bool, 16> before;  // what was, for each of them
+  int depth;                             // of blocks that this object has opened
+  std::array<std::uint64_t, 16> opened;  // which ones
 };
 
 PyObject* block_new(PyTypeObject* type, PyObject* args, PyObject* names) {
@@ -639,15 +674,27 @@ PyObject* block_new(PyTypeObject* type, PyObject* args, PyObject* names) {
 
 PyObject* block_enter(PyObject* object, PyObject*) {
   auto& self = *reinterpret_cast<Block*>(object);
-  if (self.depth == static_cast<int>(self.before.size())) {
+  if (self.depth == static_cast<int>(self.opened.size())) {
     PyErr_SetString(PyExc_RuntimeError,
                     "tilevm.fuse: this block is inside of itself too often\n  make a new one for "
                     "each `with`");
     return nullptr;
   }
-  self.before[static_cast<std::size_t>(self.depth++)] = record_here(self.on);
-  Py_INCREF(object);
-  return object;
+  return guarded([&]() -> PyObject* {
+    const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
+    if (before && !self.on) {  // what follows does not know of what waits
+      Recording& mine = Recording::mine();
+      std::unique_lock lock(mine.mutex);
+      mine.flush(lock, "switched off");
+    }
+    if (open_blocks.blocks.empty()) open_blocks.outside = before;
+    const std::uint64_t id = ++last_block;
+    open_blocks.blocks.push_back({id, self.on});
+    self.opened[static_cast<std::size_t>(self.depth++)] = id;
+    record_here(self.on);
+    Py_INCREF(object);
+    return object;
+  });
 }
 
 PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
@@ -656,13 +703,23 @@ PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     PyErr_SetString(PyExc_RuntimeError, "tilevm.fuse: the block was not entered");
     return nullptr;
   }
-  const bool before = self.before[static_cast<std::size_t>(--self.depth)];
-  record_here(before);
-  if (before || !self.on) Py_RETURN_NONE;
+  const std::uint64_t id = self.opened[static_cast<std::size_t>(--self.depth)];
+  std::vector<Open>& open = open_blocks.blocks;
+  // Nothing, if another thread entered it.
+  if (std::erase_if(open, [&](const Open& block) { return block.id == id; }) == 0) Py_RETURN_NONE;
+  const bool on = open.empty() ? open_blocks.outside : open.back().on;
+  if (!record_here(on) || on) Py_RETURN_NONE;
   return guarded([&]() -> PyObject* {
     Recording::mine().end_block(n > 0 && args[0] != Py_None);
     Py_RETURN_NONE;
   });
+}
+
+// leave(): this thread is in no block, and does not record.
+PyObject* py_leave(PyObject*, PyObject*) {
+  open_blocks.blocks.clear();
+  record_here(false);
+  Py_RETURN_NONE;
 }
 
 PyMethodDef block_methods[] = {
@@ -690,6 +747,7 @@ PyMethodDef methods[] = {
      "install(engine, rows): put the recorder's kernels into PyTorch's dispatcher, once."},
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
+    {"leave", py_leave, METH_NOARGS, "In a forked child: end all blocks, with nothing recorded."},
     {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
     {"end_block", py_end_block, METH_O,
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "

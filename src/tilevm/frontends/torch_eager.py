@@ -6,8 +6,10 @@ PyTorch. Its kernels lie below autograd and do nothing outside of a block.
 
 from __future__ import annotations
 
+import atexit
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -83,7 +85,11 @@ def _load() -> Any:
         )
     _recorder.install(runtime.eager_engine(), _rows())
     _let_through()
+    _finish_before_saving(_recorder.flush)
     _check(_recorder)
+    # What waits is of the process that recorded it; a child has no block that would end.
+    os.register_at_fork(before=_recorder.flush, after_in_child=_recorder.leave)
+    atexit.register(_recorder.flush)
     return _recorder
 
 
@@ -95,6 +101,22 @@ def _let_through() -> None:
     key: Any = torch._C._parse_dispatch_key("Fake")
     for operator in _higher_order_ops.values():
         operator.non_fallthrough_keys = operator.non_fallthrough_keys.remove(key)
+
+
+def _finish_before_saving(finish: Callable[[], None]) -> None:
+    """TorchScript writes the memory of a module's tensors to files by itself."""
+    kind: Any = torch._C.ScriptModule
+    for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile"):
+        setattr(kind, name, _finishing(finish, getattr(kind, name)))
+
+
+def _finishing(finish: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        finish()
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _check(module: Any) -> None:
@@ -111,6 +133,16 @@ def _check(module: Any) -> None:
             f"tilevm.fuse: PyTorch {torch.__version__} does not let tensors be filled later\n"
             "  report it with this message, and use tilevm.compile meanwhile"
         )
+
+
+class _End:
+    """Goes with the thread that holds it, which may not have switched recording off."""
+
+    def __del__(self) -> None:
+        _module.flush()
+
+
+_of_thread = threading.local()
 
 
 class Block(Protocol):
@@ -153,6 +185,8 @@ class Fuse:
     def enable() -> None:
         """Record in this thread from now on."""
         recorder().switch(True)
+        if threading.current_thread() is not threading.main_thread():
+            _of_thread.end = _End()
 
     @staticmethod
     def disable() -> None:
