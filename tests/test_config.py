@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import tilevm
 from tilevm.config import KNOBS, config, markdown
+from tilevm.runtime import program as runtime
 
 ROOT = Path(__file__).parent.parent
 
@@ -50,6 +53,45 @@ def test_instructions_of_another_processor_are_refused() -> None:
         pass
 
 
+def test_refused_values_are_not_kept() -> None:
+    kernel = tilevm.kernel(lambda x: x + 1)
+    kernel(np.ones(2))
+    foreign = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
+    before = config.values()
+    with pytest.raises(ValueError, match="no such instructions"):
+        config.tier = foreign
+    with pytest.raises(ValueError, match="no such"), config.patch(threads=1, tier=foreign):
+        pass
+    assert config.values() == before
+    assert runtime.threads()["setting"] == before["threads"]  # the core's as well
+    for name, most in (("threads", 2**31 - 1), ("memory_budget", 2**63 - 1)):
+        with pytest.raises(ValueError, match=rf"config\.{name} is {most + 1}, .*: 0\.\.{most}$"):
+            setattr(config, name, most + 1)
+    with config.patch(verify=True):
+        np.testing.assert_array_equal(kernel(np.ones(2)), 2)
+
+
+def test_what_a_watcher_refuses_is_taken_back_from_all() -> None:
+    seen: list[int] = []
+
+    def refuse(knobs: dict[str, Any]) -> None:
+        if knobs["memory_budget"] == 13:
+            raise ValueError("13 is refused")
+
+    watchers = list(config._watchers)
+    config.watch(lambda knobs: seen.append(knobs["memory_budget"]))
+    config.watch(refuse)
+    try:
+        with pytest.raises(ValueError, match="13"), config.patch(threads=1, memory_budget=13):
+            pass
+        with pytest.raises(ValueError, match="13"):
+            config.watch(lambda _: refuse({"memory_budget": 13}))
+        config.memory_budget = config.memory_budget
+    finally:
+        config._watchers[:] = watchers
+    assert seen == [config.memory_budget, 13, config.memory_budget, config.memory_budget]
+
+
 def test_watchers_see_every_change() -> None:
     seen: list[int] = []
     config.watch(lambda knobs: seen.append(knobs["memory_budget"]))
@@ -76,6 +118,10 @@ def test_booleans_and_ints_in_the_environment() -> None:
     assert knobs["verify"].parse("1") is True
     assert knobs["verify"].parse("off") is False
     assert knobs["threads"].parse("3") == 3
+    assert knobs["threads"].parse("0") == 0
+    for text in ("-5", "--5", "²", "1.5"):
+        with pytest.raises(ValueError, match=r"TILEVM_THREADS is .*not one of: 0\.\."):
+            knobs["threads"].parse(text)
     with pytest.raises(ValueError, match="TILEVM_VERIFY"):
         knobs["verify"].parse("maybe")
 

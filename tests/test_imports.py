@@ -71,6 +71,20 @@ def test_without_torch_a_door_to_it_says_what_to_do(name: str) -> None:
     loaded(code, without="torch")
 
 
+def test_without_torch_tools_say_what_to_do() -> None:
+    code = (
+        "import tilevm\n"
+        "from tilevm.tools import doctor\n"
+        "try: tilevm.explain(lambda x: x)(1)\n"
+        "except ModuleNotFoundError as error:\n"
+        "    assert 'tilevm.compile needs PyTorch' in str(error), error\n"
+        "else: raise AssertionError('it is there')\n"
+        "assert 'all processors' in doctor._threads()\n"
+        "assert doctor._torch(core_works=True).ok in (None, False)\n"
+    )
+    loaded(code, without="torch")
+
+
 def test_there_is_one_version() -> None:
     text = (ROOT / "src" / "tilevm" / "__init__.py").read_text(encoding="utf-8")
     (version,) = re.findall(r'^__version__ = "([\d.]+)"', text, re.MULTILINE)

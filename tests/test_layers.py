@@ -29,6 +29,7 @@ PYTHON: dict[str, set[str]] = {
     "lang": {"frontends.symbolic", "ir"},
     "frontends": {"frontends.symbolic", "lang", "passes", "ir", "runtime", "stats"},
     "tools": {"*"},
+    "__main__": {"tools"},
     "__init__": {"*"},  # for type checkers; at run time names are imported when used
 }
 

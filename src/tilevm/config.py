@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
@@ -59,10 +59,13 @@ class Knob:
         value: Any = text
         if self.type is bool or (self.switch and text.lower() in words):
             value = words.get(text.lower(), text)
-        elif self.type is int and text.lstrip("-").isdigit():
+        elif self.type is int and text.removeprefix("-").isdecimal():
             value = int(text)
         return self.check(value, self.variable)
 
+
+# What the core holds such a number in.
+INT, INT64 = 2**31 - 1, 2**63 - 1
 
 KNOBS: tuple[Knob, ...] = (
     Knob(
@@ -81,6 +84,7 @@ KNOBS: tuple[Knob, ...] = (
         0,
         "Threads a call may use; 0: as many as torch, or all cores.",
         low=0,
+        high=INT,
         local=True,
     ),
     Knob(
@@ -144,6 +148,7 @@ KNOBS: tuple[Knob, ...] = (
         "Bytes of machine code at most; kernels beyond are interpreted, counted under "
         "`interpreted` of `tilevm.stats()`. Code goes with its program. 0: no limit.",
         low=0,
+        high=INT64,
     ),
     Knob(
         "variants",
@@ -151,6 +156,7 @@ KNOBS: tuple[Knob, ...] = (
         64,
         "Classes of layouts that a kernel keeps compiled; others are compiled for each launch.",
         low=1,
+        high=INT,
     ),
     Knob(
         "segments",
@@ -158,6 +164,7 @@ KNOBS: tuple[Knob, ...] = (
         1024,
         "Programs of recorded segments that the process keeps; the one used least recently goes.",
         low=1,
+        high=INT64,
     ),
     Knob(
         "programs",
@@ -174,8 +181,16 @@ KNOBS: tuple[Knob, ...] = (
         "Bytes of packed weights that functions of tilevm.compile with `freeze` keep together; "
         "products beyond read their weights as they are. 0: no limit.",
         low=0,
+        high=INT64,
     ),
-    Knob("memory_budget", int, 0, "Bytes of buffers kept for later calls; 0: no limit.", low=0),
+    Knob(
+        "memory_budget",
+        int,
+        0,
+        "Bytes of buffers kept for later calls; 0: no limit.",
+        low=0,
+        high=INT64,
+    ),
 )
 
 _ROWS = {knob.name: knob for knob in KNOBS}
@@ -215,9 +230,20 @@ class Config(ModuleType):
         if name.startswith("__"):
             super().__setattr__(name, value)
             return
-        self._values[name] = _row(name).check(value, f"tilevm.config.{name}")
-        for watcher in self._watchers:
-            watcher(self.values())
+        self._set({name: _row(name).check(value, f"tilevm.config.{name}")})
+
+    def _set(self, knobs: Mapping[str, Any]) -> None:
+        """Set checked values, all of them, or none if a watcher raises."""
+        before = self.values()
+        self._values.update(knobs)
+        try:
+            for watcher in self._watchers:
+                watcher(self.values())
+        except BaseException:
+            self._values.update(before)
+            for watcher in self._watchers:
+                watcher(self.values())
+            raise
 
     def __dir__(self) -> list[str]:
         return [*_ROWS, "checked", "checked_local", "patch", "values"]
@@ -229,16 +255,13 @@ class Config(ModuleType):
     @contextmanager
     def patch(self, **knobs: Any) -> Iterator[None]:
         """`with tilevm.config.patch(threads=1):` sets knobs and puts them back; for all threads."""
-        for name, value in knobs.items():
-            _row(name).check(value, f"tilevm.config.{name}")
+        checked = {n: _row(n).check(v, f"tilevm.config.{n}") for n, v in knobs.items()}
         before = {name: self._values[name] for name in knobs}
-        try:
-            for name, value in knobs.items():
-                setattr(self, name, value)
+        self._set(checked)
+        with ExitStack() as stack:
+            for name, value in before.items():  # each is put back, even if another is refused
+                stack.callback(self._set, {name: value})
             yield
-        finally:
-            for name, value in before.items():
-                setattr(self, name, value)
 
     def checked(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
         """`knobs`, if there are such and they take these values; `source`: who was given them.
@@ -264,9 +287,9 @@ class Config(ModuleType):
         return checked
 
     def watch(self, watcher: Callable[[dict[str, Any]], None]) -> None:
-        """Call `watcher` with all knobs now and after each change."""
-        self._watchers.append(watcher)
+        """Call `watcher` with all knobs now and after each change; what it raises refuses that."""
         watcher(self.values())
+        self._watchers.append(watcher)
 
 
 def markdown() -> str:

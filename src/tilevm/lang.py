@@ -12,10 +12,13 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from tilevm.errors import ShapeError, describe
 from tilevm.frontends.symbolic import Array as Array  # noqa: PLC0414  # a public name here
-from tilevm.frontends.symbolic import SymbolicSize, Trace, here, own_file, refuse
+from tilevm.frontends.symbolic import SymbolicSize, Trace, check_int, here, own_file, refuse
 from tilevm.ir.ops import BY_NAME
+from tilevm.ir.types import AnySize, Size
 
 float32, bfloat16, float16, float64 = "float32", "bfloat16", "float16", "float64"
 int64, int32, int16, int8, uint8 = "int64", "int32", "int16", "int8", "uint8"
@@ -334,8 +337,9 @@ def squeeze(x: Any, axis: int | Sequence[int]) -> Array:
 
 def flip(x: Any, axis: Axis = None) -> Array:
     """Axes reversed, None: all."""
-    axes = _axes(axis) or tuple(range(_array(x).ndim))
-    return _trace(x).add("flip", x, axes=axes)
+    array = _array(x)
+    axes = tuple(range(array.ndim)) if axis is None else _axes(axis)
+    return array.trace.add("flip", array, axes=axes) if axes else array
 
 
 def slice(x: Any, axis: int, start: AnyDim, stop: AnyDim, step: int = 1) -> Array:
@@ -374,7 +378,7 @@ def _parts(op: str, arrays: Any) -> tuple[Any, ...]:
 def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array]:
     """Parts along an axis: that many of equal size, or parts of the sizes listed.
 
-    Raises: ShapeError, if parts cannot be equal.
+    Raises: ShapeError, if parts cannot be equal, or sizes do not add up to that of the axis.
     """
     x = _array(x)
     axis = _axis("split", x, axis)
@@ -387,11 +391,18 @@ def split(x: Any, sections: int | Sequence[AnyDim], axis: int = 0) -> list[Array
         return [select(parts, axis, i) for i in range(sections)]
     result: list[Array] = []
     start: AnyDim = 0
+    rule = "Sizes are at least 0, and add up to that of the axis."
     for size in _sequence("split", "sections", sections, remedy):
         if not isinstance(size, int | SymbolicSize) or isinstance(size, bool):
             refuse(f"split: sections is {sections!r}", remedy)
+        own = size.size if isinstance(size, SymbolicSize) else size
+        what = "a size of sections is negative"
+        x.trace.require(own, _at_least_0(own), "split", what, rule)
         result.append(slice(x, axis, start, start + size))
         start = start + size
+    total = start.size if isinstance(start, SymbolicSize) else start
+    what = f"sizes do not add up to that of axis {axis} of {x.type}"
+    x.trace.require(total, x.type.shape[axis], "split", what, rule)
     return result
 
 
@@ -544,6 +555,7 @@ def full(shape: Any, value: Any, dtype: Any = None) -> Array:
         if dtype is not None or value.type.weak:
             value = cast(value, dtype or strong(value.dtype))
         return expand(value, *shape)
+    value = value.item() if isinstance(value, np.generic) else value
     dtype = dtype or strong({bool: "bool", int: "int64"}.get(type(value), "float64"))
     return Trace.current().add("full", shape=shape, value=value, dtype=dtype)
 
@@ -578,6 +590,7 @@ def arange(start: AnyDim, stop: AnyDim | None = None, step: int = 1, dtype: Any 
     if stop is None:
         start, stop = 0, start
     for bound in (start, stop, step):
+        check_int("arange: a bound", bound)
         if not isinstance(bound, int | SymbolicSize) or isinstance(bound, bool):
             refuse(f"arange of a {type(bound).__name__}", "Bounds are ints or sizes.")
     if not isinstance(step, int) or step == 0:
@@ -586,8 +599,8 @@ def arange(start: AnyDim, stop: AnyDim | None = None, step: int = 1, dtype: Any 
     size: Any = (span + (builtins.abs(step) - 1)) // builtins.abs(step)
     if isinstance(size, int):
         size = size if size > 0 else 0
-    elif not (isinstance(start, int) and start == 0):
-        size = size.trace.size(_at_least_0(size))
+    else:
+        size = size.trace.size(_at_least_0(size.size))
     result = Trace.current().add("iota", size=size, start=start, step=step)
     return result if dtype == int64 else cast(result, dtype)
 
@@ -597,8 +610,8 @@ def strong(dtype: str) -> str:
     return {"float64": float32}.get(dtype, dtype)
 
 
-def _at_least_0(size: SymbolicSize) -> Any:
-    return type(size.size)(f"max(0, {size.size})")
+def _at_least_0(size: AnySize) -> Size:
+    return Size(f"max(0, {size})")
 
 
 _CREATE = ("full", "zeros", "ones", "arange", "strong", "concat", "concatenate", "cat", "stack")

@@ -63,6 +63,22 @@ def test_new_sizes_and_numbers_capture_nothing_new() -> None:
     assert "float32[x0, x1]" in str(f.graph(x, bias, 1.0).types()["x"])
 
 
+def test_slices_of_size_1_broadcast() -> None:
+    @tilevm.kernel
+    def f(x: Any) -> Any:
+        return x - x[:1] + x[-1:] * x[:, :1]
+
+    def shift(x: Any) -> Any:
+        return x - x[:1] + x[-1:] * x[:, :1]
+
+    for rows, columns in [(3, 4), (5, 2), (1, 4), (3, 1), (0, 3), (1, 1), (3, 4)]:
+        x = randn(rows, columns)
+        close(f(x), shift(x))
+    assert len(f.variants()) <= 4
+    with pytest.raises(ShapeError, match=rf"{HERE}: sub: shapes do not broadcast"):
+        tilevm.kernel(lambda x: x - x[:2])(randn(3, 4))
+
+
 def test_sizes_of_1_broadcast_where_their_partner_is_not_1() -> None:
     @tilevm.kernel
     def f(x: Any, y: Any) -> Any:
@@ -129,6 +145,31 @@ def test_keywords_defaults_and_static_values() -> None:
     close(g(x, 0), x.sum(0))
 
 
+def test_static_values_that_are_equal_but_not_the_same() -> None:
+    first = tilevm.kernel(lambda x, t: x * t[0])
+    x = torch.arange(3)
+    dtypes = [first(x, t).dtype for t in ((2,), (2.0,), (2,))]
+    assert dtypes == [torch.int64, torch.float32, torch.int64]
+    assert len(first.variants()) == 2
+
+    chosen = tilevm.kernel(static=("t",))(lambda x, t: x + 1 if t[0][0] is True else x / t[1])
+    for t in (((True,), 0.0), ((1,), 0.0), ((1.0,), -0.0), ((1,), 0.0)):
+        close(chosen(x, t), x + 1 if t[0][0] is True else x / t[1])
+    assert len(chosen.variants()) == 3
+
+    sets = tilevm.kernel(static=("t",))(lambda x, t: x * next(iter(t)))
+    assert [sets(x, frozenset((t,))).dtype for t in (1, 1.0)] == [torch.int64, torch.float32]
+
+    scaled = tilevm.kernel(static=("t",))(lambda x, t: x * t)
+    for nan in (float("nan"), float("nan"), -float("nan")):
+        assert scaled(x, nan).isnan().all()
+    assert len(scaled.variants()) == 1
+    assert (1 / scaled(torch.ones(1), 0.0), 1 / scaled(torch.ones(1), -0.0)) == (
+        math.inf,
+        -math.inf,
+    )
+
+
 def test_strides_and_offsets() -> None:
     x = randn(9, 10)
     f = tilevm.kernel(lambda x, y: lang.sum(x * 2 + y, -1))
@@ -154,6 +195,8 @@ INDEXING: list[Callable[[Any], Any]] = [
     lambda x: x.sum() / x.shape[0],
     lambda x: x * x.shape[1] ** -0.5,
     lambda x: x.exp().sqrt(),
+    lambda x: x.reshape(x.shape[0] ** 1, -1) * (x.shape[0] ** 2 + x.shape[1] ** 0),
+    lambda x: x.sum() * x.shape[0] ** 2.0,
 ]
 
 
@@ -222,6 +265,15 @@ def test_integer_operators() -> None:
 
     close(tilevm.kernel(function)(x, y), function(x, y))
     close(tilevm.kernel(lambda x: np.float32(2) * x)(randn(3)), randn(3) * 2)
+    for exponent in (2, 2.0, 3.0):
+        close(tilevm.kernel(lambda x, n=exponent: x**n)(x.short()), x.short() ** exponent)
+
+
+def test_powers_of_sizes_are_sizes() -> None:
+    x = torch.ones(5000, dtype=torch.int64)
+    found = tilevm.kernel(lambda x: x[:1] + (x.shape[0] ** 2 + 1))(x)
+    assert (found.dtype, found.item()) == (torch.int64, 25000002)
+    close(tilevm.kernel(lambda x: lang.zeros(x.shape[0] ** np.int64(3)))(x[:2]), torch.zeros(8))
 
 
 def _scatter(how: str, reduce: str) -> tuple[Any, Any]:
@@ -275,6 +327,7 @@ LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "pad": (lambda x: lang.pad(x, [1, 0], [0, 2], 3.0), lambda x: F.pad(x, (0, 2, 1, 0), value=3)),
     "flip": (lang.flip, lambda x: x.flip(0, 1)),
+    "flip_none": (lambda x: lang.flip(x, ()) + 0, lambda x: x.flip(()) + 0),
     "permute": (lambda x: x.permute(1, 0) + 0, lambda x: x.permute(1, 0) + 0),
     "transpose": (lambda x: x.transpose(0, 1) + 0, lambda x: x.t() + 0),
     "expand": (lambda x: lang.expand(x, 2, -1, -1) + 0, lambda x: x.expand(2, -1, -1) + 0),
@@ -292,6 +345,14 @@ LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "arange_float": (
         lambda x: lang.arange(1, x.shape[0] + 5, 3, dtype="float32"),
         lambda x: torch.arange(1, len(x) + 5, 3, dtype=torch.float32),
+    ),
+    "arange_empty": (
+        lambda x: lang.arange(0, x.shape[0], -1) + lang.arange(x.shape[0] - 9) + lang.arange(2 - 9),
+        lambda x: torch.arange(0),
+    ),
+    "full_of_scalars": (
+        lambda x: lang.where(lang.full(1, np.True_), lang.full(1, np.int64(2**53 + 1)), 0),
+        lambda x: torch.tensor([2**53 + 1]),
     ),
     "cumsum": (lambda x: lang.cumsum(x, 1), lambda x: x.cumsum(1)),
     "cumprod": (lambda x: lang.cumprod(x, 0), lambda x: x.cumprod(0)),
@@ -451,6 +512,8 @@ def same(x: Any, y: Any = 0) -> Any:
         (TilevmError, lambda: (randn(2).requires_grad_(),), r"x requires gradients.*\n.*no_grad"),
         (CaptureError, lambda: (randn(2), [1]), "argument y is a builtins.list"),
         (CaptureError, lambda: (randn(2), object()), "argument y is a builtins.object"),
+        (CaptureError, lambda: (randn(2), 2**63), r"argument y is an int of 64 .*\n.*float\(y\)"),
+        (CaptureError, lambda: (randn(2), np.uint64(2**63)), "argument y is an int of 64 bits"),
         (ShapeError, lambda: (randn(2), randn(3)), "add: shapes do not broadcast"),
     ],
 )

@@ -33,6 +33,27 @@ WRONG: list[tuple[Callable[..., Any], type[TilevmError], tuple[str, ...]]] = [
     (lambda x: lang.concat(x), CaptureError, ("concat: arrays is of type", "concat([x, y])")),
     (lambda x: lang.concat(3), CaptureError, ("concat: arrays is 3", "concat([x, y])")),
     (lambda x: lang.stack([]), CaptureError, ("stack: arrays is []", "stack([x, y])")),
+    (lambda x: lang.split(x, [1, 9]), ShapeError, ("split: sizes do not add up to", "x0 is 4")),
+    (lambda x: lang.split(x, [1, 1]), ShapeError, ("(2 and x0)", "that of axis 0", "x0 is 4")),
+    (lambda x: lang.split(x[:, :1], [1, 2], 1), ShapeError, ("split: sizes do", "of the axis")),
+    (lambda x: lang.split(lang.ones(3), [1, 1]), ShapeError, ("split: sizes", "(2 and 3)")),
+    (lambda x: lang.split(x, [-1, 5]), ShapeError, ("split: a size of sections is negative",)),
+    (
+        lambda x: lang.split(x, [x.shape[0] - x.shape[1], x.shape[1]]),
+        ShapeError,
+        ("is negative (x0 - x1 and", "x0 is 4, x1 is 6", "at least 0"),
+    ),
+    (lambda x: lang.full(1, 2**63), CaptureError, ("full: value is an int of 64 bits", "2.0**")),
+    (lambda x: lang.pad(x, (1, 0), (0, 0), 2**70), CaptureError, ("pad: value is an int of 71",)),
+    (lambda x: lang.full(1, np.uint64(2**63)), CaptureError, ("full: value is an int of 64",)),
+    (lambda x: x * 2**63, CaptureError, ("an operand is an int of 64 bits", "write a float")),
+    (lambda x: x[: 2**70], CaptureError, ("slice: stop is an int of 71 bits", "int64")),
+    (lambda x: x[2**70], CaptureError, ("select: index is an int of 71 bits",)),
+    (lambda x: x[-(2**70)], CaptureError, ("beside a size is an int of 71 bits",)),
+    (lambda x: lang.sum(x, 2**70), CaptureError, ("sum: axes is an int of 71 bits",)),
+    (lambda x: lang.arange(2**70), CaptureError, ("arange: a bound is an int of 71 bits",)),
+    (lambda x: x.shape[0] < 2**63, CaptureError, ("compared with is an int of 64 bits",)),
+    (lambda x: x.shape[0] ** 9, CaptureError, ("a size to the power of 9", "n**9.0")),
     (lambda x: lang.exp(x, x), CaptureError, ("exp: takes 1 operands, got 2", "docs/ops.md")),
 ]
 
@@ -52,6 +73,12 @@ def test_right_arguments_stay_right() -> None:
     assert [part.shape for part in tilevm.kernel(lambda x: lang.split(x, 2, -1))(X)] == [(4, 3)] * 2
     parts = tilevm.kernel(lambda x: lang.split(x, (1, x.shape[0] - 1)))(X)
     assert [part.shape for part in parts] == [(1, 6), (3, 6)]
+    thirds = tilevm.kernel(lambda x: lang.split(x, (1, x.shape[0] - 1, 0)))
+    for rows in (4, 1, 3):
+        assert [part.shape[0] for part in thirds(X[:rows])] == [1, rows - 1, 0]
+    with pytest.raises(ShapeError, match="split: a size of sections is negative"):
+        thirds(X[:0])
+    assert tilevm.kernel(lambda x: x[: 2**63 - 1] + 2**62)(X).shape == (4, 6)
     assert tilevm.kernel(lambda x: lang.select(x, np.int64(-1), 0))(X).shape == (4,)
     assert tilevm.kernel(lambda x: lang.transpose(x, -1, 0))(X).shape == (6, 4)
     assert tilevm.kernel(lambda x: lang.pad(x, [1, 0], (0, 2)))(X).shape == (5, 8)
@@ -65,6 +92,7 @@ def test_right_arguments_stay_right() -> None:
         ({"multiple_of": True}, "True is no int"),
         ({"likely": "ab"}, "likely is no tuple"),
         ({"likely": ("a",)}, "'a' is no int"),
+        ({"max": 2**63}, "beyond int64"),
         ({"min": 5, "max": 2}, "0 <= min <= max"),
         ({"multiple_of": 0}, "multiple_of >= 1"),
     ],

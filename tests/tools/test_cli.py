@@ -44,6 +44,12 @@ def test_help_needs_no_framework() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_as_a_module_it_says_its_version() -> None:
+    words = [sys.executable, "-m", "tilevm", "--version"]
+    found = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert found.stdout == f"tilevm {tilevm.__version__}\n"
+
+
 def test_every_command_has_a_handler() -> None:
     for words in (["demo"], ["bench"], ["doctor"], ["explain", "a:b"], ["replay", "c.zip"]):
         assert callable(cli.parser().parse_args(words).handler)
@@ -109,6 +115,8 @@ def test_explain_arguments_that_are_none(
         ("plain", ["float32[7]", "float32[7]"], "too many positional arguments, given 2"),
         ("product", ["float32[3, 4]", "float32[5, 4]"], "raises RuntimeError: mat1 and mat2"),
         ("shifted", ["float32[7, 33]", "float32[7]"], "shifted"),
+        ("shifted", ["float32[7]", "9" * 20], "argument b is an int of 67 bits"),
+        ("plain", [f"float32[{10**14}]"], "MemoryError"),
     ],
 )
 def test_explain_of_calls_that_fail(

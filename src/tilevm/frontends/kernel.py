@@ -14,8 +14,8 @@ import inspect
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn, get_args, get_origin, overload
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
@@ -25,14 +25,16 @@ from tilevm.errors import CaptureError, DTypeError, ShapeError, TilevmError, des
 from tilevm.frontends import check
 from tilevm.frontends.arrays import NUMPY, Arrays, framework_of
 from tilevm.frontends.captures import capturing
-from tilevm.frontends.symbolic import Array, ArraySpec, Guard, SymbolicSize, Trace, place
+from tilevm.frontends.dimensions import Dimensions
+from tilevm.frontends.symbolic import Array, SymbolicSize, Trace, own_file, place
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
 from tilevm.ir.text import to_text
-from tilevm.ir.types import DTYPES, AnySize, Dim, Size, Symbol, Type, dtype_name
+from tilevm.ir.types import DTYPES, AnySize, Dim, Guard, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
 
+own_file(__file__)
 _WEAK = {bool: "bool", int: "int64", float: "float64"}
 _kernels: weakref.WeakSet[Kernel] = weakref.WeakSet()
 
@@ -54,8 +56,8 @@ class Argument:
     kind: str
     dtype: str = ""
     rank: int = 0
-    value: Any = None  # static
-    value_type: type | None = None  # tells 1 from True
+    value: Any = field(default=None, compare=False)  # static
+    key: Any = None  # stands for it: see `_key`
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Kernel(runtime.Dispatch):
     """
 
     __name__: str
+    __qualname__: str
 
     def __init__(
         self, function: Callable[..., Any], dims: Mapping[str, Any], static: Sequence[str]
@@ -113,11 +116,13 @@ class Kernel(runtime.Dispatch):
                 self._refuse(f"parameter *{name} takes any number", "Name each parameter.")
         if unknown := [name for name in static if name not in names]:
             self._refuse(f"static names {unknown}", f"The parameters are {list(names)}.")
-        self._specs, self._facts = _dimensions(self, dims)
+        self._dimensions = Dimensions(function, dims, self._line)
         _kernels.add(self)
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """What the function returns for these arguments."""
+        if Trace.running() and self._joins((*args, *kwargs.values())):
+            return self._inline(args, kwargs)
         variant, signature, operands = self._find(args, kwargs)
         result = variant.run(*operands)
         self._ready.clear()  # one is enough: what it refuses costs an exception
@@ -142,6 +147,26 @@ class Kernel(runtime.Dispatch):
             )
         return result
 
+    def _joins(self, values: Sequence[Any]) -> bool:
+        """Whether a call is a part of the kernel that is being traced."""
+        if any(isinstance(value, Array | SymbolicSize) for value in values):
+            return True
+        return all(framework_of(value) is None for value in values)
+
+    def _inline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What the function makes of arrays of that kernel."""
+        values = self._signature.bind(*args, **kwargs).arguments
+        self._dimensions.require({n: v for n, v in values.items() if isinstance(v, Array)})
+        return self._function(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A method, where a class holds this."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def __reduce__(self) -> str:
+        """As functions are: by name where that finds this very object, and copied as it is."""
+        return str(self.__qualname__)
+
     def graph(self, *args: Any, **kwargs: Any) -> Graph:
         """The graph that a call with these arguments runs."""
         return self._find(args, kwargs)[0].graph
@@ -165,7 +190,8 @@ class Kernel(runtime.Dispatch):
         """The variant for a call, traced if it is the first, and the program's inputs."""
         values = self._signature.bind(*args, **kwargs).arguments
         signature = self._classify(values)
-        env = self._bind(signature, values)
+        arrays = [a.name for a in signature.arguments if a.kind == "array"]
+        env = self._dimensions.bind({name: tuple(values[name].shape) for name in arrays})
         operands = [
             v.item() if isinstance(v := values[a.name], np.generic) else v
             for a in signature.arguments
@@ -208,10 +234,6 @@ class Kernel(runtime.Dispatch):
         name = self._function.__name__
         raise CaptureError(describe(what, line=self._line, operator=name, remedy=remedy))
 
-    def _shape_error(self, what: str, remedy: str) -> ShapeError:
-        name = self._function.__name__
-        return ShapeError(describe(what, line=self._line, operator=name, remedy=remedy))
-
     # Signature ----------------------------------------------------------------------------------
 
     def _classify(self, values: Mapping[str, Any]) -> Signature:
@@ -224,8 +246,11 @@ class Kernel(runtime.Dispatch):
                 arrays = framework
                 found[framework.name] = name
                 arguments.append(self._array(name, value, framework))
-            elif name not in self._static and type(_python(value)) in (int, float):
-                arguments.append(Argument(name, "number", _WEAK[type(_python(value))]))
+            elif name not in self._static and type(number := _python(value)) in (int, float):
+                if isinstance(number, int) and not -(2**63) <= number < 2**63:
+                    what = f"argument {name} is an int of {number.bit_length()} bits"
+                    self._refuse(what, f"Ints are those of int64: pass a float, float({name}).")
+                arguments.append(Argument(name, "number", _WEAK[type(number)]))
             else:
                 arguments.append(self._static_argument(name, value))
         if len(found) > 1:
@@ -261,70 +286,7 @@ class Kernel(runtime.Dispatch):
         except TypeError:
             remedy = "Static values are part of the key: use a tuple in place of a list."
             self._refuse(f"static argument {name} is not hashable", remedy)
-        return Argument(name, "static", value=value, value_type=type(value))
-
-    def _dims_of(self, argument: Argument) -> tuple[str | int, ...]:
-        """Name or fixed size of each dimension."""
-        rank = argument.rank
-        automatic = [self._automatic(argument.name, axis) for axis in range(rank)]
-        spec = self._specs.get(argument.name)
-        if spec is None:
-            return tuple(self._fixed(dim) for dim in automatic)
-        dims = list(spec.dims)
-        if Ellipsis in dims:
-            at = dims.index(Ellipsis)
-            dims[at : at + 1] = [None] * max(0, rank - len(dims) + 1)
-        if len(dims) != rank:
-            expected = ", ".join("..." if d is Ellipsis else str(d) for d in spec.dims)
-            raise self._shape_error(
-                f"parameter {argument.name} has rank {rank}, its annotation says [{expected}]",
-                f"Pass an array of rank {len(spec.dims)}, or change the annotation.",
-            )
-        return tuple(
-            dim if isinstance(dim, int) else self._fixed(automatic[axis] if dim is None else dim)
-            for axis, dim in enumerate(dims)
-        )
-
-    def _fixed(self, dim: str) -> str | int:
-        fact = self._facts.get(dim)
-        return fact if isinstance(fact, int) else dim
-
-    def _automatic(self, name: str, axis: int) -> str:
-        dim = f"{name}{axis}"
-        named = {d for spec in self._specs.values() for d in spec.dims}
-        while dim in named:
-            dim += "_"
-        return dim
-
-    def _bind(self, signature: Signature, values: Mapping[str, Any]) -> dict[str, int]:
-        """The sizes by name. Raises: ShapeError, if they contradict what is declared."""
-        env: dict[str, int] = {}
-        first: dict[str, str] = {}
-        for argument in signature.arguments:
-            if argument.kind != "array":
-                continue
-            shape = tuple(values[argument.name].shape)
-            for axis, (dim, size) in enumerate(zip(self._dims_of(argument), shape, strict=True)):
-                label = f"{argument.name}.shape[{axis}]"
-                told = f"{label} is {size} (of {list(shape)})"
-                if isinstance(dim, int):
-                    if size != dim:
-                        raise self._shape_error(f"{told}, and must be {dim}", "Pass such an array.")
-                    continue
-                if env.setdefault(dim, size) != size:
-                    raise self._shape_error(
-                        f"{told}, {first[dim]} is {env[dim]}: both are {dim}",
-                        "Pass arrays of equal sizes there, or give the dimensions two names.",
-                    )
-                first.setdefault(dim, label)
-                fact = self._facts.get(dim)
-                if isinstance(fact, Dim) and not fact.holds(size):
-                    known = Symbol(dim, fact.min, fact.max, fact.multiple_of)
-                    raise self._shape_error(
-                        f"{told}, which contradicts {known}",
-                        "Pass another size (pad, or call twice), or change the Dim.",
-                    )
-        return env
+        return Argument(name, "static", value=value, key=_key(value))
 
     # Tracing ------------------------------------------------------------------------------------
 
@@ -337,8 +299,8 @@ class Kernel(runtime.Dispatch):
             broken = [check for check in checks if not check.holds(env)]
             if not broken:
                 break
-            sides = {str(size) for check in broken for size in (check.a, check.b)}
-            more = {name for name in sides & set(env) if env[name] == 1} - ones
+            sides = {size for check in broken for size in (check.a, check.b)}
+            more = {str(s) for s in sides if isinstance(s, Size) and s.value(env) == 1} - ones
             if not more:
                 names = symbols_of((broken[0].a, broken[0].b))
                 sizes = ", ".join(f"{name} is {env[name]}" for name in dict.fromkeys(names))
@@ -346,16 +308,16 @@ class Kernel(runtime.Dispatch):
                 raise ShapeError(f"{broken[0].because}\n  {sizes} {call}.")
             ones |= more
         guards = (*checks, *trace.guards.values())
-        return self._compile(signature, trace.builder, returned, ones, guards)
+        return self._compile(signature, trace.builder, returned, ones & set(env), guards)
 
     def _trace(
         self, signature: Signature, env: Mapping[str, int], ones: frozenset[str]
     ) -> tuple[Trace, Any]:
-        trace = Trace(env)
+        trace = Trace(env, ones)
         builder = trace.builder
         for dim in env:
             if dim not in ones:
-                fact = self._facts.get(dim)
+                fact = self._dimensions.facts.get(dim)
                 known = fact if isinstance(fact, Dim) else Dim()
                 builder.symbol(Symbol(dim, known.min, known.max, known.multiple_of, known.likely))
         arguments: dict[str, Any] = {}
@@ -366,7 +328,7 @@ class Kernel(runtime.Dispatch):
                 continue
             shape: tuple[AnySize, ...] = ()
             if argument.kind == "array":
-                dims = self._dims_of(argument)
+                dims = self._dimensions.of(name, argument.rank)
                 shape = tuple(
                     dim if isinstance(dim, int) else 1 if dim in ones else Size(dim) for dim in dims
                 )
@@ -435,6 +397,20 @@ def _is_settled(signature: Signature, args: Sequence[Any]) -> bool:
     return all(a.kind == "array" or type(value) in kinds[a.kind] for a, value in pairs)
 
 
+def _key(value: Any) -> Any:
+    """What is equal only for static values that trace the same: 1, 1.0 and True differ, as do 0.0
+    and -0.0, also in tuples and frozensets; NaN is like NaN.
+    """
+    kind: Any = type(value)
+    if kind is float or kind is complex or isinstance(value, np.inexact):
+        return kind, repr(value)
+    if kind is frozenset:
+        return kind, frozenset(map(_key, value))
+    if isinstance(value, tuple) and kind.__eq__ is tuple.__eq__:  # named ones as well
+        return kind, tuple(map(_key, value))
+    return kind, value
+
+
 def _python(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
@@ -476,74 +452,6 @@ def _reference(graph: Graph, arrays: Arrays) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-_DIMS_REMEDY = 'Write {"x": ("B", "D")} for a parameter, {"B": Dim(max=64)} for a dimension.'
-
-
-def _dimensions(
-    kernel: Kernel, dims: Mapping[str, Any]
-) -> tuple[dict[str, ArraySpec], dict[str, Dim | int]]:
-    """Annotations by parameter with every dimension a name, int, None or `...`; facts by name.
-
-    Keys of `dims` are parameters (with a tuple of dimensions) or dimensions (with Dim or int).
-    """
-    if not isinstance(dims, Mapping):
-        kernel._refuse(f"dims is {dims!r}", _DIMS_REMEDY)
-    function, facts = kernel._function, {}
-    names = kernel._signature.parameters
-    specs: dict[str, ArraySpec] = {}
-    for name, parameter in names.items():
-        spec = _spec(parameter.annotation, function)
-        if spec is not None:
-            specs[name] = spec
-    for key, value in dims.items():
-        if key in names and isinstance(value, tuple | list | ArraySpec):
-            specs[key] = value if isinstance(value, ArraySpec) else ArraySpec(tuple(value))
-        elif isinstance(key, str) and isinstance(value, int | Dim):
-            facts[key] = value
-        else:
-            kernel._refuse(f"dims[{key!r}] is {value!r}", _DIMS_REMEDY)
-    shared: dict[int, str] = {}
-    for name, spec in specs.items():
-        named: list[Any] = []
-        for axis, dim in enumerate(spec.dims):
-            if isinstance(dim, Dim):
-                dim_name = shared.setdefault(id(dim), f"{name}{axis}")
-                facts[dim_name] = dim
-                named.append(dim_name)
-            elif isinstance(dim, str) and not dim.isidentifier():
-                kernel._refuse(f"parameter {name} has a dimension {dim!r}", "Dimensions are names.")
-            elif dim is None or dim is Ellipsis or isinstance(dim, str | int):
-                named.append(dim)
-            else:
-                what = f"parameter {name} has a dimension {dim!r}"
-                kernel._refuse(what, "Use names, ints, Dims, None, `...`.")
-        specs[name] = ArraySpec(tuple(named))
-    return specs, facts
-
-
-def _spec(annotation: Any, function: Callable[..., Any]) -> ArraySpec | None:
-    """`Array["B", "D"]` or `Annotated[Array, "B", "D"]`, also as text; None: another annotation."""
-    if isinstance(annotation, str):
-        closure = inspect.getclosurevars(function).nonlocals
-        try:
-            annotation = eval(annotation, function.__globals__, dict(closure))
-        except Exception as error:  # of whatever the user wrote
-            if "Array" in annotation:
-                raise CaptureError(
-                    describe(
-                        f"the annotation {annotation} does not evaluate: {error}",
-                        line=place(function.__code__.co_filename, function.__code__.co_firstlineno),
-                        remedy="Define what it names at the top of the module, or use dims=.",
-                    )
-                ) from error
-            return None
-    if isinstance(annotation, ArraySpec):
-        return annotation
-    if get_origin(annotation) is Annotated and get_args(annotation)[0] is Array:
-        return ArraySpec(get_args(annotation)[1:])
-    return None
-
-
 @overload
 def kernel(function: Callable[..., Any], /) -> Kernel: ...
 
@@ -572,6 +480,8 @@ def kernel(
     dims: `{"x": ("B", "D")}` names dimensions in place of annotations, `{"B": Dim(max=64)}` or
     `{"B": 8}` says what is known of one; dimensions without a name are called x0, x1, ...
     Results share memory with arguments where they are views of them, as in eager.
+    Kernels called in kernels become part of them. As a method it takes static=("self",): what it
+    reads of the object is fixed while tracing. Copies are the kernel itself; it pickles by name.
     Raises: CaptureError, ShapeError, DTypeError, DeviceError, when called.
     """
     if function is None:

@@ -6,20 +6,19 @@ the line of the kernel.
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
 
-from tilevm.errors import CaptureError, DTypeError, describe
+from tilevm.errors import CaptureError, DTypeError, ShapeError, describe
 from tilevm.ir.graph import GraphBuilder
 from tilevm.ir.ops import BY_NAME, Kind, Param
-from tilevm.ir.types import DTYPES, AnySize, Size, Type, dtype_name, size_value
+from tilevm.ir.types import DTYPES, FLOATS, RELATIONS, AnySize, Guard, Size, Type, dtype_name
 
 _OWN_FILES = {__file__}  # frames to skip in the search for the user's line
 _PLACES: dict[str, str] = {}
@@ -52,41 +51,20 @@ def refuse(what: str, remedy: str) -> NoReturn:
     raise CaptureError(describe(what, line=here(), remedy=remedy))
 
 
-@dataclass(frozen=True)
-class Guard:
-    """A comparison of sizes on which the trace depends: `a <relation> b`, as Python writes it."""
-
-    a: AnySize
-    relation: str
-    b: AnySize
-    because: str  # the line of the branch, or the message of the core's error
-    branch: bool = False  # the function branched on it
-
-    def __str__(self) -> str:
-        return f"{self.a} {self.relation} {self.b}"
-
-    def holds(self, env: Mapping[str, int]) -> bool:
-        """Whether it holds for these values of the symbols."""
-        return RELATIONS[self.relation](size_value(self.a, env), size_value(self.b, env))
-
-
-RELATIONS: dict[str, Callable[[int, int], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-_NEGATED = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+def check_int(what: str, value: object) -> None:
+    """Refuse an int that int64 does not hold. Raises: CaptureError."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        remedy = "Ints are those of int64; where a number is wanted, write a float: 2.0**70."
+        refuse(f"{what} is an int of {value.bit_length()} bits", remedy)
 
 
 class Trace:
-    """A kernel's function being traced, for the sizes `env` at hand."""
+    """A kernel's function being traced, for the sizes `env` at hand; ones: sizes that are 1."""
 
-    def __init__(self, env: Mapping[str, int]) -> None:
+    def __init__(self, env: Mapping[str, int], ones: Collection[str] = ()) -> None:
         self.builder = GraphBuilder()
         self.env = env
+        self.ones = ones
         self.guards: dict[str, Guard] = {}
         self._scalars: dict[tuple[type, Any], str] = {}
 
@@ -96,6 +74,11 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         _traces.stack = _traces.stack[:-1]
+
+    @staticmethod
+    def running() -> bool:
+        """Whether this thread traces a kernel."""
+        return bool(getattr(_traces, "stack", ()))
 
     @staticmethod
     def current() -> Trace:
@@ -116,7 +99,12 @@ class Trace:
         for param in BY_NAME[op].params:
             if param.name in plain:
                 _check_param(op, param, plain[param.name])
-        return Array(self, self.builder.add(op, inputs, line=here(), **plain))
+        value = self.builder.add(op, inputs, line=here(), **plain)
+        for axis, size in enumerate(self.builder.type(value).shape if self.ones else ()):
+            if str(size) in self.ones:  # as the constant it broadcasts; squeeze has it checked
+                squeezed = self.builder.add("squeeze", [value], line=here(), axes=(axis,))
+                value = self.builder.add("unsqueeze", [squeezed], line=here(), axis=axis)
+        return Array(self, value)
 
     def lift(self, x: Any) -> str:
         """The graph's value for an operand."""
@@ -131,6 +119,7 @@ class Trace:
             return self.builder.add("size_value", line=here(), size=x.size)
         number = x.item() if isinstance(x, np.generic) else x
         if isinstance(number, bool | int | float):
+            check_int("an operand", number)
             key = (type(number), repr(number))
             if key not in self._scalars:
                 self._scalars[key] = self.builder.add("scalar", line=here(), value=number)
@@ -145,6 +134,16 @@ class Trace:
         normal = self.builder.size(size)
         return normal if isinstance(normal, int) else SymbolicSize(self, normal)
 
+    def require(self, a: AnySize, b: AnySize, op: str, what: str, remedy: str) -> None:
+        """Have each call check that `a == b`. Raises: ShapeError, if it never is."""
+        a, b = self.builder.size(a), self.builder.size(b)
+        message = describe(f"{what} ({a} and {b})", line=here(), operator=op, remedy=remedy)
+        if (difference := self.builder.size(_as_size(a) - b)) == 0:
+            return
+        if isinstance(difference, int):
+            raise ShapeError(message)
+        self.builder.program.check(str(a), str(b), message)
+
     def decide(self, a: AnySize, relation: str, b: AnySize) -> bool:
         """Whether `a relation b`. What does not hold for all sizes becomes a guard."""
         difference = self.builder.size(_as_size(a) - b)
@@ -152,7 +151,7 @@ class Trace:
             return RELATIONS[relation](difference, 0)
         guard = Guard(a, relation, b, here(), branch=True)
         if not (answer := guard.holds(self.env)):
-            guard = replace(guard, relation=_NEGATED[relation])
+            guard = guard.negated()
         self.guards.setdefault(str(guard), guard)
         return answer
 
@@ -199,6 +198,7 @@ def _check_param(op: str, param: Param, value: Any) -> None:
         wrong_bool = isinstance(item, bool) and param.kind is not Kind.NUMBER
         if wrong_bool or not isinstance(item, types):
             refuse(f"{op}: {param.name} is {value!r}", f"It takes {words}.")
+        check_int(f"{op}: {param.name}", item)
 
 
 def _size_operator(symbol: str, array_op: str, *, swap: bool = False) -> Callable[..., Any]:
@@ -206,6 +206,7 @@ def _size_operator(symbol: str, array_op: str, *, swap: bool = False) -> Callabl
         if isinstance(other, np.integer):
             other = int(other)
         if isinstance(other, SymbolicSize) or type(other) is int:
+            check_int(f"what {symbol} takes beside a size", other)
             right = other.size if isinstance(other, SymbolicSize) else other
             a, b = (right, self.size) if swap else (self.size, right)
             return self.trace.size(Size(f"({a}) {symbol} ({b})"))
@@ -221,6 +222,7 @@ def _size_comparison(relation: str) -> Callable[..., Any]:
         if isinstance(other, SymbolicSize):
             return self.trace.decide(self.size, relation, other.size)
         if isinstance(other, int | np.integer):
+            check_int("what a size is compared with", other)
             return self.trace.decide(self.size, relation, int(other))
         return NotImplemented
 
@@ -263,7 +265,15 @@ class SymbolicSize:
     def __rtruediv__(self, other: object) -> Array:
         return self.trace.add("div", other, self)
 
-    def __pow__(self, other: object) -> Array:
+    def __pow__(self, other: object) -> Any:
+        exponent = int(other) if isinstance(other, np.integer) else other
+        if type(exponent) is int and exponent >= 0:
+            if exponent > 8:
+                refuse(f"a size to the power of {exponent}", "Up to 8 is a size; or write n**9.0.")
+            power: Any = 1
+            for _ in range(exponent):
+                power = self * power
+            return power
         return self.trace.add("pow", self.trace.add("size_value", size=self) * 1.0, other)
 
     def __neg__(self) -> int | SymbolicSize:
@@ -430,7 +440,9 @@ class Array:
     __hash__ = object.__hash__
 
     def __pow__(self, exponent: Any) -> Array:
-        if type(exponent) in (int, float) and exponent == 2 and self.dtype != "bool":
+        squared = type(exponent) is int and self.dtype != "bool"
+        squared = squared or (type(exponent) is float and self.dtype in FLOATS)
+        if squared and exponent == 2:
             return self.trace.add("mul", self, self)
         return self.trace.add("pow", self, exponent)
 

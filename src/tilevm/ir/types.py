@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -104,6 +105,39 @@ def size_value(size: AnySize, env: Mapping[str, int]) -> int:
     return size if isinstance(size, int) else size.value(env)
 
 
+RELATIONS: dict[str, Callable[[int, int], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_NEGATED = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A comparison of sizes on which a trace depends: `a <relation> b`, as Python writes it."""
+
+    a: AnySize
+    relation: str
+    b: AnySize
+    because: str  # the line of the branch, or the message of the core's error
+    branch: bool = False  # the function branched on it
+
+    def __str__(self) -> str:
+        return f"{self.a} {self.relation} {self.b}"
+
+    def holds(self, env: Mapping[str, int]) -> bool:
+        """Whether it holds for these values of the symbols."""
+        return RELATIONS[self.relation](size_value(self.a, env), size_value(self.b, env))
+
+    def negated(self) -> Guard:
+        """The comparison that holds where this one does not."""
+        return replace(self, relation=_NEGATED[self.relation])
+
+
 @dataclass(frozen=True, eq=False)
 class Dim:
     """What a user knows of a dimension; the same object at two places means equal sizes.
@@ -123,6 +157,8 @@ class Dim:
         sizes = (self.min, self.min if self.max is None else self.max, self.multiple_of)
         if wrong := [size for size in (*sizes, *self.likely) if not _is_int(size)]:
             self._refuse(f"{wrong[0]!r} is no int", "Sizes are ints: Dim(min=1, max=64).")
+        if any(size >= 2**63 for size in (*sizes, *self.likely)):
+            self._refuse("it is beyond int64", "Leave max out where there is no bound.")
         if self.min < 0 or self.multiple_of < 1 or (self.max is not None and self.max < self.min):
             self._refuse("it allows no size", "0 <= min <= max and multiple_of >= 1 must hold.")
 

@@ -50,7 +50,8 @@ def explain(
     except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
-    except (TypeError, RuntimeError, IndexError) as error:  # of the call, mostly
+    # Of the call, mostly, or of an array that is too large.
+    except (TypeError, RuntimeError, IndexError, OverflowError, MemoryError) as error:
         if config.debug:
             raise
         given = ", ".join(texts) or "no arguments"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tilevm import __version__
 from tilevm.tools.bench import SUITES
 
 
@@ -15,6 +16,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="tilevm", description="Compiles tensor programs at the moment they run."
     )
+    top.add_argument("--version", action="version", version=f"tilevm {__version__}")
     commands = top.add_subparsers(metavar="command", required=True)
 
     demo = commands.add_parser("demo", help="a real sentence encoder, against eager and Inductor")

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,8 @@ def within(version: str, limits: str) -> bool:
 
 
 def _torch_direct() -> str:
-    """How the core reads tensors. Raises: RuntimeError, if it cannot."""
+    """How the core reads tensors. Raises: ImportError, RuntimeError, if it cannot."""
+    import_module("torch")  # what is installed may not be importable
     from tilevm.runtime import program
 
     state = program.torch_direct()
@@ -301,8 +302,8 @@ def _threads() -> str:
     state = program.threads()
     if state["setting"]:
         wanted = f"{state['setting']} (tilevm.config.threads)"
-    elif "torch" in sys.modules:
-        wanted = f"{sys.modules['torch'].get_num_threads()} for tensors (torch.set_num_threads)"
+    elif (torch := sys.modules.get("torch")) is not None:
+        wanted = f"{torch.get_num_threads()} for tensors (torch.set_num_threads)"
         wanted += f", {state['processors']} for NumPy arrays"
     else:
         wanted = f"{state['processors']}, all processors"

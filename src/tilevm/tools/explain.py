@@ -68,7 +68,8 @@ def explain(
             return _explain_recorded(function, args, kwargs, asm)
         if hasattr(function, "variants") and hasattr(function, "graph"):
             return _explain_kernel(function, args, kwargs, asm, runs, save)
-        from tilevm.frontends.torch_compile import CompiledModule, compile
+        from tilevm import compile  # which says what to do without torch
+        from tilevm.frontends.torch_compile import CompiledModule
         from tilevm.frontends.torch_compiled import Compiled
 
         made = function if isinstance(function, Compiled | CompiledModule) else compile(function)
@@ -131,7 +132,7 @@ def _explain_kernel(
     kernel(*args, **kwargs)
     graph = kernel.graph(*args, **kwargs)
     found = Explanation(kernel.__name__, to_text(graph), ())
-    for variant in kernel._variants.values() if hasattr(kernel, "_variants") else ():
+    for variant in list(kernel._variants.values()) if hasattr(kernel, "_variants") else ():
         for one in variant if isinstance(variant, list | tuple) else (variant,):
             if one.graph == graph and hasattr(one.run, "steps"):
                 guards = tuple(str(guard) for guard in one.guards)
@@ -148,7 +149,7 @@ def _explain_kernel(
 
 
 def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recording:
-    from tilevm.frontends.torch_eager import fuse
+    from tilevm import fuse
 
     title = getattr(function, "__name__", None) or type(function).__name__
     block = fuse()  # the recorder tries itself when it is first needed
