@@ -188,7 +188,7 @@ def test_layers_train() -> None:
 def test_other_threads_train_during_a_trace() -> None:
     layers, x = nn.LSTM(6, 5), torch.randn(4, 3, 6)
     exact = torch.autograd.grad(layers(x)[0].sum(), list(layers.parameters()))
-    with torch_tracing.export(), ThreadPoolExecutor(1) as other:
+    with torch_tracing.export(()), ThreadPoolExecutor(1) as other:
         out = other.submit(lambda: layers(x)[0]).result()
     found = torch.autograd.grad(out.sum(), list(layers.parameters()))
     torch.testing.assert_close(found, exact)
