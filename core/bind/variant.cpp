@@ -138,6 +138,7 @@ bool fits(const Argument& want, const TorchDirect* torch, Arguments& args, std::
     case Kind::kTensor:
       break;
   }
+  if (Py_TYPE(object) != want.type) return false;
   const dlpack::Tensor* t = args.tensor(*torch, i);
   if (t == nullptr || t->ndim != want.rank || t->dtype.code != want.dtype.code ||
       t->dtype.bits != want.dtype.bits || torch->requires_grad(object) != want.requires_grad) {
@@ -189,6 +190,7 @@ bool Variant::learn(PyObject* const* args, std::size_t n) {
         return false;
       }
       want.kind = Kind::kTensor;
+      want.type = Py_TYPE(object);
       want.rank = static_cast<std::int8_t>(t->ndim);
       want.first = first_like(all, i);
       want.dtype = t->dtype;

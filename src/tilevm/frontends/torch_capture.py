@@ -51,7 +51,7 @@ def capture(
     Raises: ShapeError, if a size contradicts `dims`; anything else, if `fn` cannot be captured.
     """
     leaves: list[Any] = []
-    tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves)
+    tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves, shared={})
     if not leaves:
         raise Refused("the call has no tensors or numbers")
     facts = torch_dims.facts_of(fn, args, kwargs, dims, leaves)

@@ -51,7 +51,7 @@ from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_program import reason_of
-from tilevm.frontends.torch_state import State, modules_of
+from tilevm.frontends.torch_state import State
 from tilevm.runtime.program import Dispatch, add_variant
 from tilevm.stats import stats
 
@@ -141,7 +141,7 @@ class Compiled(Dispatch):
         self._values = 0  # which of the values, besides arguments, that it has seen
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
-        self._modules = modules_of(fn)
+        self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
         self._differentiable: Callable[..., Any] | None = None
         self._differentiates = differentiates(fn)
         self._effects = 0
@@ -175,14 +175,17 @@ class Compiled(Dispatch):
         key: list[Any] = [
             grad, _is_inference(), _is_autocast("cpu"), _default_dtype(), len(args),
         ]  # fmt: skip
+        seen: dict[int, int] = {}
         try:
             for value in args:
-                torch_tree.signature(value, leaves, key)
+                torch_tree.signature(value, leaves, key, seen)
             for name, value in kwargs.items():
                 key.append(name)
-                torch_tree.signature(value, leaves, key)
+                torch_tree.signature(value, leaves, key, seen)
         except torch_tree.Unsupported as error:
             return self._eager(str(error), args, kwargs)
+        except RecursionError:
+            return self._eager("an argument is too deep", args, kwargs)
         same = torch_memory.first_of(leaves)
         if same != list(range(len(same))):
             key.append(tuple(same))
@@ -195,6 +198,8 @@ class Compiled(Dispatch):
                 self._reason = f"{state.changed!r}, which it reads, has had {MOST_VALUES} values"
                 return self._eager(self._reason, args, kwargs)
         key.append(self._values)
+        if not state.objects.isdisjoint(seen):  # a trace would have a copy of the argument alone
+            return self._with_gradients(args, kwargs)
         if grad and (state.watch.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
             return self._with_gradients(args, kwargs)
         if key[2]:
@@ -299,11 +304,15 @@ class Compiled(Dispatch):
         state = self._state
         updates = state.updates if state else -1
         if state is None or not state.update():
-            self._renewals += bool(state and state.changed)
             self._families.clear()
             self._known_values.clear()
-            self._modules = modules_of(self._fn)
-            state = self._state = State(self._fn, self._modules.values(), state)
+            before, state = state, State(self._fn, state)
+            if before is not None:
+                self._renewals += before.replaced
+                if before.replaced or before.hooks != state.hooks:
+                    self._differentiable = None  # Dynamo does not look at hooks, or methods, again
+            self._state = state
+            self._modules = state.modules
         elif state.updates == updates:
             return state  # other objects that are equal
         self._ready.clear()
@@ -454,13 +463,13 @@ class Compiled(Dispatch):
     def leaves(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Copies of the tensors among the arguments, with the numbers, in order."""
         found: list[Any] = []
-        torch_tree.signature((list(args), kwargs), found, [])
+        torch_tree.signature((args, kwargs), found, [], {})
         return torch_check.copies(found)
 
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""
         tree_leaves: list[Any] = []
-        torch_tree.signature((list(args), kwargs), tree_leaves, [])
+        torch_tree.signature((args, kwargs), tree_leaves, [], {})
         with torch.no_grad():
             self(*args, **kwargs)
         for capture in self.captures:
@@ -480,8 +489,9 @@ _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
     "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
-    "`training` and `forward` of each module; variables, attributes and items that the function's\n"
-    "code names: of tensors the type; that tensors a function changes share no memory."
+    "`training` and `forward` of each module; variables, attributes, methods and items that the\n"
+    "function's code names, functions of PyTorch among them: of tensors the type; that tensors a\n"
+    "function changes share no memory."
 )
 
 

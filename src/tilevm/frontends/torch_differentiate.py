@@ -42,11 +42,18 @@ def leave_transforms() -> None:
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same as a code object of its own: Dynamo has a limit of captures for each of these."""
-    scope: dict[str, Any] = {"function": function}
-    text = "def call(*args, **kwargs): return function(*args, **kwargs)"
+    """The same as a code object of its own: Dynamo has a limit of captures for each of these.
+
+    The function is a variable of a closure: Dynamo keeps globals for good, and what they refer to.
+    """
+    scope: dict[str, Any] = {}
+    text = (
+        "def enclose(function):\n"
+        "    def call(*args, **kwargs): return function(*args, **kwargs)\n"
+        "    return call"
+    )
     exec(builtins.compile(text, _OWN, "exec"), scope)
-    made: Callable[..., Any] = scope["call"]
+    made: Callable[..., Any] = scope["enclose"](function)
     return made
 
 

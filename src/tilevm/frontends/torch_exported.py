@@ -88,6 +88,7 @@ class Call(nn.Module):
         leaves = list(self.constants)
         for (index, is_float), value in zip(self.given, traced, strict=True):
             leaves[index] = torch_tracing.number(value.item() if is_float else value)
+            _liken(leaves[index], self.constants[index])
         leaves = [leaves[first] for first in torch_memory.first_of(self.constants)]
         args, kwargs = torch_tree.build(self.tree, leaves)
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
@@ -128,6 +129,13 @@ class Call(nn.Module):
     def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.named_parameters()
         yield from self.named_buffers()
+
+
+def _liken(traced: Any, leaf: Any) -> None:
+    """Let a tensor of a trace answer as that of the call, which may be a parameter."""
+    if isinstance(leaf, torch.Tensor):
+        traced.requires_grad_(leaf.requires_grad)
+        traced._is_param = isinstance(leaf, nn.Parameter)
 
 
 def _refuse_hidden(tree: Tree) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,38 +21,8 @@ _FLAGLESS = {
 }  # fmt: skip
 
 
-def modules_of(fn: Callable[..., Any]) -> dict[str, nn.Module]:
-    """Modules that `fn` refers to, by a name: itself, what it is bound to, closure, globals."""
-    found: dict[str, nn.Module] = {}
-    for name, value in _references(fn):
-        if isinstance(value, nn.Module) and not any(value is m for m in found.values()):
-            found[name] = value
-    return found
-
-
-def _references(fn: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(fn, nn.Module):
-        yield "module", fn
-        return
-    if isinstance(fn, MethodType):
-        yield "self", fn.__self__
-        for name, value in getattr(fn.__self__, "__dict__", {}).items():
-            yield f"self_{name}", value
-        fn = fn.__func__
-    fn = getattr(fn, "__wrapped__", fn)
-    if isinstance(fn, FunctionType):
-        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-            try:
-                yield name, cell.cell_contents
-            except ValueError:  # not filled yet
-                continue
-        for name in fn.__code__.co_names:
-            if name in fn.__globals__:
-                yield name, fn.__globals__[name]
-
-
-_GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks")
-_SLOTS = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_SLOTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 
 
 class State:
@@ -62,32 +31,42 @@ class State:
     Values of parameters and buffers are no part of it: programs read their memory at each call.
     """
 
-    def __init__(
-        self, fn: Callable[..., Any], roots: Iterable[nn.Module], before: State | None = None
-    ) -> None:
-        modules = list(dict.fromkeys(m for root in roots for m in root.modules()))
+    def __init__(self, fn: Callable[..., Any], before: State | None = None) -> None:
+        self._around = Surroundings(fn)
+        self.modules = self._around.modules
+        modules = list(dict.fromkeys(m for root in self.modules.values() for m in root.modules()))
         parameters = [p for m in modules for p in m._parameters.values() if p is not None]
-        whole: list[Any] = [
-            *(getattr(nn_module, name) for name in _GLOBAL_HOOKS),
-            *(d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None),
+        of_all = [getattr(nn_module, f"_global{name}") for name in _HOOKS]
+        held = [d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None]
+        whole: list[Any] = [*of_all, *held]
+        # In order: which hook, of which module.
+        self.hooks = [
+            (d, hook)
+            for d in (*of_all, *(vars(m).get(name) for m in modules for name in _HOOKS))
+            for hook in (d or {}).values()
         ]
         flags: list[tuple[dict[str, Any], list[Any]]] = [
             # Somebody may put another `forward` there.
             (vars(m), ["forward"] if type(m) in _FLAGLESS else ["training", "forward"])
             for m in modules
         ]
-        self._around = Surroundings(fn, modules)
         self._structure = Watch(whole, flags, [])
         self.watch = Watch(
             [*whole, *self._around.whole()], [*flags, *self._around.flags()], parameters
         )
         self.updates = 0
+        self.replaced = False  # whether an update found other objects among the surroundings
         self.changed: str = before.changed if before is not None else ""  # what an update found
 
     @property
     def moving(self) -> str:
         """The kind of an iterator, or of what draws random numbers, among the surroundings."""
         return self._around.moving
+
+    @property
+    def objects(self) -> frozenset[int]:
+        """The ids of all that the surroundings refer to, but tensors and numbers."""
+        return self._around.objects
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -106,4 +85,5 @@ class State:
         known = self._around.update(self.watch.update())
         self.updates += self._around.differs
         self.changed = self._around.changed
+        self.replaced = not known
         return known

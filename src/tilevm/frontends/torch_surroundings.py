@@ -10,17 +10,19 @@ import dis
 import functools
 import gc
 import inspect
+import re
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import nn
 
 from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_users
+from tilevm.frontends.torch_tracing import original_of
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
@@ -50,16 +52,13 @@ class Place:
 class Surroundings:
     """The places that a function reads, besides parameters, buffers and submodules."""
 
-    def __init__(self, fn: Callable[..., Any], modules: Sequence[nn.Module]) -> None:
-        self.places: list[Place] = []
-        classes = {type(m) for m in modules} | {type(getattr(fn, "__self__", fn))}
-        while True:
-            before = len(classes)
-            functions, names = _reach(fn, classes)
-            found = list(_places(fn, functions, names, modules, classes))
-            self.places = [*found, *_of_classes(classes, names)]
-            if len(classes) == before:
-                break
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        walk = _Walk(fn, {type(_owner(fn))})
+        while walk.classes - walk.known:  # whose methods read more
+            walk = _Walk(fn, walk.classes)
+        self.places = walk.places
+        self.modules = walk.modules  # none within another one that was found before, by a name
+        self.objects = frozenset(walk.seen)  # the ids of all
         self._of: dict[int, list[int]] = {}  # the places of an owner, by its id
         for index, place in enumerate(self.places):
             self._of.setdefault(id(place.owner), []).append(index)
@@ -159,7 +158,9 @@ def _compared(value: Any) -> Any:
         return kind, repr(value) if isinstance(value, float | complex) else value
     if kind is tuple:
         return tuple(map(_compared, value))
-    return _Same(value)
+    value = original_of(value)
+    # PyTorch makes others of its own, which are equal, each time that it is asked for one.
+    return value if isinstance(value, BuiltinFunctionType) else _Same(value)
 
 
 def _contents(cell: CellType) -> Any:
@@ -257,99 +258,130 @@ def _is_read(kind: type) -> bool:
     return kind.__module__.startswith("torch.nn.modules.") or not is_foreign(kind.__module__)
 
 
-def _places(
-    fn: Any,
-    functions: Iterable[FunctionType],
-    names: set[str],
-    modules: Sequence[nn.Module],
-    classes: set[type],
-) -> Iterator[Place]:
-    """Where these functions read. Classes of objects on the way are added to `classes`."""
-    found = 0
-    stack: list[Any] = [getattr(fn, "__self__", fn), *modules]
-    scopes: dict[int, tuple[Any, set[str]]] = {}
-    read: set[str]
-    for function in functions:
-        if is_foreign(function.__module__):
-            continue
-        scope = function.__globals__
-        read = {name for name in _names(function.__code__) if name in scope}
-        if read:
-            read &= _globals_of(function.__code__)
-        scopes.setdefault(id(scope), (scope, set()))[1].update(read)
-        for cell in function.__closure__ or ():
-            yield Place(cell, None)
-            stack.append(_contents(cell))
-    for scope, read in scopes.values():
-        kept = tuple(sorted(n for n in read if not _is_code(scope[n])))
-        if kept:
-            yield Place(scope, kept)
-            stack += [scope[n] for n in kept]
-        stack += [v for n in read if isinstance(v := scope[n], ModuleType)]
-    seen: set[int] = set()
-    while stack and found < _MOST_PLACES:
-        value = stack.pop()
-        if id(value) in seen or isinstance(value, (torch.Tensor, *_PLAIN)):
-            continue
-        seen.add(id(value))
-        kind = type(value)
-        if kind in (list, tuple, dict):
-            if len(value) > _MOST_ITEMS:
+class _Walk:
+    """Where functions read that `fn` may call. known: classes whose methods may be among them."""
+
+    def __init__(self, fn: Any, known: set[type]) -> None:
+        self.known = frozenset(known)
+        self.classes = set(known)
+        self.places: list[Place] = []
+        self.modules: dict[str, nn.Module] = {}
+        self.seen: set[int] = set()
+        functions, self._names = _reach(fn, known)
+        self._bases: set[type] = set()
+        self._within: set[int] = set()  # ids of modules of those that were found
+        # What is to be looked at: where it is, for people, and what it is.
+        self._stack: list[tuple[str, Any]] = []
+        scopes: dict[int, tuple[Any, set[str]]] = {}
+        for function in functions:
+            scope = function.__globals__
+            read = {name for name in _names(function.__code__) if name in scope}
+            if read:
+                read &= _globals_of(function.__code__)
+            if is_foreign(function.__module__):  # of a layer of PyTorch: what it calls
+                self._push_all("", {n: v for n in read if isinstance(v := scope[n], ModuleType)})
                 continue
-            stack += value.values() if kind is dict else value
-            if kind is not tuple:
-                found += 1
-                yield Place(value, None)
-            continue
+            scopes.setdefault(id(scope), (scope, set()))[1].update(read)
+            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+            for name, cell in cells:
+                self.places.append(Place(cell, None))
+                self._stack.append((name, _contents(cell)))
+            self._push_all("", dict(enumerate(function.__defaults__ or ())))
+            self._push_all("", function.__kwdefaults__ or {})
+        for scope, read in scopes.values():
+            if read:
+                self.places.append(Place(scope, tuple(sorted(read))))
+                self._push_all("", {name: scope[name] for name in sorted(read)})
+        if isinstance(fn, functools.partial):
+            self._push_all("", {**dict(enumerate(fn.args)), **fn.keywords})
+        owner = _owner(fn)
+        self._stack.append(("module" if owner is fn else "self", owner))
+        while self._stack and len(self.places) < _MOST_PLACES:
+            name, value = self._stack.pop()
+            if id(value) not in self.seen and not isinstance(value, (torch.Tensor, *_PLAIN)):
+                self.seen.add(id(value))
+                self._look(name, value)
+
+    def _push_all(self, prefix: str, items: dict[Any, Any]) -> None:
+        self._stack += [(f"{prefix}_{key}" if prefix else f"{key}", v) for key, v in items.items()]
+
+    def _look(self, name: str, value: Any) -> None:
+        kind = type(value)
+        if isinstance(value, ModuleType):
+            self._look_at_python(value)
+        elif isinstance(value, type):
+            self._look_at_classes(value)
+        elif kind in (list, tuple, dict):
+            if len(value) <= _MOST_ITEMS:
+                self._push_all(name, value if kind is dict else dict(enumerate(value)))
+                if kind is not tuple:
+                    self.places.append(Place(value, None))
+        else:
+            self._look_at_object(name, value)
+
+    def _look_at_python(self, module: ModuleType) -> None:
+        """What the code may mean of a module of Python; of PyTorch's, functions only."""
+        held = {k: v for k, v in list(vars(module).items()) if k in self._names}
+        if is_foreign(module.__name__):
+            if module.__name__.partition(".")[0] != "torch":
+                return
+            held = {k: v for k, v in held.items() if isinstance(v, ModuleType) or callable(v)}
+        if held:
+            self.places.append(Place(vars(module), tuple(held)))
+            self._push_all("", held)
+
+    def _look_at_classes(self, kind: type) -> None:
+        self.classes.add(kind)
+        for base in set(kind.__mro__) - self._bases:
+            self._bases.add(base)
+            keys = _of_class(base, self._names)
+            if keys:
+                # What `vars` shows of a class is a view of this dict, which has a version.
+                (held,) = (d for d in gc.get_referents(vars(base)) if type(d) is dict)
+                self.places.append(Place(held, keys))
+                self._push_all(base.__name__, {key: held[key] for key in keys})
+
+    def _look_at_object(self, name: str, value: Any) -> None:
         held = _attributes(value)
         if held is None:
-            continue
-        if not isinstance(value, ModuleType):
-            classes.add(kind)
-        keys = tuple(k for k in held if k in names and k not in _UNREAD)
-        if isinstance(value, ModuleType):
-            keys = tuple(k for k in keys if not _is_code(held[k]))
-        else:  # what a class says until the object says otherwise
-            inherited = {k for base in kind.__mro__ for k in _class_values(base, names)}
-            keys += tuple(sorted(inherited.difference(held)))
+            return
+        if isinstance(value, nn.Module) and id(value) not in self._within:
+            self._add_module(name, value)
+        self._look_at_classes(type(value))
+        keys = {k for k in held if k in self._names and k not in _UNREAD}
+        self._push_all(name, {k: held[k] for k in keys})
+        # What a class says until the object says otherwise. `forward` of modules, their state has.
+        inherited = {k for base in type(value).__mro__ for k in _of_class(base, self._names)}
+        keys |= inherited - ({"forward"} if isinstance(value, nn.Module) else set())
         if keys:
-            found += 1
-            yield Place(held, keys)
-            stack += [held[k] for k in keys if k in held]
+            self.places.append(Place(held, tuple(sorted(keys))))
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        unique = plain = re.sub(r"\W", "_", name)
+        while unique in self.modules:
+            unique = f"{plain}_{len(self.modules)}"
+        self.modules[unique] = module
+        every = list(module.modules())
+        self._within.update(map(id, every))
+        self._stack += [(name, inner) for inner in every]
 
 
-def _class_values(kind: type, names: set[str]) -> tuple[str, ...]:
-    """Attributes of a class, if it is the user's, that are no code."""
-    if is_foreign(kind.__module__) or kind.__module__ == "builtins":
-        return ()
-    values = (torch.Tensor, list, dict, tuple, *_PLAIN)
-    return tuple(k for k, v in vars(kind).items() if k in names and isinstance(v, values))
+def _owner(fn: Any) -> Any:
+    """The object whose method a function is, or itself."""
+    return getattr(fn, "__self__", fn)
 
 
-def _of_classes(classes: Iterable[type], names: set[str]) -> Iterator[Place]:
-    for kind in {base for one in classes for base in one.__mro__}:
-        keys = _class_values(kind, names)
-        if keys:
-            # What `vars` shows of a class is a view of this dict, which has a version.
-            (held,) = (d for d in gc.get_referents(vars(kind)) if type(d) is dict)
-            yield Place(held, keys)
-
-
-def _is_code(value: Any) -> bool:
-    """Whether a variable is a name of code that nobody puts another in place of."""
-    return isinstance(value, ModuleType | type) or (
-        callable(value) and is_foreign(getattr(value, "__module__", None))
-    )
+def _of_class(kind: type, names: set[str]) -> tuple[str, ...]:
+    """Members of a class that the code may mean, if it is the user's, or a layer of PyTorch."""
+    return tuple(k for k in vars(kind) if k in names and _is_read(kind))
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:
     """The dict of an object's attributes, if it is the user's, or a layer of PyTorch."""
-    if isinstance(value, ModuleType):
-        return None if is_foreign(value.__name__) else vars(value)
     kind = type(value)
     if isinstance(value, nn.Module | Namespace | SimpleNamespace):
         return vars(value)
-    if kind.__module__ == "builtins" or is_foreign(kind.__module__) or isinstance(value, type):
+    if kind.__module__ == "builtins" or is_foreign(kind.__module__):
         return None
     held = getattr(value, "__dict__", None)
     return held if type(held) is dict else None

@@ -102,6 +102,20 @@ def _of_this_thread() -> Iterator[None]:
         patcher.patch_method = patch
 
 
+_STANDS_FOR = "_tilevm_stands_for"
+
+
+def _instead(made: Any, original: Any) -> Any:
+    """`made`, by which a trace replaces a function of PyTorch for a while."""
+    setattr(made, _STANDS_FOR, original)
+    return made
+
+
+def original_of(function: Any) -> Any:
+    """The function, or that of which a trace, of another thread maybe, has another in its place."""
+    return getattr(function, _STANDS_FOR, function) if callable(function) else function
+
+
 @contextmanager
 def containers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Leave lists, tuples and dicts among attributes the objects that they are.
@@ -146,7 +160,7 @@ def no_seeds() -> Iterator[None]:
 
     with _changing:
         for module, name, function in before:
-            setattr(module, name, refusing(function))
+            setattr(module, name, _instead(refusing(function), function))
         try:
             yield
         finally:
@@ -173,6 +187,7 @@ def _sizes_as_arguments() -> Iterator[None]:
         return attention(*values, **named)
 
     modules: tuple[Any, Any] = math, functional
+    _instead(attention_of_sizes, attention)
     with _changing, _no_sizes_beyond():
         modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
         try:
@@ -197,7 +212,7 @@ def _no_sizes_beyond() -> Iterator[None]:
         result: torch.Tensor = whole(x, *args, **kwargs)
         return result
 
-    module.batch_norm = batch_norm
+    module.batch_norm = _instead(batch_norm, whole)
     try:
         yield
     finally:
@@ -212,7 +227,8 @@ def _recurrent() -> Iterator[None]:
     with _changing:
         before = [(module, name, getattr(module, name)) for module in modules for name in traced]
         for module, name, _ in before:
-            setattr(module, name, traced[name])
+            original = getattr(torch._C._VariableFunctions, name)
+            setattr(module, name, _instead(traced[name], original))
         try:
             yield
         finally:

@@ -6,11 +6,14 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
 
-ATOMS = (str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None))
+ATOMS = (
+    str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,30 +83,60 @@ def _is_object(value: Any) -> bool:
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins"
 
 
-def flatten(value: Any, leaves: list[Any], known: dict[int, tuple[Any, ...]] | None = None) -> Tree:
-    """The tree of `value`; its leaves are appended. `known`: ids of containers of the arguments."""
+def flatten(
+    value: Any,
+    leaves: list[Any],
+    known: dict[int, tuple[Any, ...]] | None = None,
+    shared: dict[int, Branch | None] | None = None,
+) -> Tree:
+    """The tree of `value`; its leaves are appended.
+
+    known: paths of containers of the arguments, by id. shared: branches by the id of what they are
+    of; what is there twice, is one branch. Raises: Unsupported, if something contains itself.
+    """
     if is_leaf(value):
         leaves.append(value)
         return Leaf(len(leaves) - 1)
     if known is not None and id(value) in known:
         return Same(known[id(value)])
+    if shared is not None and id(value) in shared:
+        branch = shared[id(value)]
+        if branch is None:  # it is not done
+            raise Unsupported("an argument contains itself")
+        return branch
     found = parts(value)
     if found is None:
         return Constant(value)
     kind, keys, children = found
-    built = tuple(flatten(child, leaves, known) for child in children)
-    return Branch(kind, type(value), keys, built)
+    if shared is not None and _is_one(value):
+        shared[id(value)] = None
+    built = tuple(flatten(child, leaves, known, shared) for child in children)
+    branch = Branch(kind, type(value), keys, built)
+    if shared is not None and _is_one(value):
+        shared[id(value)] = branch
+    return branch
 
 
-def build(tree: Tree, leaves: Any) -> Any:
-    """The value that `tree` describes, with these leaves."""
+def _is_one(value: Any) -> bool:
+    """Whether a container can be told from another one that is equal."""
+    return type(value) not in (tuple, slice)
+
+
+def build(tree: Tree, leaves: Any, made: dict[int, Any] | None = None) -> Any:
+    """The value that `tree` describes, with these leaves; what is one branch, is one object.
+
+    made: what there is of branches, by their ids.
+    """
     if isinstance(tree, Leaf):
         return leaves[tree.index]
     if isinstance(tree, Constant):
         return tree.value
     if isinstance(tree, Same):
         raise TypeError("a reference to an argument outside a result")
-    return make(tree, [build(child, leaves) for child in tree.children])
+    made = {} if made is None else made
+    if id(tree) not in made:
+        made[id(tree)] = make(tree, [build(child, leaves, made) for child in tree.children])
+    return made[id(tree)]
 
 
 def make(branch: Branch, children: list[Any]) -> Any:
@@ -124,15 +157,23 @@ def make(branch: Branch, children: list[Any]) -> Any:
     return made
 
 
-def containers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """(path, container) of each container in `value`, outermost first."""
-    found = None if is_leaf(value) else parts(value)
+def containers(
+    value: Any, path: tuple[Any, ...] = (), seen: set[int] | None = None
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """(path, container) of each container in `value`, outermost first; each but once.
+
+    seen: ids of those that there were.
+    """
+    seen = set() if seen is None else seen
+    found = None if is_leaf(value) or id(value) in seen else parts(value)
     if found is None:
         return
+    if _is_one(value):
+        seen.add(id(value))
     yield path, value
     kind, keys, children = found
     for key, child in zip(keys, children, strict=True):
-        yield from containers(child, (*path, (kind, key)))
+        yield from containers(child, (*path, (kind, key)), seen)
 
 
 def step_source(kind: str, key: Any) -> str:
@@ -184,18 +225,18 @@ class Unsupported(TypeError):
     """An argument that cannot be part of a key."""
 
 
-def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
+def signature(value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int]) -> None:
     """Append the leaves of `value`, in the order of `flatten`, and what identifies its structure.
 
     Tensors: element type, rank, whether a gradient is wanted, order of dims in memory, whether
-    complex numbers are conjugated when they are read.
+    complex numbers are conjugated when they are read. seen: containers, by id; which one it is.
     """
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         if value.layout is not torch.strided:
             raise Unsupported(f"an argument is {value.layout}")
         leaves.append(value)
-        key.append((value.dtype, value.dim(), value.requires_grad))
+        key.append((kind, value.dtype, value.dim(), value.requires_grad))
         if value.dtype.is_complex and value.is_conj():
             key.append("conjugate")
         if not value.is_contiguous():
@@ -207,16 +248,24 @@ def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
         key.append(kind)
     elif value is None or kind is bool or kind is str:
         key.append((kind, value))
-    elif kind is tuple or kind is list:
+    elif kind is tuple:
         key.append((kind, len(value)))
         for item in value:
-            signature(item, leaves, key)
-    elif kind is dict:
-        key.append(tuple(value))
-        for item in value.values():
-            signature(item, leaves, key)
+            signature(item, leaves, key, seen)
     elif isinstance(value, torch.Tensor):
         raise Unsupported(f"an argument is a {kind.__name__}")
+    elif id(value) in seen:
+        key.append(("again", seen[id(value)]))
+    elif kind is list:
+        seen[id(value)] = len(seen)
+        key.append((kind, len(value)))
+        for item in value:
+            signature(item, leaves, key, seen)
+    elif kind is dict:
+        seen[id(value)] = len(seen)
+        key.append(tuple(value))
+        for item in value.values():
+            signature(item, leaves, key, seen)
     else:
         found = parts(value)
         if found is None:
@@ -226,9 +275,11 @@ def signature(value: Any, leaves: list[Any], key: list[Any]) -> None:
                 raise Unsupported(f"an argument is an unhashable {kind.__name__}") from None
             key.append((kind, value))
             return
+        if _is_one(value):
+            seen[id(value)] = len(seen)
         key.append((kind, found[1]))
         for item in found[2]:
-            signature(item, leaves, key)
+            signature(item, leaves, key, seen)
 
 
 def layout(value: torch.Tensor) -> tuple[int, ...]:

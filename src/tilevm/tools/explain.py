@@ -87,7 +87,7 @@ def _explain_capture(
     from tilevm.frontends import torch_tree
 
     try:
-        torch_tree.signature((list(args), kwargs), [], [])
+        torch_tree.signature((args, kwargs), [], [], {})
     except torch_tree.Unsupported as error:
         what = f"this call of {compiled.title} runs eagerly: {error}"
         remedy = "Give it tensors: torch.from_numpy(x) of an array; tilevm.kernel takes arrays."
