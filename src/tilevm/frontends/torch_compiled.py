@@ -401,6 +401,9 @@ class Compiled(Dispatch):
             return self._recorded("it calls backward several times", args, kwargs)
         if own.forgets:
             return self._recorded("it sets gradients of what it changes in place", args, kwargs)
+        if self._state is not None and not self._state.backward.same():
+            self._state.backward.update()
+            self._differentiable = None
         if self._differentiable is None:
             from tilevm.frontends.torch_graph import backend
 

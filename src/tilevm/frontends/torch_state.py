@@ -21,7 +21,8 @@ _FLAGLESS = {
 }  # fmt: skip
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
+_BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _SLOTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
 
 
@@ -54,6 +55,9 @@ class State:
         self.watch = Watch(
             [*whole, *self._around.whole()], [*flags, *self._around.flags()], parameters
         )
+        of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
+        own = [d for m in modules for name in _BACKWARD_HOOKS if (d := vars(m).get(name)) is not None]
+        self.backward = Watch([*of_all, *own], [], [])  # what calls with gradients depend on too
         self.updates = 0
         self.replaced = False  # whether an update found other objects among the surroundings
         self.changed: str = before.changed if before is not None else ""  # what an update found
