@@ -56,8 +56,8 @@ class State:
             [*whole, *self._around.whole()], [*flags, *self._around.flags()], parameters
         )
         of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
-        own = [d for m in modules for name in _BACKWARD_HOOKS if (d := vars(m).get(name)) is not None]
-        self.backward = Watch([*of_all, *own], [], [])  # what calls with gradients depend on too
+        own = [vars(m).get(name) for m in modules for name in _BACKWARD_HOOKS]
+        self.backward = Watch([d for d in (*of_all, *own) if d is not None], [], [])  # what calls with gradients depend on too
         self.updates = 0
         self.replaced = False  # whether an update found other objects among the surroundings
         self.changed: str = before.changed if before is not None else ""  # what an update found
