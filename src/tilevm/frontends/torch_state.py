@@ -57,7 +57,8 @@ class State:
         )
         of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
         own = [vars(m).get(name) for m in modules for name in _BACKWARD_HOOKS]
-        self.backward = Watch([d for d in (*of_all, *own) if d is not None], [], [])  # what calls with gradients depend on too
+        # What calls with gradients depend on besides.
+        self.backward = Watch([d for d in (*of_all, *own) if d is not None], [], [])
         self.updates = 0
         self.replaced = False  # whether an update found other objects among the surroundings
         self.changed: str = before.changed if before is not None else ""  # what an update found
