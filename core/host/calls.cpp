@@ -89,11 +89,14 @@ Object Executable::copied(const Record& record, DType dtype, std::span<const std
 // An output whose memory is also another's, though in the program it was a tensor of its own.
 Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
   const ValueId value = outputs_[output].value;
-  const std::int32_t order = separate_order_[output];
-  return copied(frame.records[index(value)], plan_.program.type(value).dtype,
-                order < 0 ? std::span<const std::int32_t>()
-                          : std::span<const std::int32_t>(orders_[static_cast<std::size_t>(order)]),
+  return copied(frame.records[index(value)], plan_.program.type(value).dtype, order_of(output),
                 complex_[output] && targets_[output] < 0);
+}
+
+std::span<const std::int32_t> Executable::order_of(std::size_t output) const {
+  const std::int32_t order = separate_order_[output];
+  if (order < 0) return {};
+  return orders_[static_cast<std::size_t>(order)];
 }
 
 // A Python number: a new reference if source.makes_object(), else borrowed.

@@ -221,7 +221,7 @@ Executable::Uses Executable::count_uses() const {
 void Executable::compile_orders(const Options& options) {
   const Program& program = plan_.program;
   separate_order_.assign(outputs_.size(), -1);
-  row_major_.assign(outputs_.size(), false);
+  ordered_.assign(outputs_.size(), false);
   const Uses uses = count_uses();
   std::vector<std::int32_t> order_of(program.values.size(), -1);
   for (std::size_t o = 0; o < outputs_.size() && o < options.output_orders.size(); ++o) {
@@ -250,13 +250,14 @@ void Executable::compile_orders(const Options& options) {
       alone = alone && uses.readers[index(value)] == 1;
       value = step.in;
     }
+    const HostStep* made = uses.made_by[index(value)];
     if (row_major && !std::is_sorted(order.begin(), order.end())) {
-      row_major_[o] = true;
-      const HostStep* made = uses.made_by[index(value)];
+      ordered_[o] = true;
       if (!alone || uses.readers[index(value)] != 1 || made == nullptr ||
           made->kind != Kind::kAlloc)
         continue;
     }
+    if (!row_major && made != nullptr && made->kind != Kind::kAlloc) ordered_[o] = true;
     if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end())) continue;
     order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
     orders_.push_back(std::move(order));

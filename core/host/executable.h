@@ -274,6 +274,8 @@ class Executable {
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
                 bool complex = false) const;
   Object fresh_copy(Frame& frame, std::size_t output) const;
+  // The order of dims in memory that an output asks for; empty: as they are counted.
+  std::span<const std::int32_t> order_of(std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
   [[noreturn]] void fail(exec::Status status, int kernel) const;
   [[noreturn]] void fail_loop(exec::Status status, int node) const;
@@ -294,8 +296,8 @@ class Executable {
   bool refuses_shared_ = false;                    // Options::apart
   std::vector<bool> separate_;                     // by output: hand out a copy
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
-  std::vector<bool> row_major_;                    // by output: and if it is not in this order
-  std::vector<std::int32_t> separate_order_;       // its order of dims, -1: row-major
+  std::vector<bool> ordered_;                      // by output: and if dims are in another order
+  std::vector<std::int32_t> separate_order_;       // than this one, -1: row-major
   std::vector<bool> is_panel_;                     // by value: never whole in memory
   std::vector<bool> is_read_;                      // by root: some step reads it
   std::vector<std::vector<ValueId>> roots_;        // by value: whose memory it may lie in

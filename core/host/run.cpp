@@ -46,9 +46,11 @@ bool repeats(const Geometry& g) {
   return false;
 }
 
-bool is_row_major(const Geometry& g) {
+// Whether elements lie without gaps, with dims in this order; empty: as they are counted.
+bool lies_in(std::span<const std::int32_t> order, const Geometry& g) {
   std::int64_t next = 1;
-  for (int d = g.rank - 1; d >= 0; --d) {
+  for (int i = g.rank - 1; i >= 0; --i) {
+    const int d = order.empty() ? i : order[static_cast<std::size_t>(i)];
     if (g.size(d) == 0) return true;
     if (g.size(d) > 1 && g.stride(d) != next) return false;
     next *= g.size(d);
@@ -235,7 +237,7 @@ void Executable::run(Call& call, Profile* profile) {
       } else if (output.kind == Source::Kind::kTensor) {
         const Record& record = frame.records[index(output.value)];
         const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
-                          (row_major_[done] && !is_row_major(record));
+                          (ordered_[done] && !lies_in(order_of(done), record));
         outputs[done] = copy ? fresh_copy(frame, done) : result(frame, done);
       } else {
         const Object object = number(frame, output);

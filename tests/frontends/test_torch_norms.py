@@ -71,3 +71,17 @@ def test_safe_softmax(dim: int) -> None:
     compiled = tilevm.compile(lambda x: torch.ops.aten._safe_softmax(x, dim))
     torch.testing.assert_close(compiled(x), torch.ops.aten._safe_softmax(x, dim))
     assert not called_out()
+
+
+@pytest.mark.parametrize("format", ["channels_last", "channels_last_3d"])
+def test_results_without_weights_lie_as_in_eager_code(format: str) -> None:
+    spatial = (5, 6) if format == "channels_last" else (2, 5, 6)
+    x = torch.randn(2, 8, *spatial).to(memory_format=getattr(torch, format))
+
+    def fn(x: Any) -> Any:
+        return F.group_norm(x, 4)
+
+    with torch.no_grad():
+        result, want = torch.compile(fn, backend="tilevm")(x), fn(x)
+    torch.testing.assert_close(result, want)
+    assert result.stride() == want.stride()
