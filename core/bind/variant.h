@@ -46,7 +46,7 @@ struct Argument {
   bool requires_grad = false;
   bool contiguous = true;
   std::int8_t rank = 0;
-  std::int8_t first = 0;  // kTensor: the first argument that is this object
+  std::int8_t first = 0;               // kTensor: the first argument that is this object
   const PyTypeObject* type = nullptr;  // kTensor: torch.Tensor, or torch.nn.Parameter
   host::dlpack::DataType dtype{};
   // Not contiguous: dims by decreasing stride, ~dim where the stride is 0.

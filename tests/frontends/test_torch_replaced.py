@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import weakref
 from collections.abc import Callable
@@ -308,3 +309,83 @@ def test_modes_do_not_count_as_values() -> None:
         model.train(not model.training)
         same(compiled, model, x)
     assert not compiled._tilevm._reason
+
+
+factor: Any = 2.0
+
+
+def scales(x: Any) -> Any:
+    return x * factor
+
+
+partly = functools.partial(scales)
+steps: dict[int, Any] = {0: scales, 1: lambda x: x + factor}
+bound = linear().forward
+
+
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain: Any = lambda x: x * factor
+        self.partly = functools.partial(scales)
+        self.layer = linear()
+        self.bound = self.layer.forward
+
+    def forward(self, x: Any) -> Any:
+        return self.plain(x) + self.partly(x) + self.bound(x)
+
+
+def in_a_dict(x: Any) -> Any:
+    for step in steps.values():
+        x = step(x)
+    return partly(x)
+
+
+def of_a_method(x: Any) -> Any:
+    return bound(x) + 1
+
+
+@pytest.mark.parametrize("kind", ["attributes", "dict", "method", "partial"])
+def test_functions_that_are_values(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls()
+    fn: Any = {
+        "attributes": calls,
+        "dict": in_a_dict,
+        "method": of_a_method,
+        "partial": functools.partial(calls),
+    }[kind]
+    compiled = tilevm.compile(fn)
+    x = torch.randn(3, 4)
+    same(compiled, fn, x)
+    monkeypatch.setitem(globals(), "factor", 5.0)
+    same(compiled, fn, x)
+    for layer in (calls.layer, bound.__self__):  # type: ignore[attr-defined]
+        layer.weight = nn.Parameter(torch.randn(4, 4))
+        same(compiled, fn, x)
+    monkeypatch.setitem(globals(), "partly", functools.partial(lambda x: x * 7))
+    same(compiled, fn, x)
+    monkeypatch.setitem(steps, 1, lambda x: x - 1)
+    same(compiled, fn, x)
+    calls.partly = functools.partial(lambda x: x * 9)
+    same(compiled, fn, x)
+    assert compiled.guards.startswith("capture")
+
+
+class Answers(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name == "amount":
+            return 3.0
+        raise AttributeError(name)
+
+
+class Answering(metaclass=Answers):
+    pass
+
+
+def test_classes_of_a_metaclass() -> None:
+    def fn(x: Any) -> Any:
+        return x * Answering.amount
+
+    compiled = tilevm.compile(fn)
+    same(compiled, fn, torch.randn(3))
+    assert len(compiled.captures) == 1

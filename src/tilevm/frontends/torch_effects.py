@@ -158,7 +158,7 @@ def _is_foreign_object(value: Any) -> bool:
 
 def _slots(value: Any) -> list[str]:
     """Attributes of an object that has no dict of them."""
-    if _is_foreign_object(value) or isinstance(value, nn.Module):
+    if _is_foreign_object(value) or isinstance(value, nn.Module | type):
         return []
     members = (name for kind in type(value).__mro__ for name in vars(kind).items())
     return [name for name, member in members if isinstance(member, MemberDescriptorType)]

@@ -15,7 +15,15 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import torch
@@ -53,9 +61,9 @@ class Surroundings:
     """The places that a function reads, besides parameters, buffers and submodules."""
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        walk = _Walk(fn, {type(_owner(fn))})
-        while walk.classes - walk.known:  # whose methods read more
-            walk = _Walk(fn, walk.classes)
+        walk = _Walk(fn, {type(_owner(fn))}, ())
+        while walk.finds_code:  # which may read more
+            walk = _Walk(fn, walk.classes, walk.functions)
         self.places = walk.places
         self.modules = walk.modules  # none within another one that was found before, by a name
         self.objects = frozenset(walk.seen)  # the ids of all
@@ -200,8 +208,10 @@ def _wrapped(member: Any) -> Iterator[FunctionType]:
         yield inner
 
 
-def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
-    """Functions that `fn` may call, and all names in them."""
+def _reach(
+    fn: Any, classes: Iterable[type], functions: Iterable[FunctionType] = ()
+) -> tuple[list[FunctionType], set[str]]:
+    """Functions that `fn`, methods of classes and functions may call, and all names in them."""
     found: dict[FunctionType, None] = {}
     names = {"forward", "__call__"}
 
@@ -213,6 +223,8 @@ def _reach(fn: Any, classes: set[type]) -> tuple[list[FunctionType], set[str]]:
 
     known = getattr(fn, "__func__", fn)
     add(known.func if isinstance(known, functools.partial) else known)
+    for function in functions:
+        add(function)
     members = [
         item
         for kind in {base for one in classes for base in one.__mro__}
@@ -245,7 +257,7 @@ def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:
         if isinstance(value, FunctionType):
             yield value
         elif isinstance(value, ModuleType) and not is_foreign(value.__name__):
-            inner = (vars(value).get(n) for n in names)
+            inner = [vars(value).get(n) for n in names]  # which grow while these are looked at
             yield from (v for v in inner if isinstance(v, FunctionType))
     contents = map(_contents, function.__closure__ or ())
     yield from (v for v in contents if isinstance(v, FunctionType))
@@ -259,21 +271,25 @@ def _is_read(kind: type) -> bool:
 
 
 class _Walk:
-    """Where functions read that `fn` may call. known: classes whose methods may be among them."""
+    """Where functions read that `fn` may call.
 
-    def __init__(self, fn: Any, known: set[type]) -> None:
-        self.known = frozenset(known)
-        self.classes = set(known)
+    classes: whose methods may be among them. functions: that values are.
+    """
+
+    def __init__(self, fn: Any, classes: set[type], functions: Iterable[FunctionType]) -> None:
+        self.classes = set(classes)
+        self.functions = dict.fromkeys(functions)
+        before = len(self.classes), len(self.functions)
         self.places: list[Place] = []
         self.modules: dict[str, nn.Module] = {}
         self.seen: set[int] = set()
-        functions, self._names = _reach(fn, known)
+        reached, self._names = _reach(fn, classes, self.functions)
         self._bases: set[type] = set()
         self._within: set[int] = set()  # ids of modules of those that were found
         # What is to be looked at: where it is, for people, and what it is.
         self._stack: list[tuple[str, Any]] = []
         scopes: dict[int, tuple[Any, set[str]]] = {}
-        for function in functions:
+        for function in reached:
             scope = function.__globals__
             read = {name for name in _names(function.__code__) if name in scope}
             if read:
@@ -292,8 +308,6 @@ class _Walk:
             if read:
                 self.places.append(Place(scope, tuple(sorted(read))))
                 self._push_all("", {name: scope[name] for name in sorted(read)})
-        if isinstance(fn, functools.partial):
-            self._push_all("", {**dict(enumerate(fn.args)), **fn.keywords})
         owner = _owner(fn)
         self._stack.append(("module" if owner is fn else "self", owner))
         while self._stack and len(self.places) < _MOST_PLACES:
@@ -301,6 +315,7 @@ class _Walk:
             if id(value) not in self.seen and not isinstance(value, (torch.Tensor, *_PLAIN)):
                 self.seen.add(id(value))
                 self._look(name, value)
+        self.finds_code = before != (len(self.classes), len(self.functions))
 
     def _push_all(self, prefix: str, items: dict[Any, Any]) -> None:
         self._stack += [(f"{prefix}_{key}" if prefix else f"{key}", v) for key, v in items.items()]
@@ -311,6 +326,14 @@ class _Walk:
             self._look_at_python(value)
         elif isinstance(value, type):
             self._look_at_classes(value)
+        elif kind is FunctionType:
+            if is_users(value):
+                self.functions[value] = None
+        elif kind is MethodType:
+            self._push_all(name, {"self": value.__self__, "function": value.__func__})
+        elif isinstance(value, functools.partial):
+            self._push_all(name, {"function": value.func, **value.keywords})
+            self._push_all(name, dict(enumerate(value.args)))
         elif kind in (list, tuple, dict):
             if len(value) <= _MOST_ITEMS:
                 self._push_all(name, value if kind is dict else dict(enumerate(value)))
