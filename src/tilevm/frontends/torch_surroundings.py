@@ -355,10 +355,10 @@ class _Walk:
 
     def _look_at_classes(self, kind: type) -> None:
         self.classes.add(kind)
-        for base in set(kind.__mro__) - self._bases:
-            self._bases.add(base)
+        for base in kind.__mro__:
             keys = _of_class(base, self._names)
-            if keys:
+            if keys and base not in self._bases:
+                self._bases.add(base)
                 # What `vars` shows of a class is a view of this dict, which has a version.
                 (held,) = (d for d in gc.get_referents(vars(base)) if type(d) is dict)
                 self.places.append(Place(held, keys))
@@ -371,13 +371,13 @@ class _Walk:
         if isinstance(value, nn.Module) and id(value) not in self._within:
             self._add_module(name, value)
         self._look_at_classes(type(value))
-        keys = {k for k in held if k in self._names and k not in _UNREAD}
-        self._push_all(name, {k: held[k] for k in keys})
+        own = {k: v for k, v in held.items() if k in self._names and k not in _UNREAD}
+        self._push_all(name, own)
         # What a class says until the object says otherwise. `forward` of modules, their state has.
         inherited = {k for base in type(value).__mro__ for k in _of_class(base, self._names)}
-        keys |= inherited - ({"forward"} if isinstance(value, nn.Module) else set())
-        if keys:
-            self.places.append(Place(held, tuple(sorted(keys))))
+        inherited -= {"forward"} if isinstance(value, nn.Module) else set()
+        if own or inherited:
+            self.places.append(Place(held, tuple(sorted(inherited.union(own)))))
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         unique = plain = re.sub(r"\W", "_", name)
