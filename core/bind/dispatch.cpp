@@ -82,7 +82,8 @@ PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::siz
     PyObject* result = variant->call(all, began);
     // What watches modules can run eagerly what fails, so its `_call` is asked there too.
     const bool again = !began || (variants.watch != nullptr && variant->executable != nullptr);
-    if (result == nullptr && again) PyErr_Clear();  // `_call` says what is wrong, or finds another
+    // `_call` says what is wrong, or finds another; but an interrupt is no error.
+    if (result == nullptr && again && PyErr_ExceptionMatches(PyExc_Exception) != 0) PyErr_Clear();
     return result;
   }
   return nullptr;

@@ -289,3 +289,31 @@ def test_another_interpreter_is_refused() -> None:
     assert len(refusals) == 4
     for refusal in refusals:
         assert "main interpreter" in refusal or "subinterpreters" in refusal
+
+
+@pytest.mark.torch
+def test_interrupts_of_what_is_called_out() -> None:
+    """The core runs eagerly what fails; an interrupt that comes in Python's code is no failure."""
+    pytest.importorskip("torch")
+    told = run(
+        "import torch\n"
+        "compiled = tilevm.compile(lambda x: torch.linalg.inv(x + 9 * torch.eye(8)) * 2)\n"
+        "x = torch.rand(8, 8)\n"
+        "for _ in range(3): compiled(x)\n"
+        "assert tilevm.stats()['callouts']\n"
+        "fired = came = 0\n"
+        "def interrupt(*_):\n"
+        "    global fired\n"
+        "    fired += 1\n"
+        "    raise KeyboardInterrupt\n"
+        "signal.signal(signal.SIGALRM, interrupt)\n"
+        "chance = random.Random(0)\n"
+        "for _ in range(300):\n"
+        "    before = fired\n"
+        "    try:\n"
+        "        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-4, 2e-3))\n"
+        "        while fired == before: compiled(x)\n"
+        "    except KeyboardInterrupt: came += 1\n"
+        "print(came == fired >= 300)\n"
+    )
+    assert told == "True\n"
