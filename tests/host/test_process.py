@@ -177,6 +177,8 @@ def test_threads_that_all_begin_at_once() -> None:
 
 def test_an_interrupt_during_a_kernel_comes_when_it_has_ended() -> None:
     told = run(
+        # What a shell starts in the background ignores interrupts, unless told otherwise.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "kernel = made(1)\n"
         "x = np.ones((4000, 1000), np.float32)\n"
         "kernel(x)\n"
