@@ -190,12 +190,12 @@ schedule::Tier tier_named(const std::string& tier) {
 using Order = std::optional<std::vector<std::int32_t>>;
 using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>;
 
-PyObject* compile(const Program& program, nb::list targets, const std::string& framework,
-                  std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
-                  std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-                  Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to,
-                  bool apart, std::vector<int> complex_inputs, std::vector<int> complex_outputs,
-                  bool allow_grad, bool detached, bool single,
+PyObject* compile(const Program& program, nb::list targets, std::vector<std::string> sources,
+                  const std::string& framework, std::optional<std::vector<std::string>> input_names,
+                  nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
+                  std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
+                  std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
+                  std::vector<int> complex_outputs, bool allow_grad, bool detached, bool single,
                   const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
@@ -213,7 +213,10 @@ PyObject* compile(const Program& program, nb::list targets, const std::string& f
   }
   std::unique_ptr<PythonFramework> python = framework_named(framework, allow_grad, detached);
   python->set_own_threads(threads);
-  for (const nb::handle target : targets) python->add_target(target.ptr());
+  sources.resize(targets.size());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    python->add_target(nb::object(targets[i]).ptr(), std::move(sources[i]));
+  }
   if (single && program.outputs.size() != 1) {
     throw nb::value_error("single: the program has not one output");
   }
@@ -281,16 +284,16 @@ void bind_executable(nb::module_& m) {
   m.attr("Executable") = nb::borrow(reinterpret_cast<PyObject*>(executable_type()));
   m.def(
       "compile",
-      [](const Program& program, nb::list targets, const std::string& framework,
-         std::optional<std::vector<std::string>> input_names, nb::dict int_symbols,
-         std::optional<std::vector<Order>> output_orders, std::vector<bool> whole_outputs,
-         Groups memory_groups, std::vector<int> frozen, std::vector<int> written_to, bool apart,
-         std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool allow_grad,
-         bool detached, bool single, std::optional<std::string> tier, int threads,
-         std::optional<bool> verify) {
+      [](const Program& program, nb::list targets, std::vector<std::string> sources,
+         const std::string& framework, std::optional<std::vector<std::string>> input_names,
+         nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
+         std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
+         std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
+         std::vector<int> complex_outputs, bool allow_grad, bool detached, bool single,
+         std::optional<std::string> tier, int threads, std::optional<bool> verify) {
         try {
           return nb::steal(compile(
-              program, targets, framework, std::move(input_names), int_symbols,
+              program, targets, std::move(sources), framework, std::move(input_names), int_symbols,
               std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
               std::move(frozen), std::move(written_to), apart, std::move(complex_inputs),
               std::move(complex_outputs), allow_grad, detached, single, tier, threads, verify));
@@ -304,15 +307,17 @@ void bind_executable(nb::module_& m) {
         throw nb::python_error();
       },
       nb::arg("program"), nb::arg("targets") = nb::list(), nb::kw_only(),
-      nb::arg("framework") = "torch", nb::arg("input_names") = nb::none(),
-      nb::arg("int_symbols") = nb::dict(), nb::arg("output_orders") = nb::none(),
-      nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
-      nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
-      nb::arg("apart") = false, nb::arg("complex_inputs") = std::vector<int>(),
+      nb::arg("sources") = std::vector<std::string>(), nb::arg("framework") = "torch",
+      nb::arg("input_names") = nb::none(), nb::arg("int_symbols") = nb::dict(),
+      nb::arg("output_orders") = nb::none(), nb::arg("whole_outputs") = std::vector<bool>(),
+      nb::arg("memory_groups") = nb::none(), nb::arg("frozen") = std::vector<int>(),
+      nb::arg("written_to") = std::vector<int>(), nb::arg("apart") = false,
+      nb::arg("complex_inputs") = std::vector<int>(),
       nb::arg("complex_outputs") = std::vector<int>(), nb::arg("allow_grad") = false,
       nb::arg("detached") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
       nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
+      "sources: of each what it calls as text, which is kept for whoever asks for the program.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
       "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
       "each whether its elements must not share memory with each other. memory_groups: a number "

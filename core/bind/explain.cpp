@@ -306,12 +306,12 @@ nb::list callouts(PyObject* self) {
   return result;
 }
 
-// Text, (name, min, max, multiple_of) of each symbol, names of the call-outs' targets.
+// Text, (name, min, max, multiple_of) of each symbol, sources of the call-outs' targets.
 nb::tuple program(PyObject* self) {
   const Program& p = executable(self).plan().program;
   nb::list targets;
   for (std::size_t i = 0; i < framework(self).n_targets(); ++i) {
-    targets.append(framework(self).target_name(static_cast<std::int64_t>(i)));
+    targets.append(framework(self).target_source(i));
   }
   return nb::make_tuple(print(p), plan_symbols(p), targets);
 }

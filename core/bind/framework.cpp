@@ -124,11 +124,12 @@ std::uint64_t PythonFramework::owner(Object tensor) {
 void PythonFramework::unlock() noexcept { saved_thread = PyEval_SaveThread(); }
 void PythonFramework::lock() noexcept { PyEval_RestoreThread(saved_thread); }
 
-void PythonFramework::add_target(PyObject* callable) {
+void PythonFramework::add_target(PyObject* callable, std::string source) {
   Py_INCREF(callable);
   std::string name = name_of(callable);
   std::int64_t* count = &counts()[name];
-  targets_.push_back({Ref(callable), std::move(name), count});
+  if (source.empty()) source = name;
+  targets_.push_back({Ref(callable), std::move(name), std::move(source), count});
 }
 
 const std::string& PythonFramework::target_name(std::int64_t target) const {

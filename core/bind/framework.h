@@ -40,10 +40,12 @@ class PythonFramework : public host::Framework {
   void unlock() noexcept override;
   void lock() noexcept override;
 
-  void add_target(PyObject* callable);
+  // source: what is called, as text; empty: the callable's name.
+  void add_target(PyObject* callable, std::string source);
   // Threads for the kernels of this program alone; 0: as set_threads() says.
   void set_own_threads(int threads) { own_threads_ = threads; }
   const std::string& target_name(std::int64_t target) const;
+  const std::string& target_source(std::size_t target) const { return targets_.at(target).source; }
   std::size_t n_targets() const { return targets_.size(); }
   int traverse(visitproc visit, void* arg) const;
   void clear();
@@ -58,15 +60,15 @@ class PythonFramework : public host::Framework {
  private:
   struct Target {
     Ref callable;
-    std::string name;
+    std::string name, source;
     std::int64_t* count;
   };
   std::vector<Target> targets_;
   int own_threads_ = 0;
 };
 
-// allow_grad: take tensors that require gradients although gradients are recorded. detached: results
-// that share memory are no views of each other, as autograd sees it.
+// allow_grad: take tensors that require gradients although gradients are recorded. detached:
+// results that share memory are no views of each other, as autograd sees it.
 std::unique_ptr<PythonFramework> torch_framework(bool allow_grad, bool detached);
 std::unique_ptr<PythonFramework> numpy_framework();
 

@@ -103,6 +103,7 @@ def compile(
     program: Program,
     targets: list[Callable[..., Any]] = ...,
     *,
+    sources: Sequence[str] = ...,
     framework: str = ...,
     input_names: Sequence[str] | None = ...,
     int_symbols: Mapping[int, str] = ...,

@@ -384,3 +384,19 @@ def test_a_run_that_raises_is_not_noted() -> None:
     with pytest.raises(KeyError):
         tilevm.explain(fails, recorded=True)(torch.ones(3))
     assert not tilevm.explain(lambda x: x, recorded=True)(torch.ones(3)).segments
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_was_captured_is_not_captured_again(gradients: bool) -> None:
+    x = torch.randn(8, 16)
+    compiled = tilevm.compile(lambda x: x.sin() + 1)
+    with torch.set_grad_enabled(gradients):
+        compiled(x)
+        before = tilevm.stats()["captures"]
+        report = tilevm.explain(compiled)(x)
+        assert report.profiles
+        assert compiled.find(x) is compiled.captures[0]
+        compiled(x)
+        assert tilevm.stats()["captures"] == before
+        tilevm.explain(compiled)(x.clone().requires_grad_())
+        assert len(compiled.captures) == 2  # made without gradients, whatever the mode

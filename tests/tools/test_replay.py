@@ -11,11 +11,12 @@ import pytest
 
 import tilevm
 from tilevm import lang
-from tilevm.errors import ParseError
+from tilevm.errors import ParseError, ShapeError
+from tilevm.ir import reference
 from tilevm.ir.compare import differences
-from tilevm.ir.text import from_text
+from tilevm.ir.text import from_text, to_text
 from tilevm.ir.types import numpy_dtype
-from tilevm.tools import archive, cli, replay
+from tilevm.tools import archive, callout, cli, replay
 
 GRAPH = """
 graph(x: float32[M, N], n: float)
@@ -167,3 +168,142 @@ def test_a_call_has_its_memory() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stdout == "refused\n", done.stderr
+
+
+# What the graph calls out ------------------------------------------------------------------------
+
+
+def _dropped(x: Any) -> Any:
+    import torch
+
+    return torch.nn.functional.dropout(x * 2, 0.3, True)
+
+
+CALLED_OUT: dict[str, Any] = {
+    "a constant": lambda x: x.logcumsumexp(0) + 1,
+    "a list of values": lambda x: x[x > 0] * 2,
+    "a size": lambda x: x + __import__("torch").randn(x.shape[0], 1),
+    "a product of float64": lambda x: x.double() @ x.double().T,
+    "complex numbers": lambda x: __import__("torch").linalg.eigvals(x @ x.T).real + 1,
+    "bfloat16": lambda x: __import__("torch").logcumsumexp(x.bfloat16(), 1) * 2,
+    "random numbers": _dropped,
+    "an item": lambda x: x * x.sum().item(),
+    "sizes of data": lambda x: (x > 0).nonzero() + 1,
+    "several results": lambda x: __import__("torch").linalg.svd(x)[1] + 1,
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("what", CALLED_OUT)
+def test_what_is_called_out_runs_again(what: str, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
+    path = tmp_path / "call.zip"
+    tilevm.explain(CALLED_OUT[what], save=path, runs=0)(x)
+    call = archive.load(path)
+    assert call.targets or any(node.op == "call" for node in call.graph.nodes)
+    exact, *others = (replay.run_tier(call, tier) for tier in replay.TIERS)
+    assert all(np.size(result) for result in exact)
+    for results in others:
+        assert not differences(
+            results, exact, dtypes=[t.dtype for t in call.graph.types().values()]
+        )
+    if what in ("a constant", "a list of values", "several results"):
+        eager = CALLED_OUT[what](x).numpy()
+        np.testing.assert_allclose(exact[0], eager, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.torch
+def test_layers_of_a_recurrent_network_run_again(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    network = torch.nn.LSTM(8, 5, 2)
+    path = tmp_path / "call.zip"
+    tilevm.explain(lambda x: network(x)[0], save=path, runs=0)(torch.randn(3, 2, 8))
+    call = archive.load(path)
+    assert any("lstm_layers" in target for target in call.targets)
+    exact, *others = (replay.run_tier(call, tier) for tier in replay.TIERS)
+    assert not any(differences(results, exact) for results in others)
+
+
+@pytest.mark.torch
+def test_what_cannot_be_saved_is_warned_of(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    def chosen(x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))
+
+    for function, path in ((chosen, tmp_path / "a.zip"), (torch.sin, tmp_path / "no" / "a.zip")):
+        with pytest.warns(UserWarning, match="is not saved in"):
+            report = tilevm.explain(function, save=path, runs=0)(torch.ones(3))
+        assert report.steps
+        assert not path.exists()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print(a0)",
+        "os.system('true')",
+        "aten.from_file.default('x', True, 3)",
+        "aten.add_.Tensor(a0, a0)",
+        "aten.__class__.default(a0)",
+        "aten.cumsum.default(a0, __import__('os'))",
+        "aten.cumsum.default(a0, a0.shape)",
+        "aten.cumsum.default(a0, torch.nn)",
+        "aten.cumsum.default(a0, torch.load)",
+        "aten.cumsum.default(a0, a7)",
+        "aten.cumsum.default(a0, 9**9**9)",
+        "aten.cumsum.default(a0, 9999999999999999999 * 9999999999999999999)",
+        "aten.cumsum.default(a0, [0 for _ in a0])",
+        "aten.cumsum.default(a0, (lambda: 0)())",
+        "aten.cumsum.default(a0, 1 // 0)",
+        "aten.cumsum.default(*a0)",
+        "aten.cumsum.default(**a0)",
+        "aten.cumsum.default(a0, math.pow(9, 9))",
+        "aten.cumsum.default(a0, torch.device('cuda'))",
+        "aten.cumsum.default(a0, " + "[" * 500 + "]" * 500 + ")",
+        "aten.cumsum.default(a0, " + " " * 5000 + "0)",
+        "aten.cumsum.default(a0\x00, 0)",
+        "a0",
+        "",
+    ],
+)
+def test_what_a_call_out_may_not_be(text: str) -> None:
+    pytest.importorskip("torch")
+    with pytest.raises(ParseError):
+        callout.function(text)(np.ones(3, np.float32))
+
+
+@pytest.mark.torch
+def test_arguments_of_a_call_out() -> None:
+    pytest.importorskip("torch")
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    (found,) = callout.function("aten.cumsum.default(a0, -1 + int(a1), dtype=torch.float64)")(x, 2)
+    np.testing.assert_array_equal(found, np.cumsum(x, 1, np.float64))
+    assert found.dtype == np.float64
+    (found,) = callout.function("aten.gelu.default(a0, approximate='tanh')")(x)
+    assert found.shape == (2, 3)
+    (found,) = callout.function("aten.full.default([2, a0], float('-inf'))")(3)
+    assert (found == -np.inf).all()
+    assert found.shape == (2, 3)
+    (pairs,) = callout.function("aten.mul.Tensor(complex(a0), complex(0.0, 1.0))")(x[:, :2])
+    np.testing.assert_array_equal(pairs, np.stack([-x[:, 1], x[:, 0]], -1))
+
+
+def test_items_of_the_graph_as_text() -> None:
+    text = (
+        "graph(x: int64[])\n  where u0 in 0..\n"
+        "  n: int, s: opaque[u0] = call x, target=-2\n"
+        "  y: float32[u0] = full dtype=float32, shape=[u0], value=2.0\n  return y\n"
+    )
+    graph = from_text(text)
+    assert from_text(to_text(graph)) == graph
+    assert reference.evaluate(graph, np.array(3))[0].tolist() == [2.0] * 3
+    with pytest.raises(ShapeError, match="-1"):
+        reference.evaluate(graph, np.array(-1))
+    for wrong in ("target=-1", "target=-3", "target=0"):
+        with pytest.raises(ParseError):
+            from_text(text.replace("target=-2", wrong))
+    with pytest.raises(ParseError, match="not a type"):
+        from_text("graph(x: opaque[N])\n  return x\n")

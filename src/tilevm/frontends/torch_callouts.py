@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +47,10 @@ def call_out(
     present = [i for i, fake in enumerate(fakes) if fake is not None]
     if target._schema.name == "aten::squeeze":
         squeezed(b, *arguments)  # its rank depends on sizes, whoever runs it
-    function, inputs = bind(b, target, name, arguments)
+    function, inputs, source = bind(b, target, name, arguments)
     if isinstance(value, list) or len(present) < len(fakes):
         function = _as_tuple(function, present)
-    made = iter(call(b, function, name, reason, inputs, [fakes[i] for i in present]))
+    made = iter(call(b, function, name, reason, inputs, [fakes[i] for i in present], source))
     results = tuple(None if fake is None else next(made) for fake in fakes)
     return results if several else results[0]
 
@@ -60,8 +62,12 @@ def call(
     reason: str,
     inputs: list[int],
     fakes: list[Any],
+    source: str = "",
 ) -> list[Tensor]:
-    """Append a call-out to `function`, whose results are like `fakes`."""
+    """Append a call-out to `function`, whose results are like `fakes`.
+
+    source: as `bind` gives it; "": text cannot say what is called.
+    """
     if not all(isinstance(fake, torch.Tensor) for fake in fakes):
         raise Refused(f"{name} returns something that is not a tensor")
     types = [(short_name(f.dtype), False, tuple(b.held_shape(f))) for f in fakes]
@@ -70,16 +76,20 @@ def call(
     given = [i for i, value in enumerate(inputs) if value in b.complex_values]
     made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
     b.result.targets.append(torch_complex.around(function, name, given, made))
+    for i in given:
+        source = re.sub(rf"\ba{i}\b", f"complex(a{i})", source)
+    b.result.sources.append(source or name)
     b.complex_values.update(first + i for i in made)
     return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
 
 
 def bind(
     b: Importer, target: OpOverload, name: str, arguments: list[Any]
-) -> tuple[Callable[..., Any], list[int]]:
-    """A function of the values in order that calls `target`, and the values.
+) -> tuple[Callable[..., Any], list[int], str]:
+    """A function of the values in order that calls `target`, the values, and its source.
 
-    The function is PyTorch's own where the arguments are just the tensors.
+    The function is PyTorch's own where the arguments are just the tensors. The source is what
+    `tilevm.tools.callout` reads: `aten.cumsum.default(a0, 1)`.
     """
     schema = target._schema.arguments
     function = FAST.get(name, target)
@@ -104,12 +114,13 @@ def bind(
         plain = False
         text = _source_of(b, given, inputs, constants)
         parts.append(f"{argument.name}={text}" if argument.kwarg_only else text)
+    source = f"{name}({', '.join(parts)})"
     if plain:
-        return function, inputs
+        return function, inputs, source
     names = ", ".join(f"a{i}" for i in range(len(inputs)))
     bound = eval(f"lambda {names}: f({', '.join(parts)})", constants)
     bound.__name__ = bound.__qualname__ = name
-    return bound, inputs
+    return bound, inputs, source
 
 
 def _source_of(b: Importer, given: Any, inputs: list[int], constants: dict[str, Any]) -> str:
@@ -129,8 +140,16 @@ def _source_of(b: Importer, given: Any, inputs: list[int], constants: dict[str, 
         return f"float({_computed(b, given, inputs)})"
     if isinstance(given, torch.SymBool):
         return _computed(b, given, inputs)
-    if isinstance(given, bool | int) or given is None:
+    if isinstance(given, bool | int | str) or given is None:
         return repr(given)
+    if isinstance(given, float):
+        return repr(given) if math.isfinite(given) else f"float('{given}')"
+    if isinstance(given, complex):
+        return f"complex({given.real!r}, {given.imag!r})"
+    if isinstance(given, torch.dtype | torch.layout | torch.memory_format):
+        return str(given)  # torch.float32
+    if isinstance(given, torch.device):
+        return f"torch.device({str(given)!r})"
     constants[f"c{len(constants)}"] = given
     return f"c{len(constants) - 1}"
 

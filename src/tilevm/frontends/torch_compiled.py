@@ -469,15 +469,26 @@ class Compiled(Dispatch):
         torch_tree.signature((args, kwargs), found, [], {})
         return torch_check.copies(found)
 
+    @contextlib.contextmanager
+    def captured(self, leaves: list[Any]) -> Iterator[None]:
+        """Calls with these leaves are captured within it: without gradients, if they want some.
+
+        The mode is left as it is wherever it can be: it is part of the key of a capture.
+        """
+        wanted = any(map(_wants_gradient, leaves)) or self._renew().watch.wants_gradient()
+        with torch.no_grad() if wanted else contextlib.nullcontext():
+            yield
+
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""
         tree_leaves: list[Any] = []
         torch_tree.signature((args, kwargs), tree_leaves, [], {})
-        with torch.no_grad():
-            self(*args, **kwargs)
-        for capture in self.captures:
-            if capture.holds_safely(tree_leaves):
-                return capture
+        with self.captured(tree_leaves):
+            self._call(*args, **kwargs)
+        for family in reversed(self._families.values()):  # the one of this call is the last used
+            for capture in family.captures:
+                if capture.holds_safely(tree_leaves):
+                    return capture
         reasons = [f.reason for f in self._families.values() if f.reason]
         raise CaptureError(f"this call runs eagerly: {'; '.join(reasons) or 'unknown reason'}")
 

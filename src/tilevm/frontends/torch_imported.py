@@ -48,6 +48,7 @@ class Imported:
 
     program: runtime.Program | None
     targets: list[Callable[..., Any]] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # of targets: as `torch_callouts.bind`
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
@@ -88,6 +89,7 @@ class Imported:
             return runtime.compile_program(
                 program,
                 self.targets,
+                sources=self.sources,
                 framework="torch",
                 input_names=self.input_names,
                 int_symbols=self.int_symbols,

@@ -36,7 +36,7 @@ def call(b: Importer, node: torch.fx.Node, value: Any) -> tuple[Any, ...]:
     token, target, *given = node.args
     if not isinstance(target, OpOverload) or target._schema.is_mutable:
         raise Refused(f"the graph calls with_effects of {target}")
-    function, inputs = torch_callouts.bind(
+    function, inputs, _ = torch_callouts.bind(
         b, target, str(target), b.arguments(target, given, node.kwargs)
     )
     count = len(inputs)

@@ -71,6 +71,10 @@ class Graph:
         return self.builder().program
 
 
+ITEM = -2  # the target of a call that reads a number from a tensor
+OPAQUE = "opaque"  # the dtype of what only names a size
+
+
 class GraphBuilder:
     """Builds a graph, and the core's program along with it: the core infers each type.
 
@@ -144,9 +148,22 @@ class GraphBuilder:
         names: Sequence[str] = (),
         line: str | None = None,
     ) -> tuple[str, ...]:
-        """Append a call-out with results of these types; returns their names."""
+        """Append a call-out with results of these types; returns their names.
+
+        The target `ITEM` is the read of a tensor's only element: a Python number, and, if there is
+        a second result, the size that its type names. Nothing else may have results of `OPAQUE`.
+        """
         core = [(t.dtype, t.weak, tuple(_core(self.size(s)) for s in t.shape)) for t in types]
-        first = self.program.call(target, [self._ids[i] for i in inputs], core, line)
+        ids = [self._ids[i] for i in inputs]
+        if target == ITEM:
+            if len(ids) != 1 or len(types) not in (1, 2):
+                raise ValueError("an item is read from one value, and is a number and its size")
+            symbol = core[1][2][0] if len(types) == 2 and len(core[1][2]) == 1 else None
+            first = self.program.item(ids[0], None if symbol is None else str(symbol), line)
+        elif target < 0 or any(t.dtype == OPAQUE for t in types):
+            raise ValueError(f"there is no call-out {target} with {len(types)} such results")
+        else:
+            first = self.program.call(target, ids, core, line)
         out = tuple(self._define(names[i] if names else "", first + i) for i in range(len(types)))
         inferred = tuple(self._types[name] for name in out)
         self._nodes.append(Node(out, "call", tuple(inputs), (("target", target),), inferred, line))

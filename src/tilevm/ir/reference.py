@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tilevm.errors import ShapeError
-from tilevm.ir.graph import Graph, Node
+from tilevm.ir.graph import ITEM, OPAQUE, Graph, Node
 from tilevm.ir.ops import BY_NAME, Array, Kind
 from tilevm.ir.types import FLOATS, LOW_PRECISION, AnySize, Size, Type, numpy_dtype, size_value
 from tilevm.runtime import program as runtime
@@ -57,7 +57,10 @@ def evaluate(
             outputs = _run(node, inputs, in_types, env, targets)
             if rounding is not None:
                 typed = zip(outputs, node.types, strict=True)
-                outputs = [_working(rounding(round_to(x, t.dtype)), t.dtype) for x, t in typed]
+                outputs = [
+                    x if t.dtype == OPAQUE else _working(rounding(round_to(x, t.dtype)), t.dtype)
+                    for x, t in typed
+                ]
             values.update(zip(node.out, outputs, strict=True))
             for name in {*node.inputs} - kept:
                 if last[name] is node:
@@ -142,6 +145,15 @@ def _run(
     if "shape" in params:  # without -1
         params["shape"] = _sizes(result.shape, env)
 
+    if row.name == "call" and params["target"] == ITEM:
+        number = round_to(inputs[0], types[0].dtype).reshape(())
+        if len(node.types) == 1:
+            return [_working(number, result.dtype)]
+        (size,) = node.types[1].shape
+        if int(number) < 0:
+            raise ShapeError(f"{node.inputs[0]} is {number}, and the size {size} cannot be")
+        env[str(size)] = int(number)
+        return [_working(number, result.dtype), number]
     if row.name == "call":
         stored = [round_to(x, t.dtype) for x, t in zip(inputs, types, strict=True)]
         found = targets[params["target"]](*stored)

@@ -7,7 +7,8 @@
       return s
 
 A parameter that has the table's default is not printed. In text written by hand, types left of
-`=` may be left out, except of a `call`.
+`=` may be left out, except of a `call`. `n: int, s: opaque[u0] = call x, target=-2` reads a number
+from the tensor x, which is the size u0 from there on.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tilevm.errors import ParseError, TilevmError
-from tilevm.ir.graph import Graph, GraphBuilder, Node, symbols_of
+from tilevm.ir.graph import OPAQUE, Graph, GraphBuilder, Node, symbols_of
 from tilevm.ir.ops import BY_NAME, Kind
 from tilevm.ir.types import DTYPES, WEAK, AnySize, Size, Symbol, Type
 from tilevm.runtime import program as runtime
@@ -133,7 +134,7 @@ def from_core(text: str, symbols: Sequence[Symbol]) -> Graph:
 
 
 def lowered(executable: Any) -> tuple[Graph, list[str]]:
-    """The graph that a compiled program runs, and the names of what it calls out.
+    """The graph that a compiled program runs, and the sources of what it calls out.
 
     Raises: ParseError, if text cannot hold it.
     """
@@ -201,20 +202,20 @@ def _header(builder: GraphBuilder, row: str, where: str) -> None:
         builder.param(name, type_)
 
 
-def _declaration(text: str) -> tuple[str, Type | None]:
-    """`h: float32[B, 4]`, or `h` alone."""
+def _declaration(text: str, opaque: bool = False) -> tuple[str, Type | None]:
+    """`h: float32[B, 4]`, or `h` alone. opaque: whether it may be what only names a size."""
     name, colon, type_ = text.partition(":")
     if not name.strip().isidentifier():
         raise ParseError(f"`{name.strip()}` is not a name")
-    return name.strip(), _type(type_.strip()) if colon else None
+    return name.strip(), _type(type_.strip(), opaque) if colon else None
 
 
-def _type(text: str) -> Type:
+def _type(text: str, opaque: bool = False) -> Type:
     for dtype, word in WEAK.items():
         if text == word:
             return Type(dtype, weak=True)
     match = _TYPE.match(text)
-    if not match or match[1] not in DTYPES:
+    if not match or match[1] not in (*DTYPES, *([OPAQUE] if opaque else [])):
         raise ParseError(
             f"`{text}` is not a type: write `float32[B, 8]`, `float32[]` for rank 0, or `float`, "
             f"`int`, `bool` for a number; dtypes are {', '.join(DTYPES)}"
@@ -237,7 +238,8 @@ def _node(builder: GraphBuilder, row: str, line: str | None) -> None:
     match = _OPERATOR.match(code.lstrip())
     if not match:
         raise ParseError("expected `name: type = operator arguments` or `return names`")
-    left, op, right = [_declaration(part) for part in _split(head)], match[1], match[2] or ""
+    op, right = match[1], match[2] or ""
+    left = [_declaration(part, opaque=op == "call") for part in _split(head)]
     if op not in BY_NAME:
         raise ParseError(f"there is no operator `{op}`: docs/ops.md lists them")
     kinds = {param.name: param.kind for param in BY_NAME[op].params}

@@ -2,7 +2,7 @@
 
 The file is a zip archive that holds no code: graph.txt (the graph as text), inputs.npz (arrays and
 numbers, in the order of its parameters; bfloat16 as its bits), call.json (versions, what went
-wrong, and the names of the operators that the graph calls out), and what else was told of the
+wrong, and which operators the graph calls out, with their arguments), and what else was told of the
 call, for people. It may come from anywhere: `load` believes nothing without comparing it with a
 bound.
 """
@@ -27,6 +27,7 @@ from tilevm.ir import reference
 from tilevm.ir.graph import Graph
 from tilevm.ir.text import from_text, lowered, to_text
 from tilevm.ir.types import WEAK, Type, numpy_dtype
+from tilevm.tools import callout
 
 FORMAT = 1
 MOST_TEXT = 4 << 20  # bytes of the graph, and of what is told of it
@@ -40,7 +41,7 @@ _NPY_HEAD = 4096  # bytes that NumPy's header of an array may take
 
 @dataclass(frozen=True)
 class Call:
-    """A graph and what it was called with. targets: names of what its calls call, by index."""
+    """A graph and what it was called with. targets: what its calls call, as `callout` reads it."""
 
     graph: Graph
     inputs: tuple[Any, ...]
@@ -65,6 +66,8 @@ def save(
     """
     if hasattr(called, "plan_text"):
         called, targets = lowered(called)
+        for target in targets:
+            callout.function(target)
     graph, values = _graph_of(called, inputs)
     arrays = {
         f"input{i}": stored(value, type_)

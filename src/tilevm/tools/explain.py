@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from tilevm.errors import CaptureError, describe
+from tilevm.errors import CaptureError, TilevmError, describe
 from tilevm.runtime.program import watch_segments, watched_segments
 from tilevm.tools import archive
 from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
@@ -54,7 +55,7 @@ def explain(
     recorded: call it once under `tilevm.fuse()`, and say in which segments its operators ran.
     save: a file for `tilevm replay`, with the graph, the sizes, the inputs as they were before the
         call (but buffers of a module as it left them), and this report, bytecode included. Not of
-        what is recorded.
+        what is recorded. What cannot be saved is warned of.
     Raises: CaptureError, if the call runs eagerly: the message is the reason; if it is no function.
     """
     if not callable(function):
@@ -86,8 +87,9 @@ def _explain_capture(
 
     from tilevm.frontends import torch_tree
 
+    leaves: list[Any] = []
     try:
-        torch_tree.signature((args, kwargs), [], [], {})
+        torch_tree.signature((args, kwargs), leaves, [], {})
     except torch_tree.Unsupported as error:
         what = f"this call of {compiled.title} runs eagerly: {error}"
         remedy = "Give it tensors: torch.from_numpy(x) of an array; tilevm.kernel takes arrays."
@@ -99,7 +101,7 @@ def _explain_capture(
         executable = capture.captured.executable
         imported = capture.captured.imported
         if capture.repeatable:
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with compiled.captured(leaves), torch.random.fork_rng(devices=[]):
                 profiles = _profiles(executable, lambda: compiled(*args, **kwargs), runs)
             untimed = "" if profiles else UNTIMED
         else:
@@ -119,9 +121,11 @@ def _explain_capture(
 
 
 def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
-    archive.save(
-        Path(path), called, inputs, note="tilevm.explain", more={"explain.txt": str(found)}
-    )
+    told = {"explain.txt": str(found)}
+    try:
+        archive.save(Path(path), called, inputs, note="tilevm.explain", more=told)
+    except (TilevmError, ValueError, OSError) as error:  # the report is there all the same
+        warnings.warn(f"the call is not saved in {path}: {error}", stacklevel=4)
 
 
 def _explain_kernel(

@@ -19,7 +19,7 @@ import numpy as np
 from tilevm.errors import TilevmError
 from tilevm.ir import reference
 from tilevm.ir.compare import differences
-from tilevm.ir.graph import Graph, Node
+from tilevm.ir.graph import OPAQUE, Graph, Node
 from tilevm.ir.ops import BY_NAME, Kind
 from tilevm.ir.text import to_text
 from tilevm.ir.types import FLOATS, Type, size_value
@@ -52,7 +52,7 @@ class Trial:
             return RIGHT if error == raised else error
         if raised:
             return RIGHT  # there is nothing to compare with
-        dtypes = [t.dtype for t in call.graph.types().values() if not t.weak]
+        dtypes = [t.dtype for t in call.graph.types().values() if not t.weak and t.dtype != OPAQUE]
         return "differs" if differences(found, exact, dtypes=dtypes) else RIGHT
 
 
@@ -282,7 +282,9 @@ def _simple(value: Any) -> Iterator[Any]:
 
 
 def _values(graph: Graph) -> list[str]:
-    return [name for node in graph.nodes for name in node.out]
+    """What operators compute; what only names a size is nothing by itself."""
+    typed = (zip(node.out, node.types, strict=True) for node in graph.nodes)
+    return [name for pairs in typed for name, type_ in pairs if type_.dtype != OPAQUE]
 
 
 def _needed(graph: Graph, results: Any) -> set[str]:
@@ -333,7 +335,7 @@ def _built(
 
 def _evaluated(call: Call, names: list[str]) -> dict[str, Any] | None:
     """What the reference computes for these values; None: it fails."""
-    functions = [replay.target(name) for name in call.targets]
+    functions = replay.functions_of(call)
     whole = replace(call.graph, results=tuple(names))
     types = call.graph.types()
     try:

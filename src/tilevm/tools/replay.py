@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tilevm.errors import ParseError, TilevmError
+from tilevm.errors import TilevmError
 from tilevm.ir import reference
 from tilevm.ir.compare import differences
 from tilevm.ir.text import to_text
 from tilevm.ir.types import FLOATS
+from tilevm.tools import callout
 from tilevm.tools.archive import Call, load, restored, stored
 from tilevm.tools.worker import Worker, WorkerError
 
@@ -38,7 +38,7 @@ def run_tier(call: Call, tier: str) -> tuple[Any, ...]:
     from tilevm.config import config
     from tilevm.runtime import program as runtime
 
-    functions = [target(name) for name in call.targets]
+    functions = functions_of(call)
     if tier == "reference":
         return reference.evaluate(call.graph, *call.inputs, targets=functions)
     names = [name for name, _ in call.graph.params]
@@ -47,6 +47,16 @@ def run_tier(call: Call, tier: str) -> tuple[Any, ...]:
             call.graph.to_program(), functions, framework="numpy", input_names=names
         )
         return tuple(np.array(x) for x in executable(*call.inputs))
+
+
+def functions_of(call: Call) -> list[callout.Call]:
+    """What the call calls out. Random numbers are drawn anew, the same each time."""
+    if not call.targets:
+        return []
+    import torch
+
+    torch.manual_seed(0)
+    return [callout.function(text) for text in call.targets]
 
 
 class Tier:
@@ -120,27 +130,6 @@ def run(path: Path) -> int:
             told, code = "DIFFERS: " + "; ".join(wrong), 1
         print(f"{outcome.tier:>10}  {told}")
     return code
-
-
-def target(name: str) -> Callable[..., Any]:
-    """The operator of ATen of that name, on arrays. Raises: ParseError."""
-    import torch
-
-    parts = name.split(".")
-    known = parts[0] == "aten" and len(parts) == 3 and parts[1].isidentifier()
-    packet = getattr(torch.ops.aten, parts[1], None) if known else None
-    if packet is None or parts[2] not in packet.overloads():
-        raise ParseError(f"the graph calls out {name}, which cannot be found by its name")
-    operator = getattr(packet, parts[2])
-    if operator._schema.is_mutable:
-        raise ParseError(f"the graph calls out {name}, which writes to its operands")
-
-    def call(*arrays: Any) -> Any:
-        found = operator(*(torch.from_numpy(np.array(x)) for x in arrays))
-        many = isinstance(found, tuple | list)
-        return [x.numpy() for x in found] if many else found.numpy()
-
-    return call
 
 
 def described(value: Any) -> str:
