@@ -1,5 +1,8 @@
 // The door of the recorder to the core: a capsule with the engine.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <map>
 
@@ -35,18 +38,21 @@ void bind_eager(nb::module_& m) {
       [](bool with_assembly) {
         nb::list runs;
         std::map<host::Executable*, nb::dict> known;
-        for (const eager::SegmentRun& run : eager::watched_segments()) {
+        const eager::Watched watched = eager::watched_segments();
+        for (const eager::SegmentRun& run : watched.segments) {
           const auto [found, is_new] = known.try_emplace(run.executable.get());
           if (is_new) found->second = explained(*run.executable, nullptr, with_assembly);
           nb::object profile = nb::none();
           if (run.profile) profile = profile_row(*run.executable, *run.profile);
           runs.append(nb::make_tuple(run.reason.c_str(), found->second, profile));
         }
-        return runs;
+        return nb::make_tuple(runs, watched.eager);
       },
       nb::arg("with_assembly") = false,
       "What was noted since watch_segments(), no longer noting: (what made it run, all that\n"
-      "explain shows, what it took) of each run; equal segments share the second.");
+      "explain shows, what it took) of each run; equal segments share the second. And the names\n"
+      "of the operators on tensors that were not recorded.");
+  m.def("watched_so_far", eager::watched_so_far, "How many runs and operators are noted so far.");
   m.def("set_most_segments", eager::set_most_segments, nb::arg("count"),
         "Programs of recorded segments that are kept.");
 }

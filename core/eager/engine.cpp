@@ -45,8 +45,8 @@ void drop_held(Held* h) noexcept {
 }
 
 thread_local int threads_of_run = 1;
-thread_local std::unique_ptr<std::vector<SegmentRun>> watched;  // null: nobody watches
-thread_local const char* flush_reason = "";                     // of the next run
+thread_local std::unique_ptr<Watched> watched;  // null: nobody watches
+thread_local const char* flush_reason = "";     // of the next run
 
 // Tensors are `Held`; there are no call-outs.
 class Memory final : public host::Framework {
@@ -341,6 +341,12 @@ class Runner final : public Engine {
     flush_reason = reason;
   }
 
+  bool watching() noexcept override { return watched != nullptr; }
+
+  void note_eager(const char* name) noexcept override {
+    if (watched != nullptr) watched->eager.emplace_back(name);
+  }
+
   void set_finish(bool (*finish)(Failure&) noexcept) noexcept override {
     finish_of_recorder = finish;
   }
@@ -409,7 +415,7 @@ class Runner final : public Engine {
     const std::shared_ptr<host::Executable> executable(segment, segment->executable.get());
     const Profiled profiled(*executable);
     executable->run(call);
-    watched->push_back({flush_reason, executable, executable->profile()});
+    watched->segments.push_back({flush_reason, executable, executable->profile()});
   }
 
   int (*threads_)() noexcept;
@@ -417,11 +423,16 @@ class Runner final : public Engine {
 
 }  // namespace
 
-void watch_segments() { watched = std::make_unique<std::vector<SegmentRun>>(); }
+void watch_segments() { watched = std::make_unique<Watched>(); }
 
-std::vector<SegmentRun> watched_segments() {
+Watched watched_segments() {
   const auto noted = std::move(watched);
-  return noted ? std::move(*noted) : std::vector<SegmentRun>();
+  return noted ? std::move(*noted) : Watched();
+}
+
+std::pair<std::size_t, std::size_t> watched_so_far() {
+  if (watched == nullptr) return {0, 0};
+  return {watched->segments.size(), watched->eager.size()};
 }
 
 std::unique_ptr<Engine> make_engine(int (*threads)() noexcept) {

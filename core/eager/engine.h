@@ -43,6 +43,9 @@ class Engine {
   virtual void release(void* owner) noexcept = 0;
   // Counts a segment that ran, by what made it run.
   virtual void count_flush(const char* reason) noexcept = 0;
+  // Whether the calling thread notes what it runs; then, an operator that was not recorded.
+  virtual bool watching() noexcept = 0;
+  virtual void note_eager(const char* name) noexcept = 0;
   // How the calling thread writes what its recorded operators in place still owe to memory.
   virtual void set_finish(bool (*finish)(Failure& failure) noexcept) noexcept = 0;
 };

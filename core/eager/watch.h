@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "host/executable.h"
@@ -16,8 +17,15 @@ struct SegmentRun {
   std::shared_ptr<host::Executable> executable;
   std::optional<host::Profile> profile;
 };
+// What a thread noted: its segments, and the operators on tensors that it did not record.
+struct Watched {
+  std::vector<SegmentRun> segments;
+  std::vector<std::string> eager;
+};
 // The calling thread notes what it runs from now on, or gives back what it has noted.
 void watch_segments();
-std::vector<SegmentRun> watched_segments();
+Watched watched_segments();
+// How many segments and operators it has noted so far.
+std::pair<std::size_t, std::size_t> watched_so_far();
 
 }  // namespace tilevm::eager

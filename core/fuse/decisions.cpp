@@ -25,13 +25,13 @@ std::string reason(const Why& why) {
     case Bar::kCallOut:
       return "operand of a call-out";
     case Bar::kFactor:
-      return "a factor of a matrix product";
+      return "a factor of a matrix product, which takes it from memory";
     case Bar::kTable:
       return "a table that is indexed at run time";
     case Bar::kIndices:
       return "indices of a gather";
     case Bar::kLayout:
-      return "a change of layout that needs memory";
+      return "a change of layout, made of what lies in memory";
     case Bar::kPlace:
       return "stored straight into its part of a concatenation";
     case Bar::kOperators:

@@ -48,7 +48,18 @@ class Counter {
   double bytes(ValueId v) const {
     const Type& type = exe_.plan().program.type(v);
     if (type.weak || type.dtype == DType::kOpaque) return 0;
-    return static_cast<double>(profile_.records[at(v)].elements()) * dtype_bytes(type.dtype);
+    const Record& record = profile_.records[at(v)];
+    double count = record.elements() == 0 ? 0 : 1;
+    for (int d = 0; d < record.rank; ++d) {
+      if (!repeats(v, d)) count *= static_cast<double>(record.size(d));
+    }
+    return count * dtype_bytes(type.dtype);
+  }
+
+  // Whether all elements along a dim are one in memory, as of x.expand().
+  bool repeats(ValueId v, int dim) const {
+    const Record& record = profile_.records[at(v)];
+    return dim < record.rank && record.size(dim) > 1 && record.stride(dim) == 0;
   }
 
   bool moved(const HostStep& step) const {
@@ -66,13 +77,16 @@ class Counter {
   // panels: values that stay in the cache.
   void kernel(int which, std::span<const ValueId> panels) {
     const fuse::KernelGraph& graph = exe_.kernels()[at(which)].graph();
-    for (const fuse::OperandRef& operand : graph.operands) {
+    for (std::size_t o = 0; o < graph.operands.size(); ++o) {
+      const fuse::OperandRef& operand = graph.operands[o];
       if (operand.value < 0 || std::ranges::find(panels, operand.value) != panels.end()) continue;
       fuse::AxisMask axes = 0;
       for (std::size_t a = 0; a < graph.axes.size(); ++a) {
-        if (operand.dim[a] >= 0) axes = static_cast<fuse::AxisMask>(axes | (1U << a));
+        if (operand.dim[a] < 0 || repeats(operand.value, operand.dim[a])) continue;
+        axes = static_cast<fuse::AxisMask>(axes | (1U << a));
       }
-      const double touched = extent(graph, axes) * bytecode::storage_bytes(operand.storage);
+      double touched = extent(graph, axes) * bytecode::storage_bytes(operand.storage);
+      if (operand.gather_dim >= 0) touched = gathered(graph, o, operand);
       const bool output = operand.role == bytecode::Role::kOutput;
       (output ? work_.written_bytes : work_.read_bytes) += touched;
     }
@@ -82,6 +96,17 @@ class Counter {
       const KernelNode& swept = fold ? graph.nodes[at(node.in[0])] : node;
       operation(std::string(bytecode::kIsa[node.instr].name), extent(graph, swept.axes));
     }
+  }
+
+  // Of a table: an element for each index, but never more than there are.
+  double gathered(const fuse::KernelGraph& graph, std::size_t o,
+                  const fuse::OperandRef& operand) const {
+    double touched = 0;
+    for (const KernelNode& node : graph.nodes) {
+      if (node.kind != KernelNode::Kind::kGather || node.operand != static_cast<int>(o)) continue;
+      touched += extent(graph, node.axes) * bytecode::storage_bytes(operand.storage);
+    }
+    return std::min(touched, bytes(operand.value));
   }
 
   void operation(const std::string& name, double elements) {

@@ -155,7 +155,7 @@ int test_recorded() {
           if (value != (negations % 2 == 0 ? 1.25f : -1.25f)) ++wrong;
           engine->release(filled.owner);
         }
-        if (t == 0 && eager::watched_segments().size() != kRounds) ++wrong;
+        if (t == 0 && eager::watched_segments().segments.size() != kRounds) ++wrong;
       },
       [&](int i) {
         eager::engine_stats();

@@ -200,7 +200,7 @@ def test_an_unknown_size_keeps_kernels_apart() -> None:
         return torch.exp(x).reshape(-1) * 2
 
     ((_, reason, fact), *_) = [w for w in why(told(flat, torch.randn(7, 33))) if w[0] == "reshape"]
-    assert reason == "a change of layout that needs memory"
+    assert reason == "a change of layout, made of what lies in memory"
     assert fact.endswith(": unknown")
     assert "*" in fact
 
@@ -400,3 +400,50 @@ def test_what_was_captured_is_not_captured_again(gradients: bool) -> None:
         assert tilevm.stats()["captures"] == before
         tilevm.explain(compiled)(x.clone().requires_grad_())
         assert len(compiled.captures) == 2  # made without gradients, whatever the mode
+
+
+def test_bytes_of_what_is_gathered_and_repeated() -> None:
+    table, rows = torch.randn(500, 32), torch.randint(500, (7, 5))
+
+    def read(function: Any, *args: Any) -> float:
+        return max(step["read_bytes"] or 0 for step in told(function, *args)["steps"])
+
+    expanded = read(lambda x: x.expand(64, 100) + 1, torch.randn(1, 100))
+    assert expanded == 100 * 4
+    gathered = read(lambda w, i: w[i].mean(1), table, rows)
+    assert 35 * 32 * 4 <= gathered <= 35 * (32 * 4 + 8)
+    many = torch.randint(500, (400, 50))
+    assert read(lambda w, i: w[i].mean(1), table, many) <= 500 * 32 * 4 + 20000 * 8
+
+
+def test_what_is_not_recorded_and_who_looked() -> None:
+    pytest.importorskip("tilevm._recorder")
+
+    def branched(x: Any) -> Any:
+        y = (x.sin() + 1) * 2
+        values = torch.linalg.eigvals(y @ y.T).real
+        if y.sum() > 0:
+            y = y * 2
+        return y + 1, values.exp()
+
+    lines = (branched.__code__.co_firstlineno + 2, branched.__code__.co_firstlineno + 3)
+    recording = tilevm.explain(branched, recorded=True)(torch.randn(6, 8))
+    assert [(c.name, c.line) for c in recording.callouts] == [
+        ("aten._linalg_eigvals", f"test_explain.py:{lines[0]}")
+    ]
+    reasons = [reason for segment in recording.segments for reason in segment.reasons]
+    assert f"looked at, by torch.linalg.eigvals (test_explain.py:{lines[0]})" in reasons
+    assert f"looked at, by torch.Tensor.__bool__ (test_explain.py:{lines[1]})" in reasons
+    assert reasons[-1] == "end of the block"
+    data = recording.to_json(limits=False)
+    assert [row["name"] for row in data["call_outs"]] == ["aten._linalg_eigvals"]
+    assert "aten._linalg_eigvals: tilevm.fuse() does not record it" in str(recording)
+    assert tilevm.explain(torch.sin, recorded=True)(torch.randn(3)).callouts == ()
+
+
+def test_times_in_the_text(report: Any) -> None:
+    rows = str(report).partition("steps:")[2].partition("cuts:")[0].strip().splitlines()
+    assert rows[-1].endswith(" us for all, with inputs and outputs")
+    times = [float(row.split(" us ")[0]) for row in rows if " us " in row]
+    assert len(times) == len(report.steps) + 1
+    assert times[-1] >= sum(times[:-1]) * 0.98  # each is rounded

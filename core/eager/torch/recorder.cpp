@@ -76,6 +76,22 @@ void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   op.redispatchBoxed(keys & kBelow, stack);
 }
 
+// For explain. What has no tensor, or makes a view, is nothing that could be fused.
+void note_eager(const OperatorHandle& op, const Stack& stack) {
+  if (C10_LIKELY(!engine().watching())) return;
+  const auto& arguments = op.schema().arguments();
+  bool tensors = false;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::AliasInfo* const info = arguments[i].alias_info();
+    if (info != nullptr && !info->isWrite()) return;
+    every_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t) {
+      tensors = tensors || t.defined();
+      return true;
+    });
+  }
+  if (tensors) engine().note_eager(c10::toString(op.operator_name()).c_str());
+}
+
 // Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
 // operators, not by kernels that do their own work: those take addresses of what they wrote by
 // name.
@@ -84,6 +100,7 @@ void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
                          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   if (composite) return redispatch(op, keys, stack);
   finish_all(op);
+  note_eager(op, *stack);
   const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
   redispatch(op, keys, stack);
 }
@@ -226,6 +243,7 @@ class Writing final : public c10::OperatorKernel {
     }
     finish_reads(*stack, n_args);
     finish_all(op);
+    note_eager(op, *stack);
     const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
     redispatch(op, keys, stack);
   }

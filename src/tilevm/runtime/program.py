@@ -370,10 +370,22 @@ def watch_segments() -> None:
     _core.watch_segments()
 
 
-def watched_segments(*, assembly: bool) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """What was noted: what made each segment run, what it is, and what it took."""
-    runs: list[tuple[str, dict[str, Any], dict[str, Any]]] = _core.watched_segments(assembly)
-    return runs
+SegmentRun = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+def watched_segments(*, assembly: bool) -> tuple[list[SegmentRun], list[str]]:
+    """What was noted: what made each segment run, what it is, and what it took.
+
+    And the names of the operators on tensors that were not recorded.
+    """
+    noted: tuple[list[SegmentRun], list[str]] = _core.watched_segments(assembly)
+    return noted
+
+
+def watched_so_far() -> tuple[int, int]:
+    """How many segments and operators that were not recorded are noted so far."""
+    counts: tuple[int, int] = _core.watched_so_far()
+    return counts
 
 
 def counters() -> dict[str, Any]:

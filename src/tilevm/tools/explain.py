@@ -18,6 +18,8 @@ from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
 __all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
 
 MOST_S = 1.0  # that calls for times may take together
+NOT_RECORDED = "tilevm.fuse() does not record it, or not with these arguments"
+READS_A_NUMBER = "aten::_local_scalar_dense"
 UNTIMED = "no calls were made for it"
 
 
@@ -154,16 +156,27 @@ def _explain_kernel(
 
 def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recording:
     from tilevm import fuse
+    from tilevm.tools import recording
 
     title = getattr(function, "__name__", None) or type(function).__name__
     block = fuse()  # the recorder tries itself when it is first needed
     held = []  # what nobody holds is not computed
     watch_segments()
+    callers = recording.Callers()
     try:
-        with block:
+        with block, callers:
             held.append(function(*args, **kwargs))
     finally:
-        runs = watched_segments(assembly=asm)
+        runs, eager = watched_segments(assembly=asm)
+    callouts = tuple(
+        CallOut(name.replace("::", "."), NOT_RECORDED, callers.of_operator(i))
+        for i, name in enumerate(eager)
+        if name != READS_A_NUMBER  # no work by itself; what it ended says who asked
+    )
+    runs = [
+        (f"{why}{callers.of_segment(i)}", one, profile)
+        for i, (why, one, profile) in enumerate(runs)
+    ]
     described = {id(one): one for _, one, _ in runs}  # equal segments are one object
     segments = []
     for number, (key, one) in enumerate(described.items()):
@@ -177,7 +190,7 @@ def _explain_recorded(function: Any, args: Any, kwargs: Any, asm: bool) -> Recor
             untimed="" if len(profiles) > 1 else once,
         )
         segments.append(Segment(dict(Counter(reason for reason, _ in own)), explanation))
-    return Recording(title, tuple(segments))
+    return Recording(title, tuple(segments), callouts)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tilevm.tools import assembly, roofline
 
 if TYPE_CHECKING:
-    from tilevm.tools.explanation import Explanation
+    from tilevm.tools.explanation import CallOut, Explanation
 
 FORMAT = "tilevm.explain/1"
 RECORDING = "tilevm.recording/1"
@@ -45,13 +45,33 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
         "kernels": kernels,
         "decisions": decisions,
         "memory": memory,
-        "call_outs": [
-            {"name": c.name, "reason": c.reason, "line": c.line} for c in explanation.callouts
-        ],
+        "call_outs": callout_data(explanation.callouts),
         "compiling": [{"phase": phase, "us": us} for phase, us in explanation.compiling],
         "timing": timing,
         "machine": machine,
     }
+
+
+def callout_data(callouts: Sequence[CallOut]) -> list[dict[str, str]]:
+    """What the framework ran, as plain data."""
+    return [{"name": c.name, "reason": c.reason, "line": c.line} for c in callouts]
+
+
+def step_rows(explanation: Explanation) -> list[str]:
+    """A line for each step of a call, with the time that it took if that is known."""
+    texts = [str(step["text"]) for step in explanation.steps]
+    if not explanation.profiles:
+        return texts
+    steps = _steps(explanation)
+    call_ns = _timing(explanation, steps)["call_ns"]
+    times = [f"{step['ns'] / 1000:.1f} us" for step in steps]
+    wide = max(map(len, times), default=0)
+    below = "\n" + " " * (wide + 2)
+    rows = [
+        f"{time:>{wide}}  {text}".replace("\n", below)
+        for time, text in zip(times, texts, strict=True)
+    ]
+    return [*rows, f"{call_ns / 1000:.1f} us for all, with inputs and outputs"]
 
 
 def decision_rows(explanation: Explanation) -> list[str]:

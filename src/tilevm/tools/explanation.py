@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,24 +107,13 @@ class Explanation(Report):
             "" if self.steps else NO_STEPS,
             _section("graph", self.graph.splitlines()),
             _section("guards", self.guards or ("none: any sizes",)),
-            _section("steps", [step["text"] for step in self.steps]),
+            _section("steps", explain_data.step_rows(self)),
             _section("cuts: values stored between kernels", explain_data.decision_rows(self)),
             _section("memory: buffers between steps", memory),
-            _section("call-outs", self._callout_rows()),
+            _section("call-outs", _callout_rows(self.callouts)),
         ]
         parts += [_kernel(number, kernel) for number, kernel in enumerate(self.kernels)]
         return "\n".join(part for part in parts if part)
-
-    def _callout_rows(self) -> list[str]:
-        counts = Counter((c.name, c.reason) for c in self.callouts)
-        return [
-            f"{count:4} {name}: {reason} ({', '.join(self._lines(name, reason))})"
-            for (name, reason), count in counts.items()
-        ] or ["none"]
-
-    def _lines(self, name: str, reason: str) -> list[str]:
-        found = [c.line for c in self.callouts if (c.name, c.reason) == (name, reason)]
-        return list(dict.fromkeys(line or "?" for line in found))
 
 
 @dataclass(frozen=True)
@@ -137,16 +126,21 @@ class Segment:
 
 @dataclass(frozen=True, repr=False)
 class Recording(Report):
-    """What a call under `tilevm.fuse()` ran: its segments, in the order in which they first ran."""
+    """What a call under `tilevm.fuse()` ran: its segments, in the order in which they first ran.
+
+    callouts: operators on tensors that were not recorded.
+    """
 
     title: str
     segments: tuple[Segment, ...]
+    callouts: tuple[CallOut, ...] = ()
 
     def to_json(self, *, limits: bool = True) -> dict[str, Any]:
         """Plain data, with what the machine could do at best."""
         return {
             "format": explain_data.RECORDING,
             "title": self.title,
+            "call_outs": explain_data.callout_data(self.callouts),
             "segments": [
                 {"reasons": s.reasons, **s.explanation.to_json(limits=limits)}
                 for s in self.segments
@@ -155,13 +149,25 @@ class Recording(Report):
 
     def __str__(self) -> str:
         runs = sum(n for segment in self.segments for n in segment.reasons.values())
-        parts = [f"{self.title}: {len(self.segments)} different segments, {runs} runs"]
+        segments = "1 segment" if len(self.segments) == 1 else f"{len(self.segments)} segments"
+        parts = [f"{self.title}: {segments}, {runs} runs, {len(self.callouts)} calls not recorded"]
         if not self.segments:
             parts.append(NO_SEGMENTS)
+        parts.append(_section("not recorded", _callout_rows(self.callouts)))
         for segment in self.segments:
             reasons = ", ".join(f"{reason} ({n})" for reason, n in segment.reasons.items())
             parts.append(f"\nran {reasons}:\n{segment.explanation}")
         return "\n".join(parts)
+
+
+def _callout_rows(callouts: Sequence[CallOut]) -> list[str]:
+    lines: dict[tuple[str, str], list[str]] = {}
+    for one in callouts:
+        lines.setdefault((one.name, one.reason), []).append(one.line or "?")
+    return [
+        f"{len(known):4} {name}: {reason} ({', '.join(dict.fromkeys(known))})"
+        for (name, reason), known in lines.items()
+    ] or ["none"]
 
 
 def _section(title: str, rows: Any) -> str:

@@ -132,24 +132,25 @@ function findings() {
   if (timing.call_ns !== null && summary.limit_ns)
     add(false, `The call takes ${time(timing.call_ns)}. Its steps, one by one, could take ` +
       `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of it. ` +
-      `(Medians of ${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
+      `(${timing.runs > 1 ? "Medians of " : "Of "}${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
   if (timing.untimed) add(true, `Not timed more often: ${timing.untimed}.`);
   const slowest = [...data.steps].sort((a, b) => b.ns - a.ns)[0];
   if (slowest && slowest.ns)
     add(false, `The slowest step is ${slowest.index}, `, stepName(slowest),
       `: ${time(slowest.ns)}, ${percent(slowest.ns, timing.call_ns)} of the call`,
       slowest.limit_ns ? `; ${limitWords(slowest)}.` : ".");
-  for (const [name, calls] of [...grouped(data.call_outs, (c) => c.name)].slice(0, 8))
+  for (const [name, calls] of [...grouped(given.call_outs, (c) => c.name)].slice(0, 8))
     add(true, `Fell back to the framework: `, el("code", {}, name),
       ` (${count(calls.length, "call")}), because ${calls[0].reason}. `,
       [...new Set(calls.map((c) => c.line).filter(Boolean))].slice(0, 3).join(", "));
   const stored = data.decisions.filter((d) => d.reader);
   const reasons = [...grouped(stored, (d) => d.reason)].sort((a, b) => b[1].length - a[1].length);
   if (stored.length)
-    add(false, `${count(stored.length, "time")} a value is stored because two operators cannot share a kernel, mostly: `,
+    add(false, `${count(new Set(stored.map((d) => d.value)).size, "value")} are stored because operators cannot share a kernel, mostly: `,
       reasons.slice(0, 3).map(([reason, rows], i) => `${i ? "; " : ""}${reason} (${rows.length})`), ". ",
       el("a", { href: "#decisions" }, "All of them"), ".");
-  if (!data.call_outs.length) add(false, "Nothing fell back: there are no call-outs.");
+  if (!given.call_outs.length) add(false, given.segments
+    ? "Nothing fell back: every operator on tensors was recorded." : "Nothing fell back: there are no call-outs.");
   if (summary.interpreted)
     add(true, `${count(summary.interpreted, "variant")} of kernels ` +
       "run in the interpreter; see what is not machine code under Kernels.");
@@ -290,9 +291,9 @@ function decisionsSection() {
 
 function calloutsSection() {
   const [box, body] = table(["operator", "why", "line"]);
-  chunked(body, data.call_outs, (c) => el("tr", {}, el("td", {}, el("code", {}, c.name)),
+  chunked(body, given.call_outs, (c) => el("tr", {}, el("td", {}, el("code", {}, c.name)),
     el("td", {}, c.reason), el("td", {}, c.line)));
-  return data.call_outs.length ? box : el("p", {}, "None: every operator is a kernel, a product or a view.");
+  return given.call_outs.length ? box : el("p", {}, "None: every operator is a kernel, a product or a view.");
 }
 
 function compilingSection() {

@@ -1,0 +1,61 @@
+"""Who made recorded segments run: the functions of PyTorch that were called, and their lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from tilevm.runtime.program import watched_so_far
+
+_INSIDE = tuple(
+    str(Path(file).parent) + os.sep
+    for file in (torch.__file__, sys.modules["tilevm"].__file__ or "")
+)
+
+
+class Callers(TorchFunctionMode):
+    """Sees each call of a function of PyTorch, and what was noted during it.
+
+    Modes are above the recorder, which works as without one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._segments: dict[int, tuple[str, str]] = {}  # by number: function and line
+        self._operators: dict[int, tuple[str, str]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = watched_so_far()
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            after = watched_so_far()
+            if after != before:
+                caller = resolve_name(func) or getattr(func, "__name__", str(func)), _line()
+                for known, first, end in zip(
+                    (self._segments, self._operators), before, after, strict=True
+                ):
+                    known.update(dict.fromkeys(range(first, end), caller))
+
+    def of_segment(self, number: int) -> str:
+        """`, by torch.Tensor.item (model.py:4)`; empty, if no such call made it run."""
+        name, line = self._segments.get(number, ("", ""))
+        return f", by {name}{f' ({line})' if line else ''}" if name else ""
+
+    def of_operator(self, number: int) -> str:
+        """The line that called it, as far as it is known."""
+        return self._operators.get(number, ("", ""))[1]
+
+
+def _line() -> str:
+    """`model.py:41` of the innermost frame outside of PyTorch and tilevm."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
