@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -188,7 +189,7 @@ def test_explain_into_files(source: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_explain_recorded(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert cli.main(["explain", "--recorded", f"{source}:plain", "float32[7]"]) == 0
-    assert "1 different segments, 1 runs" in capsys.readouterr().out
+    assert "1 segment, 1 runs" in capsys.readouterr().out
 
 
 def test_explain_says_where_it_cannot_write(
@@ -197,3 +198,44 @@ def test_explain_says_where_it_cannot_write(
     words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
     assert cli.main([*words, "--json", str(source / "no.json")]) == 1
     assert "no.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("def f(x:\n", "SyntaxError"),
+        ("import tilevm_has_no_such_module\n", "tilevm_has_no_such_module"),
+    ],
+)
+def test_explain_of_files_that_do_not_run(
+    text: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(text)
+    assert cli.main(["explain", f"{file}:f", "float32[3]"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"tilevm explain: {file}: ")
+    assert told in error
+
+
+@pytest.mark.torch
+def test_explain_a_method(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    file = tmp_path / "model.py"
+    file.write_text("import torch\nlayer = torch.nn.Linear(4, 3)\n")
+    assert cli.main(["explain", f"{file}:layer.forward", "float32[2, 4]"]) == 0
+    assert "matmul" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [["replay", "none.zip"], ["explain", "a.py:f"]])
+def test_wrong_variables_of_the_environment(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tilevm", *words],
+        env={**os.environ, "TILEVM_TIER": "avx9"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("tilevm: TILEVM_TIER is 'avx9', which is not one of")
+    assert "Traceback" not in done.stderr

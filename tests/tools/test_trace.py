@@ -121,6 +121,14 @@ def test_a_file_that_cannot_be_written_raises_first(tmp_path: Path) -> None:
         pass
 
 
+def test_a_folder_and_amounts_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError), tilevm.trace(tmp_path):
+        raise AssertionError("it was entered")
+    for most in (-1, "a", 2.5, True):
+        with pytest.raises(ValueError, match="most is"):
+            tilevm.trace(tmp_path / "a.json", most=most)  # type: ignore[arg-type]
+
+
 def test_an_error_in_the_block_leaves_the_trace(tmp_path: Path) -> None:
     with pytest.raises(KeyError), tilevm.trace(tmp_path / "out.json"):
         new_kernel()(np.ones(5, np.float32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import json
+import operator
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,10 @@ def explain(
     except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
+    except (SyntaxError, ImportError) as error:
+        file = target.rpartition(":")[0] or target
+        sys.stderr.write(f"tilevm explain: {file}: {type(error).__name__}: {error}\n")
+        return 1
     # Of the call, mostly, or of an array that is too large.
     except (TypeError, RuntimeError, IndexError, OverflowError, MemoryError) as error:
         if config.debug:
@@ -90,7 +95,7 @@ def load(target: str) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
-    function: Callable[..., Any] = getattr(module, name)
+    function: Callable[..., Any] = operator.attrgetter(name)(module)
     return function
 
 

@@ -82,6 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (FileNotFoundError, ModuleNotFoundError) as error:
         sys.stderr.write(f"tilevm: {error}\n")
         return 2
+    except ValueError as error:
+        if not str(error).startswith("TILEVM_"):
+            raise
+        sys.stderr.write(f"tilevm: {error}\n")  # a variable of the environment
+        return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # of `| head`

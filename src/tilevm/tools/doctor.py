@@ -319,14 +319,18 @@ def _failures() -> Finding:
     if folder is None:
         return Finding("failures", "are not saved (tilevm.config.failures)")
     found = len(list(folder.glob("call-*.zip"))) if folder.is_dir() else 0
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return Finding("failures", f"cannot be saved in {folder}", False)
-    if folder.exists():
-        try:
-            failure.check_owner(folder)
-        except PermissionError as error:
-            return Finding("failures", f"cannot be saved: {error}", False)
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        failure.check_owner(folder)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} cannot be written to")
+    except OSError as error:
+        return Finding("failures", f"cannot be saved in {folder}: {error}", False)
+    finally:
+        for path in missing:  # made for the trial alone
+            if path.is_dir():
+                path.rmdir()
     return Finding("failures", f"are saved in {folder}; {found} are there")
 
 

@@ -42,7 +42,7 @@ class Trace:
         self.dropped = 0
 
     def __enter__(self) -> Trace:
-        self._path.touch()  # fails now if it cannot be written
+        self._path.open("a").close()  # fails now if it cannot be written
         self._unix_ns, self._began_ns = time.time_ns(), time.monotonic_ns()
         if not runtime.trace_start(self._most):
             what = "a trace is being taken already"
@@ -96,6 +96,9 @@ def trace(path: str | Path, *, most: int = MOST_SPANS) -> Trace:
     """A context manager that writes what happens in its block, in all threads, to a JSON file.
 
     Spans are those of `tilevm.tools.trace.KINDS`. most: how many are kept; each takes 88 bytes.
-    Raises, when entered: OSError, if the file cannot be written; TilevmError in another trace.
+    Raises: ValueError. When entered: OSError, if the file cannot be written; TilevmError in another
+    trace.
     """
+    if type(most) is not int or most < 0:
+        raise ValueError(f"tilevm.trace: most is {most!r}: give the number of spans to keep")
     return Trace(Path(path), most)

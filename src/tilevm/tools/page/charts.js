@@ -112,7 +112,8 @@ function memoryChart(memory) {
 function tiles() {
   const s = data.summary;
   return [["time of a call", time(s.call_ns)], ["at best", s.limit_ns ? time(s.limit_ns) : "-"],
-    ["kernel launches", s.launches], ["operators", s.operators], ["call-outs", s.call_outs],
+    ["kernel launches", s.launches], ["operators", s.operators],
+    given.segments ? ["not recorded", given.call_outs.length] : ["call-outs", s.call_outs],
     ["compile time", time(s.compile_us * 1000)]]
     .map(([name, value]) => el("li", {}, el("b", {}, String(value)), el("span", {}, name)));
 }

@@ -119,6 +119,8 @@ function table(names, attributes) {
 
 function limitWords(step) {
   if (!step.limit_ns) return "";
+  if (step.kind === "call")
+    return `its bytes alone take ${time(step.limit_ns)}; what it computes is not known`;
   const by = { memory: "memory bandwidth", products: "the rate of matrix products",
     arithmetic: "arithmetic" }[step.limited_by];
   return `the limit is ${time(step.limit_ns)}, by ${by}`;
@@ -146,7 +148,7 @@ function findings() {
   const stored = data.decisions.filter((d) => d.reader);
   const reasons = [...grouped(stored, (d) => d.reason)].sort((a, b) => b[1].length - a[1].length);
   if (stored.length)
-    add(false, `${count(new Set(stored.map((d) => d.value)).size, "value")} are stored because operators cannot share a kernel, mostly: `,
+    add(false, `${count(new Set(stored.map((d) => d.value)).size, "value is", "values are")} stored because operators cannot share a kernel, mostly: `,
       reasons.slice(0, 3).map(([reason, rows], i) => `${i ? "; " : ""}${reason} (${rows.length})`), ". ",
       el("a", { href: "#decisions" }, "All of them"), ".");
   if (!given.call_outs.length) add(false, given.segments
