@@ -189,7 +189,7 @@ def test_explain_into_files(source: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_explain_recorded(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     assert cli.main(["explain", "--recorded", f"{source}:plain", "float32[7]"]) == 0
-    assert "1 segment, 1 runs" in capsys.readouterr().out
+    assert "1 segment, 1 run, 0 calls not recorded" in capsys.readouterr().out
 
 
 def test_explain_says_where_it_cannot_write(

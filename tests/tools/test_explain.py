@@ -447,3 +447,27 @@ def test_times_in_the_text(report: Any) -> None:
     times = [float(row.split(" us ")[0]) for row in rows if " us " in row]
     assert len(times) == len(report.steps) + 1
     assert times[-1] >= sum(times[:-1]) * 0.98  # each is rounded
+
+
+def test_why_there_is_nothing_to_explain() -> None:
+    def branched(x: Any) -> Any:
+        return x + 1 if x.sum() > 0 else x - 1
+
+    x = torch.randn(4, 4)
+    with pytest.raises(CaptureError, match=r"recorded where it can be(.|\n)*recorded=True"):
+        tilevm.explain(branched)(x)
+    with (
+        torch.autocast("cpu"),
+        pytest.raises(CaptureError, match=r"through torch\.compile: it is in"),
+    ):
+        tilevm.explain(lambda x: x @ x)(x)
+    inside = []
+
+    def one(x: Any) -> Any:
+        with pytest.raises(CaptureError, match=r"eagerly: the call is inside a transform"):
+            tilevm.explain(torch.sin)(x)
+        inside.append(x)
+        return x
+
+    torch.func.vmap(one)(x)
+    assert inside

@@ -27,7 +27,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._device import DeviceContext
 
 from tilevm.config import config
-from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult
+from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult, describe
 from tilevm.frontends import (
     torch_capture,
     torch_check,
@@ -147,6 +147,7 @@ class Compiled(Dispatch):
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
+        self._last = "", ""  # how the last call ran that was not captured, and why
         if not isinstance(fn, nn.Module):
             functools.update_wrapper(self, fn)
         _all.add(self)
@@ -374,7 +375,7 @@ class Compiled(Dispatch):
         through Dynamo, which breaks the graph there, or traces it.
         """
         if family.differentiates:
-            return self._with_gradients(args, kwargs)
+            return self._with_gradients(args, kwargs, family.reason)
         run = self._recorded if family.branches else self._eager
         return run(family.reason, args, kwargs)
 
@@ -384,16 +385,19 @@ class Compiled(Dispatch):
             block = fuse()
         except RecorderError:
             return self._eager(reason, args, kwargs)
+        self._last = "recorded", reason
         stats.add("flushes", f"fuse: {reason}")
         with block:
             return self._fn(*args, **kwargs)
 
     def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
+        self._last = "eager", reason
         stats.add("flushes", f"eager: {reason}")
         return self._fn(*args, **kwargs)
 
-    def _with_gradients(self, args: Any, kwargs: Any) -> Any:
-        """The same through Dynamo and AOTAutograd, which differentiate."""
+    def _with_gradients(self, args: Any, kwargs: Any, reason: str = "") -> Any:
+        """The same through Dynamo and AOTAutograd, which differentiate. reason: if not for that."""
+        self._last = "through torch.compile", reason or _THROUGH_DYNAMO
         own = self._differentiates
         if own.twice:
             return self._eager("it differentiates what it has differentiated", args, kwargs)
@@ -489,8 +493,9 @@ class Compiled(Dispatch):
             for capture in family.captures:
                 if capture.holds_safely(tree_leaves):
                     return capture
-        reasons = [f.reason for f in self._families.values() if f.reason]
-        raise CaptureError(f"this call runs eagerly: {'; '.join(reasons) or 'unknown reason'}")
+        how, reason = self._last
+        what = f"this call of {self.title} runs {_RUNS.get(how, how)}: {reason}"
+        raise CaptureError(describe(what, remedy=_REMEDIES[how]))
 
 
 _HOW = {
@@ -499,6 +504,13 @@ _HOW = {
     (True, False): "through torch.compile",
     (True, True): "through torch.compile",
 }
+_RUNS = {"eager": "eagerly", "recorded": "eagerly, recorded where it can be"}
+_REMEDIES = {
+    "eager": "",
+    "recorded": "tilevm.explain(function, recorded=True)(...) shows what is fused there.",
+    "through torch.compile": 'tilevm.trace("out.json") shows what is captured and run there.',
+}
+_THROUGH_DYNAMO = "it is in autocast, or an argument of it is something that the function reads"
 _STATE_TEXT = (
     "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"

@@ -149,8 +149,9 @@ class Recording(Report):
 
     def __str__(self) -> str:
         runs = sum(n for segment in self.segments for n in segment.reasons.values())
-        segments = "1 segment" if len(self.segments) == 1 else f"{len(self.segments)} segments"
-        parts = [f"{self.title}: {segments}, {runs} runs, {len(self.callouts)} calls not recorded"]
+        amounts = (len(self.segments), "segment"), (runs, "run"), (len(self.callouts), "call")
+        told = ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in amounts)
+        parts = [f"{self.title}: {told} not recorded"]
         if not self.segments:
             parts.append(NO_SEGMENTS)
         parts.append(_section("not recorded", _callout_rows(self.callouts)))
