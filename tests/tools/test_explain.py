@@ -454,7 +454,10 @@ def test_why_there_is_nothing_to_explain() -> None:
         return x + 1 if x.sum() > 0 else x - 1
 
     x = torch.randn(4, 4)
-    with pytest.raises(CaptureError, match=r"recorded where it can be(.|\n)*recorded=True"):
+    with pytest.raises(
+        CaptureError,
+        match=r"recorded where it can be.*\(test_explain\.py:\d+\)(.|\n)*recorded=True",
+    ):
         tilevm.explain(branched)(x)
     with (
         torch.autocast("cpu"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class Unify(Exception):
         self.gone, self.kept = gone, kept
 
 
-_LIBRARY = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+# Where no line is the user's.
+LIBRARY = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}", "<")
 
 
 def line_of(node: torch.fx.Node) -> str | None:
@@ -68,9 +70,14 @@ def line_of(node: torch.fx.Node) -> str | None:
     frames = [frame.partition('", line ') for frame in trace.split('File "')[1:]]
     if not frames:
         return None
-    users = [frame for frame in frames if not frame[0].startswith(_LIBRARY)]
+    users = [frame for frame in frames if not frame[0].startswith(LIBRARY)]
     path, _, rest = (users or frames)[-1]
-    return f"{path.rpartition('/')[2]}:{rest.partition(',')[0].partition(chr(10))[0]}"
+    return place_of(path, rest.partition(",")[0].partition("\n")[0])
+
+
+def place_of(path: str, line: int | str) -> str:
+    """`model.py:41`."""
+    return f"{path.rpartition('/')[2]}:{line}"
 
 
 class Importer:

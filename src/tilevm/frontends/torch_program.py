@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from tilevm.frontends import (
     torch_frozen,
     torch_imported,
 )
-from tilevm.frontends.torch_import import Importer, Unify
+from tilevm.frontends.torch_import import LIBRARY, Importer, Unify, place_of
 from tilevm.frontends.torch_imported import FloatInput, Imported
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
@@ -180,8 +181,11 @@ def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any
 
 
 def reason_of(error: Exception) -> str:
-    """One line that says why a capture failed."""
+    """One line that says why a capture failed, and at which line of the user's, if at one."""
     text = str(error).strip().partition("\n")[0]
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    users = [frame for frame in frames if not frame[0].startswith(LIBRARY)]
+    text += f" ({place_of(*users[-1])})" if users else ""
     return text if isinstance(error, Refused) else f"{type(error).__name__}: {text}"
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from tilevm.frontends.torch_import import LIBRARY, place_of
 from tilevm.runtime.program import watched_so_far
-
-_INSIDE = tuple(
-    str(Path(file).parent) + os.sep
-    for file in (torch.__file__, sys.modules["tilevm"].__file__ or "")
-)
 
 
 class Callers(TorchFunctionMode):
@@ -56,6 +49,6 @@ class Callers(TorchFunctionMode):
 def _line() -> str:
     """`model.py:41` of the innermost frame outside of PyTorch and tilevm."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARY):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame else ""
+    return place_of(frame.f_code.co_filename, frame.f_lineno) if frame else ""
