@@ -60,6 +60,14 @@ GRAPHS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
         "graph(x: float32[M, K], w: float32[K, 5])\n  y = matmul x, w\n  z = relu y\n  return z\n",
         {"x": (9, 17), "w": (17, 5)},
     ),
+    "sizes": (
+        "graph(x: int64[N])\n  where u0 in 0..64\n"
+        "  m = amax x, axes=[0]\n"
+        "  n: int, s: opaque[u0] = call m, target=-2\n"
+        "  y = full dtype=float32, shape=[u0, N], value=2.0\n"
+        "  z = mul y, n\n  return z\n",
+        {"x": (5,)},
+    ),
     "calls": (
         "graph(x: float32[M, N], i: int64[K], n: int)\n"
         "  c: float32[M, N] = call x, n, target=0\n"

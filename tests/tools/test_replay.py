@@ -302,8 +302,24 @@ def test_items_of_the_graph_as_text() -> None:
     assert reference.evaluate(graph, np.array(3))[0].tolist() == [2.0] * 3
     with pytest.raises(ShapeError, match="-1"):
         reference.evaluate(graph, np.array(-1))
-    for wrong in ("target=-1", "target=-3", "target=0"):
+    known = text.replace("x: int64[])\n  where u0 in 0..", "x: int64[], z: float32[u0])")
+    assert reference.evaluate(from_text(known), np.array(3), np.ones(3))[0].size == 3
+    with pytest.raises(ShapeError, match="u0 is 4"):
+        reference.evaluate(from_text(known), np.array(3), np.ones(4))
+    for old, wrong in (
+        ("target=-2", "target=-1"),
+        ("target=-2", "target=-3"),
+        ("target=-2", "target=0"),
+        ("s: opaque[u0]", "s: opaque[2*u0]"),
+        ("s: opaque[u0]", "s: opaque[3]"),
+        ("s: opaque[u0]", "s: opaque[]"),
+        ("s: opaque[u0]", "s: opaque[u0, u0]"),
+        ("s: opaque[u0]", "s: int64[u0]"),
+        ("n: int, s: opaque[u0]", "n: int, s: opaque[u0], t: opaque[u0]"),
+        ("call x,", "call x, x,"),
+    ):
+        assert old in text
         with pytest.raises(ParseError):
-            from_text(text.replace("target=-2", wrong))
+            from_text(text.replace(old, wrong))
     with pytest.raises(ParseError, match="not a type"):
         from_text("graph(x: opaque[N])\n  return x\n")

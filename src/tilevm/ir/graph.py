@@ -156,10 +156,11 @@ class GraphBuilder:
         core = [(t.dtype, t.weak, tuple(_core(self.size(s)) for s in t.shape)) for t in types]
         ids = [self._ids[i] for i in inputs]
         if target == ITEM:
-            if len(ids) != 1 or len(types) not in (1, 2):
+            sizes = [(t.dtype, *map(str, t.shape)) for t in types[1:]]
+            named = all(s[0] == OPAQUE and len(s) == 2 and s[1].isidentifier() for s in sizes)
+            if len(ids) != 1 or len(types) not in (1, 2) or not named:
                 raise ValueError("an item is read from one value, and is a number and its size")
-            symbol = core[1][2][0] if len(types) == 2 and len(core[1][2]) == 1 else None
-            first = self.program.item(ids[0], None if symbol is None else str(symbol), line)
+            first = self.program.item(ids[0], sizes[0][1] if sizes else None, line)
         elif target < 0 or any(t.dtype == OPAQUE for t in types):
             raise ValueError(f"there is no call-out {target} with {len(types)} such results")
         else:

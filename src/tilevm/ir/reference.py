@@ -152,7 +152,8 @@ def _run(
         (size,) = node.types[1].shape
         if int(number) < 0:
             raise ShapeError(f"{node.inputs[0]} is {number}, and the size {size} cannot be")
-        env[str(size)] = int(number)
+        if env.setdefault(str(size), int(number)) != int(number):
+            raise ShapeError(f"{node.inputs[0]} is {number}, and {size} is {env[str(size)]}")
         return [_working(number, result.dtype), number]
     if row.name == "call":
         stored = [round_to(x, t.dtype) for x, t in zip(inputs, types, strict=True)]
