@@ -311,3 +311,12 @@ def changed(data: bytes, chance: random.Random) -> bytes:
         else:
             found[at:at] = found[at : at + chance.randint(1, 8)]
     return bytes(found)
+
+
+def test_a_call_out_that_is_not_told(saved: Path) -> None:
+    text = "graph(x: float32[M, N])\n  y: float32[M, N] = call x, target=1\n  return y\n"
+    x = np.ones((2, 3), np.float32)
+    archive.save(saved, from_text(text), [x], targets=["aten.sin.default(a0)"])
+    refused(saved, "calls out number 1")
+    archive.save(saved, from_text(text.replace("=1", "=0")), [x], targets=["aten.sin.default(a0)"])
+    assert archive.load(saved).targets == ("aten.sin.default(a0)",)

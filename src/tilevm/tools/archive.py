@@ -137,6 +137,11 @@ def _read(file: Any) -> Call:
         raise ParseError("note is no text, or targets are no list of texts")
     _check_text(text)
     graph = from_text(text)
+    for node in graph.nodes:
+        if node.op == "call" and node.param("target") >= len(targets):
+            raise ParseError(
+                f"the graph calls out number {node.param('target')}, which is not told"
+            )
     if len(graph.symbols) > MOST_SYMBOLS:
         raise ParseError(f"its sizes have {len(graph.symbols)} names, of at most {MOST_SYMBOLS}")
     with zipfile.ZipFile(io.BytesIO(packed)) as arrays:
