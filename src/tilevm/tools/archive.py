@@ -57,16 +57,18 @@ def save(
     note: str = "",
     targets: Sequence[str] = (),
     more: Mapping[str, str] | None = None,
+    runnable: bool = False,
 ) -> None:
     """Write a call to a file.
 
     called: a graph, what `@tilevm.kernel` made, or a compiled program. inputs: its positional
     arguments: arrays of NumPy or torch, numbers. more: texts for people, by the name of the file.
+    runnable: refuse a program that calls out what `replay` will not find; else its graph is kept.
     Raises: ParseError, if text cannot hold the program; ValueError, if the inputs are too large.
     """
     if hasattr(called, "plan_text"):
         called, targets = lowered(called)
-        for target in targets:
+        for target in targets if runnable else ():
             callout.function(target)
     graph, values = _graph_of(called, inputs)
     arrays = {

@@ -125,7 +125,7 @@ def _explain_capture(
 def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
     told = {"explain.txt": str(found)}
     try:
-        archive.save(Path(path), called, inputs, note="tilevm.explain", more=told)
+        archive.save(Path(path), called, inputs, note="tilevm.explain", more=told, runnable=True)
     except (TilevmError, ValueError, OSError) as error:  # the report is there all the same
         warnings.warn(f"the call is not saved in {path}: {error}", stacklevel=4)
 
