@@ -255,13 +255,5 @@ def _numpy(value: Any, type_: Type) -> Any:
     if type_.weak:
         return value
     if type(value).__module__.partition(".")[0] == "torch":
-        if type_.dtype == "bfloat16":
-            import torch
-
-            bits = value.detach().contiguous().view(torch.int16)
-            return bits.numpy().view(numpy_dtype("bfloat16"))
-        found = value.detach().resolve_conj().numpy()
-        if not np.iscomplexobj(found):
-            return found
-        return np.stack([found.real, found.imag], -1)  # the pairs that programs have
+        return callout.to_array(value)
     return np.asarray(value)

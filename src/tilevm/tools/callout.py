@@ -158,15 +158,16 @@ def _tensor(array: Any) -> Any:
 def _arrays(results: Any) -> list[Any]:
     """What was returned, complex numbers as pairs; without what an operator leaves out."""
     several = isinstance(results, tuple | list)
-    return [_array(value) for value in (results if several else [results]) if value is not None]
+    return [to_array(value) for value in (results if several else [results]) if value is not None]
 
 
-def _array(value: Any) -> Any:
+def to_array(value: Any) -> Any:
+    """A tensor as an array, complex numbers as the pairs that programs have; others as they are."""
     import torch
 
     if not isinstance(value, torch.Tensor):
         return value
-    value = value.resolve_conj().resolve_neg()
+    value = value.detach().resolve_conj().resolve_neg()
     if value.is_complex():
         value = torch.view_as_real(value)
     if value.dtype == torch.bfloat16:
