@@ -11,6 +11,7 @@
 #include <string>
 
 #include "exec/gemm/multiply.h"
+#include "exec/gemm/units.h"
 
 namespace tilevm::bench {
 namespace {
@@ -81,7 +82,10 @@ int main(int argc, char** argv) {
       {64, 768, 768},   {128, 768, 768},   {128, 3072, 768},   {511, 1000, 1000}, {512, 512, 512},
       {512, 512, 64},   {512, 64, 512},    {1024, 1024, 1024}, {1024, 4096, 4096}};
   std::printf("%-18s %-3s", "m x n x k", "");
-  for (int w = 0; w < 6; ++w) std::printf(" %14s", name(static_cast<Way>(w)));
+  constexpr Way kWays[] = {Way::kSweep,    Way::kDots,        Way::kTiles,       Way::kPacked,
+                           Way::kPairDots, Way::kTurnedPairs, Way::kPackedPairs,
+                           Way::kPackedPieces};
+  for (const Way way : kWays) std::printf(" %14s", name(way));
   std::printf("   GFLOP/s (GB/s of B)\n");
   for (const auto& shape : shapes) {
     const Sizes sizes{shape[0], shape[1], shape[2]};
@@ -98,14 +102,17 @@ int main(int argc, char** argv) {
           std::to_string(sizes.m) + "x" + std::to_string(sizes.n) + "x" + std::to_string(sizes.k);
       std::printf("%-18s %-3s", text.c_str(), transposed ? "NT" : "NN");
       const Way chosen = choose(t, sizes, left, right);
-      for (int w = 0; w < 6; ++w) {
-        const Way way = static_cast<Way>(w);
+      for (const Way way : kWays) {
         const bool can = way == Way::kSweep   ? !transposed && sizes.m <= 24
                          : way == Way::kDots  ? transposed && sizes.m <= 128
                          : way == Way::kTiles ? !transposed && storage == Storage::kF32
                          : way == Way::kPairDots
                              ? transposed && storage == Storage::kBF16 && sizes.m <= 128
+                         : way == Way::kTurnedPairs
+                             ? transposed && storage == Storage::kBF16 && units() != nullptr
                          : way == Way::kPackedPairs ? storage == Storage::kBF16
+                         : way == Way::kPackedPieces
+                             ? storage == Storage::kF32 && units() != nullptr
                                                     : true;
         if (!can) {
           std::printf(" %14s", "");

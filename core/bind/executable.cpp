@@ -15,6 +15,7 @@
 #include "bind/gdb.h"
 #include "bind/torch_direct.h"
 #include "eager/engine.h"
+#include "exec/gemm/units.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
 #include "exec/record.h"
@@ -174,17 +175,19 @@ std::unique_ptr<PythonFramework> framework_named(const std::string& name, bool a
 // The interpreter runs what is not native. Throws ValueError.
 schedule::Tier tier_named(const std::string& tier) {
   using exec::native::Target;
+  const bool units = tier == "auto" || tier == "amx";
   Target target = tier == "auto" ? exec::native::best() : Target::kNone;
+  if (tier == "amx" && exec::gemm::units() != nullptr) target = Target::kAvx512;
   for (const Target named : exec::native::kTargets) {
     if (tier == exec::native::name(named)) target = named;
   }
-  if (!exec::native::available(target)) {
+  if (!exec::native::available(target) || (tier == "amx" && target == Target::kNone)) {
     const std::string error = "tier " + tier +
                               ": this processor has no such instructions, or memory may not be "
                               "made executable; use auto or interp";
     throw nb::value_error(error.c_str());
   }
-  return {target, tier == "interp" || tier == "reference"};
+  return {target, tier == "interp" || tier == "reference", units};
 }
 
 using Order = std::optional<std::vector<std::int32_t>>;

@@ -282,7 +282,7 @@ void Executable::pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::Ch
     schedule::Stage& stage = launch.stages[s];
     if (stage.kernel != nullptr || !stage.fixed || !packs(stage.way)) continue;
     std::shared_ptr<const float> memory =
-        packed(frame, chain.stages[s].b, {0, stage.b, stage.n, stage.k, stage.way, tiles.columns},
+        packed(frame, chain.stages[s].b, {0, stage.b, stage.n, stage.k, stage.way, &tiles},
                tiles, threads);
     if (memory) {
       stage.packed = memory.get();

@@ -24,6 +24,8 @@ constexpr std::int64_t kPanelBytes = 256 << 10;
 // Rows of a block, if no panel asks for fewer; so many rows are never divided.
 constexpr std::int64_t kBlockRows = 240;
 constexpr std::int64_t kFewRows = 16;
+// Products by registers of 16 rows take two of them at a time.
+constexpr std::int64_t kUnitRows = 32;
 // Packed factors that are larger are made and used for some columns at a time, where that is
 // possible: they stay in the second cache.
 constexpr std::int64_t kPackedBytes = 512 << 10;
@@ -128,6 +130,9 @@ class Running {
                                  kBlockRows) /
         tiles_.rows * tiles_.rows;
     const std::int64_t groups = batches_ * outer_;
+    const bool units = std::ranges::any_of(launch_.stages, [this](const Stage& stage) {
+      return stage.kernel == nullptr && by_units(tiles_, stage.way);
+    });
     item_rows_ = rows_;
     if (rows_ > kFewRows) {
       item_rows_ = std::min(rows_, most);
@@ -136,6 +141,7 @@ class Running {
           launch_.causal == INT64_MAX ? parts(threads_, groups) : 1;  // items of a batch
       item_rows_ = std::min(item_rows_, std::max(kFewRows, parts(rows_, wanted)));
       item_rows_ = parts(rows_, parts(rows_, item_rows_));
+      if (units) item_rows_ = std::min(rounded_up(item_rows_, kUnitRows), rows_);
     }
     item_batches_ = 1;
     if (item_rows_ == rows_) {
@@ -328,7 +334,7 @@ class Running {
       Matrix part = b, left = a;
       skip_columns(left, part, first);
       const float* packed = products_[s].packed;
-      if (packed != nullptr) packed += packed_offset(products_[s].way, sizes, first);
+      if (packed != nullptr) packed += packed_offset(tiles_, products_[s].way, sizes, first);
       multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k}, left, part, packed,
                     out + first * column_bytes, row_bytes, column_bytes, worker);
     });
@@ -441,15 +447,15 @@ class Running {
 // Columns at a time, so that factors that are packed on the way stay in a cache, and panels do for
 // as many rows as a block has: then a right factor is read once.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
-  std::int64_t depth = 0, width = 0;  // of factors; bytes of a row's column in panels
+  std::int64_t packed = 0, width = 0;  // bytes of a column in packed factors; of a row's in panels
   bool any = false;
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr || stage.packed != nullptr) continue;
-    depth += stage.k;
+    packed += stage.k * exec::gemm::packed_bytes(stage.way);
     any = any || packs(stage.way);
   }
   std::int64_t columns = INT64_MAX;
-  if (any && depth > 0) columns = kPackedBytes / static_cast<std::int64_t>(sizeof(float)) / depth;
+  if (any && packed > 0) columns = kPackedBytes / packed;
   for (const Panel& panel : launch.panels) width += panel.item_bytes;
   const std::int64_t rows = std::min(launch.rows[at(launch.n_rows - 1)], kBlockRows);
   if (width > 0) columns = std::min(columns, kPanelBytes / width / std::max<std::int64_t>(rows, 1));
@@ -480,7 +486,7 @@ class ByColumns {
     const std::int64_t end = std::min(panels_ * (i + 1) / threads_ * tiles_.columns, n_);
     for (std::int64_t first = begin; first < end; first += std::min(step_, end - first)) {
       ChainLaunch part = launch_;
-      narrow(part, first, std::min(step_, end - first));
+      narrow(part, tiles_, first, std::min(step_, end - first));
       const Status status = Running(part, tiles_, 1).run();
       if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
     }
@@ -508,7 +514,8 @@ double flops(const ChainLaunch& launch) noexcept {
 }
 
 const Tiles& tiles_of(std::optional<Tier> tier) noexcept {
-  return exec::gemm::tiles((tier ? *tier : schedule::tier()).target == exec::native::Target::kAvx2);
+  const Tier chosen = tier ? *tier : schedule::tier();
+  return exec::gemm::tiles(chosen.target == exec::native::Target::kAvx2, chosen.units);
 }
 
 void choose_way(Stage& stage, const Tiles& tiles) noexcept {

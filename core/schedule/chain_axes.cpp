@@ -78,11 +78,12 @@ void simplify(ChainLaunch& launch) {
   }
 }
 
-void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
+void narrow(ChainLaunch& launch, const exec::gemm::Tiles& tiles, std::int64_t first,
+            std::int64_t n) {
   for (Stage& stage : launch.stages) {
     if (stage.kernel == nullptr) {
       if (stage.packed != nullptr)
-        stage.packed += packed_offset(stage.way, {0, stage.n, stage.k}, first);
+        stage.packed += packed_offset(tiles, stage.way, {0, stage.n, stage.k}, first);
       skip_columns(stage.a, stage.b, first);
       if (stage.out != nullptr) stage.out += first * stage.out_column;
       stage.n = n;

@@ -10,7 +10,8 @@ namespace tilevm::schedule {
 void simplify(ChainLaunch& launch);
 
 // Columns first .. first + n of a launch that may be divided so.
-void narrow(ChainLaunch& launch, std::int64_t first, std::int64_t n);
+void narrow(ChainLaunch& launch, const exec::gemm::Tiles& tiles, std::int64_t first,
+            std::int64_t n);
 
 // The factors without the product's first columns.
 inline void skip_columns(exec::gemm::Matrix& a, exec::gemm::Matrix& b, std::int64_t count) {

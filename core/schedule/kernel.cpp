@@ -31,7 +31,7 @@ Counters counters;
 using exec::native::Target;
 
 std::atomic<Tier>& chosen_tier() {
-  static std::atomic<Tier> tier{Tier{exec::native::best()}};
+  static std::atomic<Tier> tier{Tier{exec::native::best(), false, true}};
   return tier;
 }
 std::atomic<bool> verify_own{false};

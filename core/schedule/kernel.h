@@ -28,9 +28,10 @@ struct OperandView {
 };
 
 // What kernels are compiled for. `interpret`: that there is no machine code is as it was asked for.
-struct Tier {
+struct alignas(4) Tier {  // atomic without a lock
   exec::native::Target target = exec::native::Target::kNone;
   bool interpret = false;
+  bool units = false;  // products by exec/gemm/units.h, where there are such
 };
 
 // What the process's kernels are compiled for; see set_tier().

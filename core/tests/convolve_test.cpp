@@ -64,6 +64,9 @@ class Convolution {
     Way way = choose(tiles, sizes, a, b_);
     if (!w_.depthwise && b_.count_taps() == 1 && trial_.pick(0, 2) == 0)
       way = b_.row_stride == 1 || sizes.k == 1 ? Way::kDots : Way::kPacked;
+    if (!w_.depthwise && tiles.units != nullptr && storage_ == Storage::kF32 &&
+        trial_.pick(0, 1) == 0)
+      way = Way::kPackedPieces;
     std::vector<float> packed(at(packs(way) ? packed_elements(tiles, way, sizes) : 0), kGap);
     if (packs(way)) exec::gemm::pack(tiles, way, sizes, b_, 0, n_, packed.data());
     std::vector<float> room(at(room_elements(tiles, way, sizes)) + 1);

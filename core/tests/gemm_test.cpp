@@ -30,7 +30,8 @@ using namespace tilevm::testing;
 constexpr Storage kFactors[exec::gemm::kStorages] = {Storage::kF32, Storage::kBF16, Storage::kF16,
                                                      Storage::kI8};
 constexpr Way kWays[] = {Way::kSweep,  Way::kDots,     Way::kTiles,
-                         Way::kPacked, Way::kPairDots, Way::kPackedPairs};
+                         Way::kPacked, Way::kPairDots, Way::kPackedPairs,
+                         Way::kPackedPieces, Way::kTurnedPairs};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGap = -12345.0f;  // what memory around c holds
 
@@ -71,7 +72,12 @@ class Floats {
   Alone bytes_;
 };
 
-enum class Values { kIntegers, kReals, kSpecials };
+enum class Values {
+  kIntegers,
+  kReals,
+  kSpecials,
+  kMagnitudes  // of any exponents in a range, which may reach denormals or the largest; zeros
+};
 enum class Layout {
   kRows,
   kColumns,
@@ -114,6 +120,9 @@ class Factor {
          {1, -r},
          {-2 * c - 1, -2}}}[static_cast<std::size_t>(layout)];
     const int64_t item = storage_bytes(storage);
+    // Products of two factors may be denormals, but sums of them are not infinite.
+    least_ = static_cast<int>(trial.pick(-149, 50));
+    most_ = static_cast<int>(std::min<int64_t>(least_ + trial.choice<int64_t>({2, 40, 180}), 50));
     const bool empty = rows == 0 || columns == 0;
     const int64_t down = (r - 1) * row;
     const int64_t right = (c - 1) * column;
@@ -146,7 +155,7 @@ class Factor {
   std::vector<double> exact;  // rows x columns
 
  private:
-  static Value value(Trial& trial, Values values) {
+  Value value(Trial& trial, Values values) const {
     Value v;
     v.i = trial.pick(1, 9) * trial.choice<int64_t>({-1, 1});
     v.f = static_cast<double>(v.i);
@@ -154,6 +163,12 @@ class Factor {
       v.i = trial.pick(-128, 127);
       v.f = std::uniform_real_distribution<double>(0.25, 2.0)(trial.random) *
             trial.choice<double>({-1, 1});
+    }
+    if (values == Values::kMagnitudes) {
+      const double x = std::uniform_real_distribution<double>(1.0, 2.0)(trial.random);
+      v.f = std::ldexp(x, static_cast<int>(trial.pick(least_, most_))) *
+            trial.choice<double>({-1, 1, 1, 0});
+      v.i = trial.pick(-128, 127);
     }
     if (values == Values::kSpecials && trial.pick(0, 60) == 0) {
       constexpr double kInfinity = std::numeric_limits<double>::infinity();
@@ -163,6 +178,7 @@ class Factor {
     return v;
   }
   std::unique_ptr<Alone> memory_;
+  int least_, most_;  // exponents
 };
 
 // The product in double precision, and how much rounding may move it.
@@ -172,8 +188,8 @@ struct Judge {
 
   Judge(const Sizes& s, const Factor& a, const Factor& b, Values values)
       : exact(static_cast<std::size_t>(s.m * s.n)), slack(exact.size()) {
-    const double rounding =
-        values == Values::kReals ? std::ldexp(static_cast<double>(s.k + 8), -24) : 0;
+    const bool rounds = values == Values::kReals || values == Values::kMagnitudes;
+    const double rounding = rounds ? std::ldexp(static_cast<double>(s.k + 8), -24) : 0;
     for (int64_t i = 0; i < s.m; ++i) {
       double* sums = exact.data() + i * s.n;
       double* most = slack.data() + i * s.n;
@@ -184,6 +200,9 @@ struct Judge {
         if (rounding == 0) continue;
         for (int64_t j = 0; j < s.n; ++j) most[j] += rounding * std::fabs(x * row[j]);
       }
+      if (values != Values::kMagnitudes) continue;
+      // Each sum may be a denormal.
+      for (int64_t j = 0; j < s.n; ++j) most[j] += std::ldexp(static_cast<double>(s.k), -149);
     }
   }
 
@@ -239,7 +258,9 @@ class Product {
 };
 
 bool applicable(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b) {
-  if (way == Way::kPairDots || way == Way::kPackedPairs) {
+  if (way == Way::kPackedPieces) return tiles.units != nullptr;
+  if (way == Way::kTurnedPairs && tiles.units == nullptr) return false;
+  if (way == Way::kPairDots || way == Way::kPackedPairs || way == Way::kTurnedPairs) {
     const bool brain = a.storage == Storage::kBF16 && b.storage == Storage::kBF16;
     if (!brain || tiles.lanes != 16 || exec::gemm::brain_tiles() == nullptr) return false;
   }
@@ -286,6 +307,8 @@ void products(Trial& trial, const Sizes& sizes, Storage of_a, Storage of_b, Layo
   multiply_every_way(tiles(), trial, sizes, a, b, judge, name);
   if (&tiles(true) != &tiles())
     multiply_every_way(tiles(true), trial, sizes, a, b, judge, name + ", narrow");
+  if (&tiles(false, false) != &tiles())
+    multiply_every_way(tiles(false, false), trial, sizes, a, b, judge, name + ", no units");
 }
 
 void random_products(Trial& trial, const Sizes& sizes, const std::string& about) {
@@ -294,8 +317,13 @@ void random_products(Trial& trial, const Sizes& sizes, const std::string& about)
   };
   const auto storage = [&] { return kFactors[trial.pick(0, exec::gemm::kStorages - 1)]; };
   const Layout usual = trial.choice({Layout::kRows, Layout::kColumns, layout()});
-  products(trial, sizes, trial.choice({Storage::kF32, storage()}), storage(), layout(), usual,
-           static_cast<Values>(trial.pick(0, 2)), about);
+  auto values = static_cast<Values>(trial.pick(0, 3));
+  // Narrower types have not so many exponents; products of pairs take denormals for zero.
+  const Storage of_a = values == Values::kMagnitudes ? Storage::kF32
+                                                     : trial.choice({Storage::kF32, storage()});
+  const Storage of_b = values == Values::kMagnitudes ? Storage::kF32 : storage();
+  products(trial, sizes, of_a, of_b, layout(), usual,
+           values, about);
 }
 
 void small_products() {

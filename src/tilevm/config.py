@@ -73,9 +73,10 @@ KNOBS: tuple[Knob, ...] = (
         str,
         "auto",
         "What runs the bytecode. auto: machine code for the widest vectors there are, else the "
-        "interpreter. avx512, avx2, neon: the same for these, refused on a processor without them. "
+        "interpreter. amx, avx512, avx2, neon: the same for these, refused on a processor without "
+        "them; amx is avx512 with matrix products by its registers of 16 rows. "
         "reference: kernels run as their graph's meaning in NumPy.",
-        ("auto", "avx512", "avx2", "neon", "interp", "reference"),
+        ("auto", "amx", "avx512", "avx2", "neon", "interp", "reference"),
         local=True,
     ),
     Knob(

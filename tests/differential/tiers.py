@@ -25,8 +25,13 @@ def runs(tier: str) -> bool:
         return False
 
 
-# auto: machine code for the widest vectors there are.
-TIERS = ("interp", "auto", *(["avx2"] if runs("avx2") and runs("avx512") else []))
+# auto: machine code for the widest vectors there are, products by AMX if it is there.
+TIERS = (
+    "interp",
+    "auto",
+    *(["avx512"] if runs("amx") else []),
+    *(["avx2"] if runs("avx2") and runs("avx512") else []),
+)
 
 # Layouts ----------------------------------------------------------------------------------------
 

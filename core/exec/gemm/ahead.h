@@ -19,7 +19,7 @@ struct Factor {
   Matrix b{};  // k x n
   std::int64_t n = 0, k = 0;
   Way way = Way::kPacked;
-  int columns = 0;  // Tiles::columns
+  const Tiles* tiles = nullptr;
 
   bool operator==(const Factor&) const = default;
 };

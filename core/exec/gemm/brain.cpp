@@ -147,6 +147,9 @@ void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t p
   const auto mask = static_cast<__mmask32>((std::uint64_t{1} << columns) - 1);
   for (std::int64_t p = 0; p < pairs; ++p) {
     const Brain* row = from + 2 * p * from_stride;
+    // The same rows of the next panel, which no processor foresees.
+    _mm_prefetch(row + kWidth, _MM_HINT_T0);
+    _mm_prefetch(row + from_stride + kWidth, _MM_HINT_T0);
     const __m512i first = _mm512_maskz_loadu_epi16(mask, row);
     const __m512i second = _mm512_maskz_loadu_epi16(mask, row + from_stride);
     Brain* target = to + p * 2 * kWidth;

@@ -1,6 +1,7 @@
 // Elements of factors where they lie.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -29,6 +30,19 @@ inline float read(const std::byte* from, const Tiles& tiles, Storage storage) {
   float value;
   tiles.copy[index(storage)](from, 0, &value, 0, 1, 1);
   return value;
+}
+
+// to (float32, rows x columns) = the block of x that begins at (row, column). Neither windows nor
+// taps.
+void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t column,
+          std::int64_t rows, std::int64_t columns, float* to, std::int64_t to_stride);
+
+inline std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
+inline std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return parts(x, to) * to; }
+
+// Of `count` rows in blocks of at most `most`, those of a block: all alike, up to one.
+inline std::int64_t even(std::int64_t count, std::int64_t most) {
+  return parts(count, std::max<std::int64_t>(parts(count, most), 1));
 }
 
 }  // namespace tilevm::exec::gemm

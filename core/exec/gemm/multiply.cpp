@@ -3,11 +3,29 @@
 #include <algorithm>
 #include <cstring>
 
+#include "exec/gemm/arranged.h"
 #include "exec/gemm/brain.h"
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
+#include "exec/gemm/units.h"
 
 namespace tilevm::exec::gemm {
+
+void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t column,
+          std::int64_t rows, std::int64_t columns, float* to, std::int64_t to_stride) {
+  const std::byte* from = element(x, row, column);
+  if (x.column_stride == 1 || columns == 1) {
+    tiles.copy[index(x.storage)](from, x.row_stride, to, to_stride, rows, columns);
+  } else if (x.row_stride == 1 || rows == 1) {
+    tiles.transpose[index(x.storage)](from, x.column_stride, to, to_stride, rows, columns);
+  } else {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < columns; ++j)
+        to[i * to_stride + j] = read(element(x, row + i, column + j), tiles, x.storage);
+    }
+  }
+}
+
 namespace {
 
 // A panel of B is kDepth x 2 vectors, in the first cache; a block of A is kBlockRows x kDepth, in
@@ -26,30 +44,13 @@ constexpr std::int64_t kDotRows = 128;
 constexpr std::int64_t kPairDotRows = 48;
 constexpr std::int64_t kSweepsBeforePacking = 16;
 constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
-
-std::int64_t rounded_up(std::int64_t x, std::int64_t to) { return (x + to - 1) / to * to; }
-std::int64_t parts(std::int64_t x, std::int64_t most) { return (x + most - 1) / most; }
-
-// Of `count` rows in tiles of at most `most`, those of a tile: all alike, up to one.
-std::int64_t even(std::int64_t count, std::int64_t most) {
-  return parts(count, std::max<std::int64_t>(parts(count, most), 1));
-}
-
-// to (float32, rows x columns) = the block of x that begins at (row, column).
-void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t column,
-          std::int64_t rows, std::int64_t columns, float* to, std::int64_t to_stride) {
-  const std::byte* from = element(x, row, column);
-  if (x.column_stride == 1 || columns == 1) {
-    tiles.copy[index(x.storage)](from, x.row_stride, to, to_stride, rows, columns);
-  } else if (x.row_stride == 1 || rows == 1) {
-    tiles.transpose[index(x.storage)](from, x.column_stride, to, to_stride, rows, columns);
-  } else {
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t j = 0; j < columns; ++j)
-        to[i * to_stride + j] = read(element(x, row + i, column + j), tiles, x.storage);
-    }
-  }
-}
+// The same where there are units.h.
+constexpr std::int64_t kSweepsBeforeUnits = 8;
+constexpr std::int64_t kPairDotsBeforeUnits = 2;
+constexpr std::int64_t kTurnedRows = 384;
+constexpr std::int64_t kPieceRows = 96;
+constexpr std::int64_t kPieceRowsAhead = 40;
+constexpr std::int64_t kPieceColumns = 96;
 
 // A block of A as tiles read it: where it is, or a copy in room.
 struct Rows {
@@ -280,25 +281,10 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
   }
 }
 
-void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
-                std::int64_t count, Brain* packed) {
-  const std::int64_t width = tiles.columns;
-  const std::int64_t step = pair_step(sizes.k);
-  for (std::int64_t p = 0; p < sizes.k; p += step) {
-    const std::int64_t depth = std::min(step, sizes.k - p);
-    for (std::int64_t j = first; j < first + count; j += width) {
-      Brain* panel = packed + j * rounded_up(sizes.k, 2) + p * width;
-      const std::int64_t columns = std::min(width, sizes.n - j);
-      if (columns < width) std::fill_n(panel, rounded_up(depth, 2) * width, Brain{0});
-      pack_panel(tiles, b, p, j, depth, columns, panel);
-    }
-  }
-}
-
 void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                            const Brain* packed, float* room, float* c, std::int64_t c_stride) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), 2);
+  const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), pair_rows(tiles));
   const std::int64_t step = pair_step(sizes.k);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
@@ -336,15 +322,58 @@ void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, fl
   }
 }
 
+// Whether it reads panels of pairs.
+bool of_panels(Way way) { return way == Way::kPackedPairs || way == Way::kPackedPieces; }
+
 }  // namespace
+
+void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+                std::int64_t count, Brain* packed) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t step = pair_step(sizes.k);
+  for (std::int64_t p = 0; p < sizes.k; p += step) {
+    const std::int64_t depth = std::min(step, sizes.k - p);
+    for (std::int64_t j = first; j < first + count; j += width) {
+      Brain* panel = packed + j * rounded_up(sizes.k, pair_rows(tiles)) + p * width;
+      const std::int64_t columns = std::min(width, sizes.n - j);
+      const std::int64_t end = p + depth == sizes.k ? rounded_up(sizes.k, pair_rows(tiles)) : p + step;
+      const std::int64_t rows = end - p;
+      if (columns < width) {
+        std::fill_n(panel, rows * width, Brain{0});
+      } else {
+        const std::int64_t first_row = depth / 2 * 2;  // that is not written as a whole
+        std::fill_n(panel + first_row * width, (rows - first_row) * width, Brain{0});
+      }
+      pack_panel(tiles, b, p, j, depth, columns, panel);
+    }
+  }
+}
+
+bool by_units(const Tiles& tiles, Way way) {
+  return tiles.units != nullptr && (of_panels(way) || way == Way::kTurnedPairs);
+}
 
 const char* name(Way way) {
   constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",    "packed",
-                                    "pair dots", "packed pairs", "channels", "windows"};
+                                    "pair dots", "packed pairs", "channels", "windows",
+                                    "packed pieces", "turned pairs"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
-// Measured with core/bench/gemm_bench.cpp on AMD Zen 4; the crossings are flat. Where B is packed
+namespace {
+
+// Whether products of float32 are quicker in pieces of bfloat16: where many rows meet many columns,
+// since it costs to make them.
+bool in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+               bool ahead) {
+  if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return false;
+  return tiles.units != nullptr && sizes.n >= kPieceColumns && sizes.k >= kUnitDepth &&
+         sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows);
+}
+
+}  // namespace
+
+// Measured with core/bench/gemm_bench.cpp on AMD Zen 4, what is by units.h on an Intel Xeon; the crossings are flat. Where B is packed
 // ahead, that is quicker from a few rows on, but for narrower storages: what they become as
 // float32 is as quick in a cache, and slower where B comes from memory.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
@@ -355,12 +384,20 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
   if (pairs) {
     if (b.count_taps() > 1) return Way::kPackedPairs;
     const bool rows = b.column_stride == 1 && sizes.n > 1;
+    if (tiles.units != nullptr) {
+      if (ahead) return Way::kPackedPairs;
+      if (rows && sizes.m <= kSweepsBeforeUnits) return Way::kSweep;
+      if (rows || b.row_stride != 1 || sizes.m > kTurnedRows || a.windows != nullptr)
+        return Way::kPackedPairs;
+      return sizes.m <= kPairDotsBeforeUnits && sizes.k >= 128 ? Way::kPairDots : Way::kTurnedPairs;
+    }
     if (ahead && (rows || sizes.m > kPairDotsAhead)) return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
     if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
       return Way::kPairDots;
     return Way::kPackedPairs;
   }
+  if (in_pieces(tiles, sizes, a, b, ahead)) return Way::kPackedPieces;
   if (b.count_taps() > 1) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
@@ -381,17 +418,19 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
 }
 
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
-  const std::int64_t k = way == Way::kPackedPairs ? (sizes.k + 1) / 2 : sizes.k;
-  return rounded_up(sizes.n, tiles.columns) * k;
+  if (of_panels(way)) return parts(sizes.n, kUnitColumns) * panel_elements(tiles, way, sizes.k);
+  return rounded_up(sizes.n, tiles.columns) * sizes.k;
 }
 
-std::int64_t packed_offset(Way way, const Sizes& sizes, std::int64_t first) {
+std::int64_t packed_offset(const Tiles& tiles, Way way, const Sizes& sizes, std::int64_t first) {
   const std::int64_t rows = sizes.packed_rows();
-  return first * (way == Way::kPackedPairs ? (rows + 1) / 2 : rows);
+  if (of_panels(way)) return first / kUnitColumns * panel_elements(tiles, way, rows);
+  return first * rows;
 }
 
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   if (way == Way::kEach) return 0;
+  if (by_units(tiles, way)) return arranged_room(tiles, way, sizes);
   const bool all_of_k = way == Way::kSweep || way == Way::kDots || way == Way::kPairDots;
   const std::int64_t depth =
       all_of_k ? sizes.k : std::min(sizes.k, way == Way::kPackedPairs ? kPairDepth : kDepth);
@@ -405,6 +444,7 @@ void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std:
           std::int64_t count, float* packed) {
   if (way == Way::kPackedPairs)
     return pack_pairs(tiles, sizes, b, first, count, reinterpret_cast<Brain*>(packed));
+  if (way == Way::kPackedPieces) return pack_pieces(tiles, sizes, b, first, count, packed);
   const std::int64_t width = tiles.columns;
   float* panels = packed + first * sizes.k;
   if (b.count_taps() > 1) return pack_taps(tiles, sizes, b, first, count, packed);
@@ -428,7 +468,12 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
     for (std::int64_t i = 0; i < sizes.m; ++i) std::fill_n(c + i * c_stride, sizes.n, 0.0f);
     return;
   }
+  if (way == Way::kTurnedPairs) return multiply_turned(tiles, sizes, a, b, room, c, c_stride);
+  if (by_units(tiles, way))
+    return multiply_arranged(tiles, way, sizes, a, b, packed, room, c, c_stride);
   switch (way) {
+    case Way::kPackedPieces:  // these are by units alone
+    case Way::kTurnedPairs:
     case Way::kSweep:
       return multiply_sweep(tiles, sizes, a, b, room, c, c_stride);
     case Way::kDots:

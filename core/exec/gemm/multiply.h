@@ -44,12 +44,21 @@ enum class Way : std::uint8_t {
   kPairDots,     // as kDots and kPacked, of bfloat16 by bfloat16, by instructions that multiply
   kPackedPairs,  // pairs; see brain.h
   kEach,         // each column by itself: depthwise convolutions
-  kWindows       // B is windows of an image: a panel is copied for some of A at a time
+  kWindows,      // B is windows of an image: a panel is copied for some of A at a time
+  kPackedPieces,  // as kPackedPairs, of float32 in pieces of bfloat16; see units.h
+  kTurnedPairs    // as kPairDots, by units.h
 };
 inline bool packs(Way way) {
-  return way == Way::kPacked || way == Way::kPackedPairs || way == Way::kEach;
+  return way == Way::kPacked || way == Way::kPackedPairs || way == Way::kEach ||
+         way == Way::kPackedPieces;
 }
 const char* name(Way way);
+// Whether it is by units.h.
+bool by_units(const Tiles& tiles, Way way);
+// Bytes of an element of B, packed.
+inline std::int64_t packed_bytes(Way way) {
+  return way == Way::kPackedPairs ? 2 : way == Way::kPackedPieces ? 6 : 4;
+}
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
 // are, not where. ahead: b is packed already, if the way packs.
@@ -61,7 +70,8 @@ std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes);
 
 // Where in it column `first` begins, a multiple of tiles.columns.
-std::int64_t packed_offset(Way way, const Sizes& sizes, std::int64_t first);
+std::int64_t packed_offset(const Tiles& tiles, Way way, const Sizes& sizes,
+                           std::int64_t first);
 
 // Packs columns first .. first + count of b, where first is a multiple of tiles.columns.
 void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,

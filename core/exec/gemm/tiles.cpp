@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "exec/gemm/units.h"
 #include "exec/interp/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -523,7 +524,7 @@ namespace tilevm::exec::gemm {
 
 HWY_EXPORT(make);
 
-const Tiles& tiles(bool narrow) {
+const Tiles& tiles(bool narrow, bool with_units) {
   static const Tiles best = HWY_DYNAMIC_DISPATCH(make)();
 #if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
   if (narrow && best.lanes > 8) {
@@ -532,6 +533,14 @@ const Tiles& tiles(bool narrow) {
   }
 #endif
   (void)narrow;
+  if (with_units && best.lanes == 16 && units() != nullptr) {
+    static const Tiles more = [] {
+      Tiles tiles = best;
+      tiles.units = units();
+      return tiles;
+    }();
+    return more;
+  }
   return best;
 }
 

@@ -61,6 +61,8 @@ struct EachBlock {
   std::int64_t n;
 };
 
+struct Units;  // see units.h
+
 struct Tiles {
   int lanes;    // of a vector of float32
   int rows;     // the most rows of a tile
@@ -84,9 +86,10 @@ struct Tiles {
                                std::int64_t to_stride, std::int64_t rows, std::int64_t columns);
   // By storage of the image.
   void (*each[kStorages])(const EachBlock& block);
+  const Units* units = nullptr;  // if these are to be used, and there are such
 };
 
-// Those of this processor; narrow: with vectors of at most 256 bits.
-const Tiles& tiles(bool narrow = false);
+// Those of this processor; narrow: with vectors of at most 256 bits; units: with units.h.
+const Tiles& tiles(bool narrow = false, bool units = true);
 
 }  // namespace tilevm::exec::gemm

@@ -1,0 +1,364 @@
+#include "exec/gemm/arranged.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "exec/gemm/convolve.h"
+#include "exec/gemm/factors.h"
+#include "exec/gemm/units.h"
+
+namespace tilevm::exec::gemm {
+namespace {
+
+// A panel of B as deep as this is in the first cache, a block of A in the second.
+constexpr std::int64_t kPairDepth = 512;
+constexpr std::int64_t kPieceDepth = 256;
+constexpr std::int64_t kBlockRows = 256;
+constexpr std::int64_t kPanelRows = 2 * kUnitRows;
+// Panels that are together larger come from further away, and are fetched while many rows meet the
+// one before.
+constexpr std::int64_t kSecondCache = 1 << 20;
+constexpr std::int64_t kFarRows = 96;
+// Of products by float32 in place of pieces.
+constexpr std::int64_t kMendDepth = 256;
+constexpr std::int64_t kMendStride = kMendDepth + 16;
+
+std::int64_t pieces_of(Way way) { return way == Way::kPackedPieces ? kPieces : 1; }
+std::int64_t depth_of(Way way) { return way == Way::kPackedPieces ? kPieceDepth : kPairDepth; }
+
+// The range of a panel of pieces is what it ends with.
+constexpr std::int64_t kRangeElements = 16;
+static_assert(sizeof(Range) <= kRangeElements * sizeof(float));
+
+// Rows of A as registers take them: where they lie, or in `room`.
+class Arranged {
+ public:
+  Arranged(const Tiles& tiles, const Units& units, Way way, const Matrix& a, float* room)
+      : tiles_(tiles), units_(units), way_(way), a_(a), room_(room) {}
+
+  // Rows i0 .. i0 + rows, elements p .. p + depth of each.
+  void take(std::int64_t i0, std::int64_t rows, std::int64_t p, std::int64_t depth) {
+    next_ = parts(depth, kUnitDepth) * kUnitElements * pieces_of(way_);
+    whole_ = 0;
+    auto* const to = reinterpret_cast<Brain*>(room_);
+    float* const copied = room_ + parts(rows, kUnitRows) * next_ / 2;
+    if (way_ == Way::kPackedPieces) {
+      take_floats(i0, rows, p, depth, copied, to);
+    } else {
+      take_pairs(i0, rows, p, depth, reinterpret_cast<Brain*>(copied), to);
+    }
+  }
+  // Up to kPanelRows of them, from row i on.
+  UnitBlock from(std::int64_t i) const {
+    UnitBlock block{};
+    if (i < whole_) {
+      block.a = lies_ + i * a_.row_stride;
+      block.a_stride = a_.row_stride;
+      block.a_step = kUnitDepth;
+      block.a_next = kUnitRows * a_.row_stride;
+    } else {
+      block.a = reinterpret_cast<const Brain*>(room_) + (i - whole_) / kUnitRows * next_;
+      block.a_stride = kUnitDepth;
+      block.a_step = kUnitElements * pieces_of(way_);
+      block.a_next = next_;
+    }
+    return block;
+  }
+  const Range& range(std::int64_t i) const { return ranges_[at(i)]; }
+  void forget_ranges() { ranges_.fill(Range()); }
+
+ private:
+  void take_floats(std::int64_t i0, std::int64_t rows, std::int64_t p, std::int64_t depth,
+                   float* copied, Brain* to) {
+    const bool plain = a_.windows == nullptr;
+    if (plain && a_.column_stride == 1 && a_.storage == Storage::kF32) {
+      const auto* from = reinterpret_cast<const float*>(element(a_, i0, p));
+      return units_.split(from, a_.row_stride, rows, depth, to, ranges_.data());
+    }
+    const std::int64_t stride = rounded_up(depth, kUnitDepth) + 16;
+    if (plain) {
+      gemm::take(tiles_, a_, i0, p, rows, depth, copied, stride);
+    } else {
+      copy_windows(tiles_, a_, i0, rows, p, depth, copied, stride);
+    }
+    units_.split(copied, stride, rows, depth, to, ranges_.data());
+  }
+
+  void take_pairs(std::int64_t i0, std::int64_t rows, std::int64_t p, std::int64_t depth,
+                  Brain* copied, Brain* to) {
+    const bool plain = a_.windows == nullptr;
+    if (plain && a_.column_stride == 1) {
+      lies_ = reinterpret_cast<const Brain*>(element(a_, i0, p));
+      if (depth % kUnitDepth == 0) whole_ = rows / kPanelRows * kPanelRows;
+      return units_.arrange(lies_ + whole_ * a_.row_stride, a_.row_stride, rows - whole_, depth, to);
+    }
+    const std::int64_t stride = rounded_up(depth, kUnitDepth) + kUnitDepth;
+    if (plain) {
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const auto* from = reinterpret_cast<const Brain*>(element(a_, i0 + i, p));
+        for (std::int64_t q = 0; q < depth; ++q)
+          copied[i * stride + q] = from[q * a_.column_stride];
+      }
+    } else {
+      copy_windows(a_, i0, rows, p, depth, copied, stride);
+    }
+    units_.arrange(copied, stride, rows, depth, to);
+  }
+
+  const Tiles& tiles_;
+  const Units& units_;
+  Way way_;
+  const Matrix& a_;
+  float* room_;
+  const Brain* lies_ = nullptr;  // a row that is not in room
+  std::int64_t whole_ = 0;       // such rows
+  std::int64_t next_ = 0;        // in room, from 16 rows to the next
+  std::array<Range, kBlockRows> ranges_{};
+};
+
+// Rows of c whose factors are not in_pieces(), by products of float32.
+class Mending {
+ public:
+  Mending(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, float* room,
+          float* c, std::int64_t c_stride)
+      : tiles_(tiles), sizes_(sizes), a_(a), b_(b), room_(room), c_(c), c_stride_(c_stride) {}
+
+  // Columns of one panel, rows i0 .. i0 + rows of which `wrong(i)` tells some.
+  template <class Wrong>
+  void panel(std::int64_t j, std::int64_t i0, std::int64_t rows, const Wrong& wrong) {
+    const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes_.n - j);
+    const std::int64_t step = even(sizes_.k, kMendDepth);
+    float* const left = room_ + kMendDepth * kUnitColumns;
+    for (std::int64_t p = 0; p < sizes_.k; p += step) {
+      const std::int64_t depth = std::min(step, sizes_.k - p);
+      std::fill_n(room_, depth * kUnitColumns, 0.0f);
+      take_columns(p, j, depth, columns);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        if (!wrong(i)) continue;
+        if (a_.windows != nullptr) {
+          copy_windows(tiles_, a_, i0 + i, 1, p, depth, left, kMendStride);
+        } else {
+          take(tiles_, a_, i0 + i, p, 1, depth, left, kMendStride);
+        }
+        tiles_.tile[1]({left, kMendStride, room_, kUnitColumns, c_ + (i0 + i) * c_stride_ + j,
+                        c_stride_, depth, columns, p > 0});
+      }
+    }
+  }
+
+ private:
+  void take_columns(std::int64_t p, std::int64_t j, std::int64_t depth, std::int64_t columns) {
+    if (b_.count_taps() == 1) return take(tiles_, b_, p, j, depth, columns, room_, kUnitColumns);
+    for (std::int64_t q = 0; q < depth; ++q) {
+      for (std::int64_t i = 0; i < columns; ++i)
+        room_[q * kUnitColumns + i] = read(element(b_, p + q, j + i), tiles_, b_.storage);
+    }
+  }
+
+  const Tiles& tiles_;
+  const Sizes& sizes_;
+  const Matrix& a_;
+  const Matrix& b_;
+  float* room_;
+  float* c_;
+  std::int64_t c_stride_;
+};
+
+// The last step of a panel of which only some rows are used, the others zero.
+const Brain* cut(const Brain* step, std::int64_t pieces, std::int64_t rows, Brain* to) {
+  std::memcpy(to, step, at(pieces * 2 * kUnitElements) * sizeof(Brain));
+  for (std::int64_t q = 0; q < pieces; ++q) {
+    for (std::int64_t row = rows; row < kUnitDepth; ++row) {
+      const std::int64_t of_pair = pieces == 1 ? row % 2 : row / kUnitRows;
+      const std::int64_t pair_row = pieces == 1 ? row / 2 : row % kUnitRows;
+      Brain* pair = to + q * 2 * kUnitElements + pair_row * 2 * kUnitColumns + of_pair;
+      for (std::int64_t j = 0; j < kUnitColumns; ++j) pair[2 * j] = 0;
+    }
+  }
+  return to;
+}
+
+}  // namespace
+
+std::int64_t pair_rows(const Tiles& tiles) { return tiles.units == nullptr ? 2 : kUnitDepth; }
+
+std::int64_t panel_elements(const Tiles& tiles, Way way, std::int64_t k) {
+  if (way == Way::kPackedPieces)
+    return rounded_up(k, kUnitDepth) * kUnitColumns * kPieces / 2 + kRangeElements;
+  return rounded_up(k, pair_rows(tiles)) * kUnitColumns / 2;
+}
+
+std::int64_t arranged_room(const Tiles& tiles, Way way, const Sizes& sizes) {
+  if (way == Way::kTurnedPairs)
+    return (rounded_up(sizes.m, kUnitColumns) + kPanelRows) * rounded_up(sizes.k, kUnitDepth) / 2;
+  const std::int64_t rows = rounded_up(std::min(sizes.m, kBlockRows), kUnitRows);
+  const std::int64_t depth = rounded_up(std::min(sizes.k, depth_of(way)), kUnitDepth);
+  const std::int64_t arranged = rows * depth * pieces_of(way) / 2 + rows * (depth + kUnitDepth);
+  return std::max(arranged, kMendDepth * kUnitColumns + kMendStride + tiles.lanes);
+}
+
+void pack_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+                 std::int64_t count, float* packed) {
+  const Units& unit = *tiles.units;
+  const std::int64_t panel = panel_elements(tiles, Way::kPackedPieces, sizes.k);
+  const std::int64_t steps = parts(sizes.k, kUnitDepth);
+  alignas(64) std::array<float, kUnitDepth * kUnitColumns> block;
+  for (std::int64_t j = first; j < first + count; j += kUnitColumns) {
+    float* const to = packed + j / kUnitColumns * panel;
+    const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes.n - j);
+    // Taps are packed as float32 at the end of the panel, in front of which pieces then grow.
+    float* const floats = to + panel - steps * kUnitDepth * kUnitColumns;
+    const bool taps = b.count_taps() > 1;
+    if (taps) pack_taps(tiles, sizes, b, j, columns, floats - j * sizes.k);
+    Range range;
+    for (std::int64_t s = 0; s < steps; ++s) {
+      const std::int64_t p = s * kUnitDepth;
+      const std::int64_t depth = std::min<std::int64_t>(kUnitDepth, sizes.k - p);
+      auto* const target = reinterpret_cast<Brain*>(to) + s * kPieces * 2 * kUnitElements;
+      const bool whole = depth == kUnitDepth && columns == kUnitColumns;
+      if (whole && !taps && b.column_stride == 1 && b.storage == Storage::kF32) {
+        const auto* from = reinterpret_cast<const float*>(element(b, p, j));
+        range.add(unit.split_panel(from, b.row_stride, target));
+        continue;
+      }
+      if (!whole) block.fill(0.0f);
+      if (taps) {
+        std::memcpy(block.data(), floats + p * kUnitColumns,
+                    at(depth * kUnitColumns) * sizeof(float));
+      } else {
+        take(tiles, b, p, j, depth, columns, block.data(), kUnitColumns);
+      }
+      range.add(unit.split_panel(block.data(), kUnitColumns, target));
+    }
+    std::memcpy(to + panel - kRangeElements, &range, sizeof(range));
+  }
+}
+
+void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a,
+                       const Matrix& b, const float* packed, float* room, float* c,
+                       std::int64_t c_stride) {
+  const Units& unit = *tiles.units;
+  const std::int64_t pieces = pieces_of(way);
+  const std::int64_t panel = panel_elements(tiles, way, sizes.packed_rows());
+  const std::int64_t step = rounded_up(even(sizes.k, depth_of(way)), kUnitDepth);
+  const bool some = sizes.packed_rows() > sizes.k && sizes.k % kUnitDepth != 0;
+  const bool far =
+      sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kSecondCache;
+  const auto run = way == Way::kPackedPieces ? unit.multiply_pieces : unit.multiply;
+  const std::int64_t block_rows = even(sizes.m, kBlockRows);
+  Arranged rows_of(tiles, unit, way, a, room);
+  alignas(64) std::array<Brain, kPieces * 2 * kUnitElements> edge;
+  for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
+    const std::int64_t rows = std::min(block_rows, sizes.m - i0);
+    rows_of.forget_ranges();
+    unit.begin();
+    for (std::int64_t p = 0; p < sizes.k; p += step) {
+      const std::int64_t depth = std::min(step, sizes.k - p);
+      const std::int64_t steps = parts(depth, kUnitDepth);
+      const bool last = some && p + depth == sizes.k;
+      const std::int64_t whole = steps - last;
+      rows_of.take(i0, rows, p, depth);
+      for (std::int64_t j = 0; j < sizes.n; j += kUnitColumns) {
+        const auto* from = reinterpret_cast<const Brain*>(packed + j / kUnitColumns * panel) +
+                           p * kUnitColumns * pieces;
+        const Brain* const end =
+            last ? cut(from + whole * pieces * 2 * kUnitElements, pieces, depth % kUnitDepth,
+                       edge.data())
+                 : nullptr;
+        for (std::int64_t i = 0; i < rows; i += kPanelRows) {
+          UnitBlock block = rows_of.from(i);
+          block.b = from;
+          block.steps = whole;
+          block.c = c + (i0 + i) * c_stride + j;
+          block.c_stride = c_stride;
+          block.rows = static_cast<int>(std::min(kPanelRows, rows - i));
+          block.columns = static_cast<int>(std::min<std::int64_t>(kUnitColumns, sizes.n - j));
+          block.add = p > 0;
+          if (far && j + kUnitColumns < sizes.n) {
+            block.lines = static_cast<int>(parts(pieces * 2 * kUnitRows, parts(rows, kPanelRows)));
+            block.next = from + panel * 2 + i / kPanelRows * steps * block.lines * kUnitDepth;
+          }
+          if (whole > 0) run(block);
+          if (!last) continue;
+          block.a += whole * block.a_step;
+          block.b = end;
+          block.steps = 1;
+          block.add = p > 0 || whole > 0;
+          run(block);
+        }
+      }
+    }
+    unit.end();
+    if (way != Way::kPackedPieces) continue;
+    Range all;
+    for (std::int64_t i = 0; i < rows; ++i) all.add(rows_of.range(i));
+    Mending mending(tiles, sizes, a, b, room, c, c_stride);
+    for (std::int64_t j = 0; j < sizes.n; j += kUnitColumns) {
+      Range of;
+      std::memcpy(static_cast<void*>(&of), packed + j / kUnitColumns * panel + panel - kRangeElements, sizeof(of));
+      if (in_pieces(all, of, sizes.k)) continue;
+      mending.panel(j, i0, rows, [&](std::int64_t i) {
+        return !in_pieces(rows_of.range(i), of, sizes.k);
+      });
+    }
+  }
+}
+
+// C^T = B^T A^T: columns of B, which are contiguous, are rows that registers take as they lie, and
+// rows of A, which are few, are panels.
+void multiply_turned(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                     float* room, float* c, std::int64_t c_stride) {
+  const Units& unit = *tiles.units;
+  const std::int64_t depth = rounded_up(sizes.k, kUnitDepth), panel = depth * kUnitColumns;
+  auto* const panels = reinterpret_cast<Brain*>(room);
+  auto* const copied = panels + parts(sizes.m, kUnitColumns) * panel;
+  const Matrix turned{a.data, a.column_stride, a.row_stride, a.storage};
+  pack_pairs(tiles, {0, sizes.m, sizes.k}, turned, 0, sizes.m, panels);
+  const std::int64_t whole = sizes.k / kUnitDepth, left = sizes.k % kUnitDepth;
+  alignas(64) std::array<Brain, kPanelRows * kUnitDepth> edge;
+  alignas(64) std::array<float, kPanelRows * kUnitColumns> sums;
+  unit.begin();
+  for (std::int64_t i = 0; i < sizes.n; i += kPanelRows) {
+    const std::int64_t rows = std::min(kPanelRows, sizes.n - i);
+    const auto* from = reinterpret_cast<const Brain*>(element(b, 0, i));
+    // Registers take 16 rows: where there are not so many, or the last step is not whole, of a copy.
+    const bool some = rows % kUnitRows != 0;
+    if (some) {
+      unit.arrange(from, b.column_stride, rows, sizes.k, copied);
+    } else if (left > 0) {
+      unit.arrange(from + whole * kUnitDepth, b.column_stride, rows, left, edge.data());
+    }
+    for (std::int64_t j = 0; j < sizes.m; j += kUnitColumns) {
+      const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes.m - j);
+      UnitBlock block{some ? copied : from,
+                      some ? kUnitDepth : b.column_stride,
+                      some ? kUnitElements : kUnitDepth,
+                      some ? depth * kUnitRows : kUnitRows * b.column_stride,
+                      panels + j / kUnitColumns * panel,
+                      some ? depth / kUnitDepth : whole,
+                      sums.data(),
+                      kUnitColumns,
+                      static_cast<int>(rows),
+                      static_cast<int>(columns),
+                      false,
+                      nullptr,
+                      0};
+      if (block.steps > 0) (some ? unit.multiply : unit.multiply_far)(block);
+      if (!some && left > 0) {
+        block.add = whole > 0;
+        block.a = edge.data();
+        block.a_stride = kUnitDepth;
+        block.a_next = kUnitElements;
+        block.b += whole * kUnitDepth * kUnitColumns;
+        block.steps = 1;
+        unit.multiply(block);
+      }
+      tiles.transpose[index(Storage::kF32)](sums.data(), kUnitColumns, c + j * c_stride + i,
+                                            c_stride, columns, rows);
+    }
+  }
+  unit.end();
+}
+
+}  // namespace tilevm::exec::gemm

@@ -1,0 +1,305 @@
+#include "exec/gemm/units.h"
+
+#if defined(__x86_64__) && defined(__linux__)
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#ifdef __clang__
+#pragma clang attribute push(                                                                 \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,amx-tile,amx-bf16")
+#endif
+
+namespace tilevm::exec::gemm {
+namespace {
+
+// What LDTILECFG reads: palette 1, and of each register the bytes of a row and the rows.
+struct alignas(64) Shape {
+  std::uint8_t palette = 1, start = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr Shape kShape;
+
+void begin() { asm volatile("ldtilecfg %0" ::"m"(kShape)); }
+void end() { asm volatile("tilerelease"); }
+
+// The compiler knows nothing of what these read: multiply() begins with a barrier.
+#define TILEVM_LOAD(to, from, stride) \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #to ::"r"(from), "r"(std::int64_t{stride}))
+#define TILEVM_STORE(from, to, stride) \
+  asm volatile("tilestored %%tmm" #from ", (%0,%1,1)" ::"r"(to), "r"(std::int64_t{stride}) : "memory")
+#define TILEVM_ZERO(to) asm volatile("tilezero %%tmm" #to ::)
+#define TILEVM_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+// Steps that rows of A are fetched ahead if they come from memory. From the second cache, that
+// takes longer than it saves.
+constexpr std::int64_t kAhead = 8;
+
+// Registers 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B; kR of A and kC of B are used.
+template <int kR, int kC, int kOf, bool kFar>
+struct Block {
+  static constexpr std::int64_t kStepB = kOf * 2 * kUnitElements;
+
+  const UnitBlock& t;
+
+  template <int kPiece>
+  void load_a(std::int64_t step) const {
+    const Brain* from = t.a + step * t.a_step + kPiece * kUnitElements;
+    TILEVM_LOAD(4, from, t.a_stride * 2);
+    if constexpr (kR == 2) TILEVM_LOAD(5, from + t.a_next, t.a_stride * 2);
+    if constexpr (kFar) {
+      const Brain* ahead = from + kAhead * t.a_step;
+#pragma GCC unroll 16
+      for (int i = 0; i < 16; ++i, ahead += t.a_stride) {
+        _mm_prefetch(ahead, _MM_HINT_T0);
+        if constexpr (kR == 2) _mm_prefetch(ahead + t.a_next, _MM_HINT_T0);
+      }
+    }
+  }
+  template <int kPiece>
+  void load_b(std::int64_t step) const {
+    const Brain* from = t.b + step * kStepB + kPiece * 2 * kUnitElements;
+    TILEVM_LOAD(6, from, 128);
+    if constexpr (kC == 2) TILEVM_LOAD(7, from + kUnitDepth, 128);
+  }
+  static void multiply() {
+    TILEVM_MULTIPLY(0, 4, 6);
+    if constexpr (kC == 2) TILEVM_MULTIPLY(1, 4, 7);
+    if constexpr (kR == 2) TILEVM_MULTIPLY(2, 5, 6);
+    if constexpr (kR == 2 && kC == 2) TILEVM_MULTIPLY(3, 5, 7);
+  }
+
+  void run() const {
+    const Brain* next = t.next;
+    const auto fetch = [&] {
+      for (int i = 0; i < t.lines; ++i, next += kUnitDepth) _mm_prefetch(next, _MM_HINT_T1);
+    };
+    if constexpr (kOf == 1) {
+      for (std::int64_t s = 0; s < t.steps; ++s) {
+        load_a<0>(s), load_b<0>(s), multiply();
+        fetch();
+      }
+    } else {
+      for (std::int64_t s = 0; s < t.steps; ++s) {
+        fetch();
+        load_a<0>(s), load_b<2>(s), multiply();
+        load_b<1>(s), multiply();
+        load_a<1>(s), multiply();
+        load_b<0>(s), multiply();
+        load_a<2>(s), multiply();
+      }
+      for (std::int64_t s = 0; s < t.steps; ++s) {
+        load_a<0>(s), load_b<0>(s), multiply();
+      }
+    }
+  }
+};
+
+// c: of whole registers.
+template <int kR, int kC, int kOf, bool kFar>
+void whole(const UnitBlock& t, float* c, std::int64_t c_stride, bool add) {
+  const std::int64_t bytes = c_stride * 4;
+  float* const below = c + kUnitRows * c_stride;
+  if (add) {
+    TILEVM_LOAD(0, c, bytes);
+    if constexpr (kC == 2) TILEVM_LOAD(1, c + 16, bytes);
+    if constexpr (kR == 2) TILEVM_LOAD(2, below, bytes);
+    if constexpr (kR == 2 && kC == 2) TILEVM_LOAD(3, below + 16, bytes);
+  } else {
+    TILEVM_ZERO(0);
+    if constexpr (kC == 2) TILEVM_ZERO(1);
+    if constexpr (kR == 2) TILEVM_ZERO(2);
+    if constexpr (kR == 2 && kC == 2) TILEVM_ZERO(3);
+  }
+  Block<kR, kC, kOf, kFar>{t}.run();
+  TILEVM_STORE(0, c, bytes);
+  if constexpr (kC == 2) TILEVM_STORE(1, c + 16, bytes);
+  if constexpr (kR == 2) TILEVM_STORE(2, below, bytes);
+  if constexpr (kR == 2 && kC == 2) TILEVM_STORE(3, below + 16, bytes);
+}
+
+template <int kR, int kC, int kOf, bool kFar>
+void multiply_of(const UnitBlock& t) {
+  asm volatile("" ::: "memory");
+  if (t.rows == kR * 16 && t.columns == kC * 16)
+    return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, t.add);
+  alignas(64) float edge[32 * 32];
+  whole<kR, kC, kOf, kFar>(t, edge, 32, false);
+  for (int i = 0; i < t.rows; ++i) {
+    for (int j = 0; j < kC; ++j) {
+      const int left = t.columns - j * 16;
+      const auto mask = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1U << left) - 1);
+      float* to = t.c + i * t.c_stride + j * 16;
+      __m512 sum = _mm512_load_ps(edge + i * 32 + j * 16);
+      if (t.add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
+      _mm512_mask_storeu_ps(to, mask, sum);
+    }
+  }
+}
+
+template <int kOf, bool kFar>
+void multiply(const UnitBlock& t) {
+  if (t.rows > 16) {
+    t.columns > 16 ? multiply_of<2, 2, kOf, kFar>(t) : multiply_of<2, 1, kOf, kFar>(t);
+  } else {
+    t.columns > 16 ? multiply_of<1, 2, kOf, kFar>(t) : multiply_of<1, 1, kOf, kFar>(t);
+  }
+}
+
+void arrange(const Brain* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
+             Brain* to) {
+  const std::int64_t whole = depth / kUnitDepth, left = depth % kUnitDepth;
+  const std::int64_t steps = whole + (left > 0);
+  const auto mask = static_cast<__mmask32>((std::uint64_t{1} << left) - 1);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const Brain* row = from + i * from_stride;
+    Brain* target = to + (i / kUnitRows * steps * kUnitRows + i % kUnitRows) * kUnitDepth;
+    for (std::int64_t s = 0; s < whole; ++s)
+      _mm512_storeu_si512(target + s * kUnitElements, _mm512_loadu_si512(row + s * kUnitDepth));
+    if (left > 0)
+      _mm512_storeu_si512(target + whole * kUnitElements,
+                          _mm512_maskz_loadu_epi16(mask, row + whole * kUnitDepth));
+  }
+}
+
+struct Pieces {
+  // Written out: one that the compiler makes is not for this processor.
+  Pieces() {}
+  __m512i piece[kPieces];  // pairs: an element of the first vector, and its of the second
+};
+
+// Halves are rounded away from zero.
+Pieces pieces_of(__m512 first, __m512 second) {
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
+  Pieces result;
+#pragma GCC unroll 3
+  for (int i = 0; i < kPieces; ++i) {
+    __m512i low = _mm512_castps_si512(first), high = _mm512_castps_si512(second);
+    if (i + 1 < kPieces) {  // what is left at last is one already
+      low = _mm512_and_si512(_mm512_add_epi32(low, half), upper);
+      high = _mm512_and_si512(_mm512_add_epi32(high, half), upper);
+      first = _mm512_sub_ps(first, _mm512_castsi512_ps(low));
+      second = _mm512_sub_ps(second, _mm512_castsi512_ps(high));
+    }
+    // low >> 16 | (high & upper)
+    constexpr int kAndOr = 0xF8;
+    result.piece[i] = _mm512_ternarylogic_epi32(_mm512_srli_epi32(low, 16), high, upper, kAndOr);
+  }
+  return result;
+}
+
+// Magnitudes are twice what bits say; zero is the most there is, less one.
+struct Ranges {
+  Ranges() : least(_mm512_set1_epi32(-1)), most(_mm512_setzero_si512()) {}
+
+  __m512i least, most;
+
+  void add(__m512 x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i twice = _mm512_add_epi32(bits, bits);
+    most = _mm512_max_epu32(most, twice);
+    least = _mm512_min_epu32(least, _mm512_sub_epi32(twice, _mm512_set1_epi32(1)));
+  }
+  Range all() const {
+    const std::uint32_t smallest = _mm512_reduce_min_epu32(least);
+    return {smallest == UINT32_MAX ? smallest : smallest / 2 + 1,
+            _mm512_reduce_max_epu32(most) / 2};
+  }
+};
+
+void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
+           Brain* to, Range* ranges) {
+  const std::int64_t steps = (depth + kUnitDepth - 1) / kUnitDepth;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* row = from + i * from_stride;
+    Brain* target = to + (i / kUnitRows * steps * kPieces * kUnitRows + i % kUnitRows) * kUnitDepth;
+    Ranges range;
+    for (std::int64_t s = 0; s < steps; ++s, target += kPieces * kUnitElements) {
+      const std::int64_t left = depth - s * kUnitDepth;
+      const auto mask = static_cast<__mmask32>(
+          left >= kUnitDepth ? UINT32_MAX : (std::uint32_t{1} << left) - 1);
+      const __m512 first = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), row + s * kUnitDepth);
+      const __m512 second =
+          _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), row + s * kUnitDepth + 16);
+      range.add(first);
+      range.add(second);
+      const Pieces pieces = pieces_of(first, second);
+#pragma GCC unroll 3
+      for (int q = 0; q < kPieces; ++q)
+        _mm512_storeu_si512(target + q * kUnitElements, pieces.piece[q]);
+    }
+    ranges[i].add(range.all());
+  }
+}
+
+Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
+  Ranges range;
+  const float* below = from + kUnitDepth / 2 * from_stride;
+  for (int p = 0; p < kUnitDepth / 2; ++p, from += from_stride, below += from_stride) {
+#pragma GCC unroll 2
+    for (int j = 0; j < 2; ++j, to += kUnitDepth) {
+      const __m512 first = _mm512_loadu_ps(from + j * 16);
+      const __m512 second = _mm512_loadu_ps(below + j * 16);
+      range.add(first);
+      range.add(second);
+      const Pieces pieces = pieces_of(first, second);
+#pragma GCC unroll 3
+      for (int q = 0; q < kPieces; ++q)
+        _mm512_storeu_si512(to + q * 2 * kUnitElements, pieces.piece[q]);
+    }
+  }
+  return range.all();
+}
+
+}  // namespace
+}  // namespace tilevm::exec::gemm
+
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+namespace tilevm::exec::gemm {
+namespace {
+
+// Linux lets a process use these registers when it has asked.
+bool there() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  asm volatile("cpuid" : "=a"(eax), "=b"(ebx), "=c"(ecx), "=d"(edx) : "a"(0), "c"(0));
+  if (eax < 7 || brain_tiles() == nullptr) return false;
+  asm volatile("cpuid" : "=a"(eax), "=b"(ebx), "=c"(ecx), "=d"(edx) : "a"(7), "c"(0));
+  constexpr unsigned kBrain = 1U << 22, kTile = 1U << 24;
+  if ((edx & kBrain) == 0 || (edx & kTile) == 0) return false;
+  constexpr int kAsk = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
+}
+
+}  // namespace
+
+const Units* units() {
+  static const Units all{&begin,   &end,   &multiply<1, false>, &multiply<1, true>,
+                         &multiply<kPieces, false>,
+                         &arrange, &split, &split_panel};
+  static const bool can = there();
+  return can ? &all : nullptr;
+}
+
+}  // namespace tilevm::exec::gemm
+
+#else
+
+namespace tilevm::exec::gemm {
+const Units* units() { return nullptr; }
+}  // namespace tilevm::exec::gemm
+
+#endif

@@ -1,0 +1,88 @@
+// Micro-kernels for processors with registers of 16 rows of 64 bytes (Intel AMX): an instruction
+// adds the 16 x 16 sums of 32 products of bfloat16 each, in float32; denormals count as zero.
+//
+// A float32 is the sum of three of bfloat16: high, middle, low, each the rounded rest. Of their
+// nine products, six are as precise as one of float32, the other three being below half a unit
+// in its last place. They are added from small to large, so that a sum is rounded as often as one
+// of float32 is. What an exponent is in the way of is told by ranges.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+#include "exec/gemm/brain.h"
+
+namespace tilevm::exec::gemm {
+
+inline constexpr int kUnitRows = 16;              // of a register
+inline constexpr int kUnitDepth = 32;             // bfloat16 of a row of one
+inline constexpr int kUnitElements = 16 * 32;     // of one
+inline constexpr int kUnitColumns = 32;           // of a panel: those of two registers
+inline constexpr int kPieces = 3;                 // of a float32
+
+// Magnitudes, as bits, of float32 that are not zero.
+struct Range {
+  std::uint32_t least = UINT32_MAX;
+  std::uint32_t most = 0;
+
+  void add(const Range& other) {
+    least = std::min(least, other.least);
+    most = std::max(most, other.most);
+  }
+};
+
+// Whether sums of k products of what is in these ranges are computed by pieces as by float32:
+// nothing is infinite or NaN, no piece or sum overflows, and none that counts is a denormal.
+inline bool in_pieces(const Range& a, const Range& b, std::int64_t k) {
+  const auto exponent = [](std::uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
+  if (a.most == 0 || b.most == 0) return a.most < 0x7F800000u && b.most < 0x7F800000u;
+  const int terms = std::bit_width(static_cast<std::uint64_t>(k));
+  constexpr int kLeast = -102;     // the last bit of it is a power of 2 that is no denormal
+  constexpr int kProduct = -100;   // what is lost of smaller ones may be half a unit
+  return exponent(a.most) < 127 && exponent(b.most) < 127 &&
+         exponent(a.most) + exponent(b.most) + terms < 126 && exponent(a.least) >= kLeast &&
+         exponent(b.least) >= kLeast && exponent(a.least) + exponent(b.least) >= kProduct;
+}
+
+// Up to 32 x 32 of a product. Arranged rows of A are, for each step of 32 elements, a register of
+// 16 rows (of float32: three, a piece each). A panel has, for each step, 16 pairs of rows of B of
+// 32 columns: the elements of a pair side by side (of float32: three times, a piece each; there
+// pairs are those of elements i and 16 + i, in registers of A, too).
+struct UnitBlock {
+  const Brain* a;
+  std::int64_t a_stride;  // elements from a row to the next
+  std::int64_t a_step;    // ... from a step to the next; of arranged pieces
+  std::int64_t a_next;    // ... from 16 rows to the next 16, if there are more
+  const Brain* b;         // a panel
+  std::int64_t steps;
+  float* c;  // rows contiguous
+  std::int64_t c_stride;
+  int rows, columns;
+  bool add;  // to what c holds
+  // Cache lines that are fetched meanwhile, so many a step: of the next panel.
+  const Brain* next;
+  int lines;
+};
+
+struct Units {
+  // On the thread that runs blocks, before the first and after the last of them.
+  void (*begin)();
+  void (*end)();
+  void (*multiply)(const UnitBlock& block);         // bfloat16
+  void (*multiply_far)(const UnitBlock& block);     // ... where a is to be fetched ahead
+  void (*multiply_pieces)(const UnitBlock& block);  // float32
+  // Rows of registers from rows x depth of A; what is behind depth is zero.
+  void (*arrange)(const Brain* from, std::int64_t from_stride, std::int64_t rows,
+                  std::int64_t depth, Brain* to);
+  // The same of float32, and the ranges of the rows are widened.
+  void (*split)(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
+                Brain* to, Range* ranges);
+  // A step of a panel: 32 rows of B of 32 columns; returns their range.
+  Range (*split_panel)(const float* from, std::int64_t from_stride, Brain* to);
+};
+
+// Null where the processor or the system has no such registers.
+const Units* units();
+
+}  // namespace tilevm::exec::gemm
