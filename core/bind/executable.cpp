@@ -64,7 +64,7 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObjec
     if (tuple != nullptr) {
       PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), py(outputs[i]));
     } else {
-      Py_DECREF(py(outputs[i]));
+      drop_reference(py(outputs[i]));
     }
   }
   return tuple;
@@ -115,14 +115,14 @@ void report(ExecutableObject& object, const host::Call& call) noexcept {
   if (failure_hook == nullptr || cls == nullptr || PyErr_GivenExceptionMatches(type, cls) == 0) {
     return PyErr_Restore(type, value, trace);
   }
-  PyErr_NormalizeException(&type, &value, &trace);
+  in_python([&] { PyErr_NormalizeException(&type, &value, &trace); });
   const Ref inputs(PyTuple_New(static_cast<Py_ssize_t>(call.inputs.size())));
   for (std::size_t i = 0; inputs && i < call.inputs.size(); ++i) {
     Py_INCREF(py(call.inputs[i]));
     PyTuple_SET_ITEM(inputs.get(), static_cast<Py_ssize_t>(i), py(call.inputs[i]));
   }
   PyObject* given[] = {reinterpret_cast<PyObject*>(&object), inputs.get(), value};
-  const Ref done(inputs ? PyObject_Vectorcall(failure_hook, given, 3, nullptr) : nullptr);
+  const Ref done(inputs ? call_object(failure_hook, given, 3) : nullptr);
   if (!done) PyErr_Clear();
   PyErr_Restore(type, value, trace);
 }
@@ -339,8 +339,7 @@ void bind_executable(nb::module_& m) {
   m.def(
       "on_internal_error",
       [](nb::object hook) {
-        PyObject* const old = std::exchange(failure_hook, hook.release().ptr());
-        Py_XDECREF(old);
+        drop_reference(std::exchange(failure_hook, hook.release().ptr()));
       },
       nb::arg("hook"),
       "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");

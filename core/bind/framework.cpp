@@ -25,9 +25,11 @@ thread_local PyThreadState* saved_thread = nullptr;
 
 std::string name_of(PyObject* callable) {
   // An OpOverload prints as aten.add.Tensor; its __name__ lacks the namespace.
-  if (PyObject_HasAttrString(callable, "_overloadname")) return text_of(callable);
+  if (in_python([&] { return PyObject_HasAttrString(callable, "_overloadname"); }) != 0) {
+    return text_of(callable);
+  }
   for (const char* attribute : {"__name__", "__qualname__"}) {
-    const Ref name(PyObject_GetAttrString(callable, attribute));
+    const Ref name(in_python([&] { return PyObject_GetAttrString(callable, attribute); }));
     if (name) return text_of(name.get());
     PyErr_Clear();
   }
@@ -50,7 +52,7 @@ int threads_setting(int own) noexcept {
 
 void set_owner_hook(PyObject* hook) {
   Py_INCREF(hook);
-  Py_XDECREF(std::exchange(owner_hook, hook));
+  drop_reference(std::exchange(owner_hook, hook));
 }
 
 int processors() noexcept {
@@ -77,7 +79,7 @@ void reset_callout_counts() {
 std::int64_t PythonFramework::integer(Object number, const std::string& name) {
   PyObject* object = py(number);
   if (!PyLong_Check(object) && !PyIndex_Check(object)) wrong_type(object, "an int", name);
-  const Ref index = checked(PyNumber_Index(object));
+  const Ref index = checked(in_python([&] { return PyNumber_Index(object); }));
   const std::int64_t value = PyLong_AsLongLong(index.get());
   if (value == -1 && PyErr_Occurred()) throw host::ForeignError();
   return value;
@@ -86,7 +88,7 @@ std::int64_t PythonFramework::integer(Object number, const std::string& name) {
 double PythonFramework::real(Object number, const std::string& name) {
   PyObject* object = py(number);
   if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
-  const double value = PyFloat_AsDouble(object);
+  const double value = in_python([&] { return PyFloat_AsDouble(object); });
   if (value == -1.0 && PyErr_Occurred()) {
     PyErr_Clear();
     wrong_type(object, "a float", name);
@@ -112,7 +114,7 @@ Object PythonFramework::retain(Object object) noexcept {
   Py_INCREF(py(object));
   return object;
 }
-void PythonFramework::drop(Object object) noexcept { Py_DECREF(py(object)); }
+void PythonFramework::drop(Object object) noexcept { drop_reference(py(object)); }
 std::uint64_t PythonFramework::owner(Object tensor) {
   if (owner_hook == nullptr) return 0;
   const Ref number = invoke(owner_hook, {py(tensor)});
@@ -122,7 +124,9 @@ std::uint64_t PythonFramework::owner(Object tensor) {
 }
 
 void PythonFramework::unlock() noexcept { saved_thread = PyEval_SaveThread(); }
-void PythonFramework::lock() noexcept { PyEval_RestoreThread(saved_thread); }
+void PythonFramework::lock() noexcept {
+  in_python([] { PyEval_RestoreThread(saved_thread); });
+}
 
 void PythonFramework::add_target(PyObject* callable, std::string source) {
   Py_INCREF(callable);
@@ -165,7 +169,7 @@ void PythonFramework::call(std::int64_t target, std::span<const Object> args,
   }
   const trace::Span span("call-out", name);
   auto* const* arguments = reinterpret_cast<PyObject* const*>(args.data());
-  Ref result = checked(PyObject_Vectorcall(callable, arguments, args.size(), nullptr));
+  Ref result = checked(call_object(callable, arguments, args.size()));
   const bool several = PyTuple_Check(result.get()) || PyList_Check(result.get());
   if (!several && results.size() == 1) {
     results[0] = as_tensor(std::move(result)).release();

@@ -21,6 +21,7 @@ NB_MODULE(_core_of_the_main_interpreter, m) {
   // Threads that run while the process ends, and programs that live until then, are no leaks.
   nb::set_leak_warnings(false);
   nb::register_exception_translator([](const std::exception_ptr& error, void*) {
+    if (!error) tilevm::bind::stay();  // no exception, but a thread that is ended: see in_python
     try {
       std::rethrow_exception(error);
     } catch (const std::runtime_error&) {  // ours derive from it; others go on to nanobind

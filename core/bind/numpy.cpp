@@ -43,7 +43,7 @@ NumPy make() {
     const std::string name(dtype_name(static_cast<DType>(d)));
     Ref object;
     if (static_cast<DType>(d) == DType::kBFloat16) {
-      const Ref types(PyImport_ImportModule("ml_dtypes"));
+      const Ref types = import_if_there("ml_dtypes");
       if (types) {
         object = invoke(dtype.get(), {attribute(types.get(), "bfloat16").get()});
       }
@@ -181,7 +181,9 @@ class NumpyFramework final : public PythonFramework {
   void check_dtype(const Array& array, const Type& type, const std::string& name) {
     PyObject* want = numpy_.dtypes[static_cast<std::size_t>(type.dtype)];
     if (array.dtype == want) return;
-    const int same = want == nullptr ? 0 : PyObject_RichCompareBool(array.dtype, want, Py_EQ);
+    const int same = want == nullptr ? 0 : in_python([&] {
+      return PyObject_RichCompareBool(array.dtype, want, Py_EQ);
+    });
     if (same < 0) throw host::ForeignError();
     if (same == 0) wrong_dtype(type, text_of(array.dtype), name);
   }

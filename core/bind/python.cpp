@@ -1,5 +1,7 @@
 #include "bind/python.h"
 
+#include <unistd.h>
+
 #include <new>
 #include <stdexcept>
 
@@ -7,14 +9,23 @@
 
 namespace tilevm::bind {
 
+void stay() noexcept {
+  for (;;) pause();
+}
+
+Ref import_if_there(const char* module) {
+  return Ref(in_python([&] { return PyImport_ImportModule(module); }));
+}
+
 Ref import(const char* module, std::initializer_list<const char*> attributes) {
-  Ref object = checked(PyImport_ImportModule(module));
+  Ref object = import_if_there(module);
+  if (!object) throw host::ForeignError();
   for (const char* name : attributes) object = attribute(object.get(), name);
   return object;
 }
 
 std::string text_of(PyObject* object) {
-  const Ref text(PyObject_Str(object));
+  const Ref text(in_python([&] { return PyObject_Str(object); }));
   const char* utf8 = text ? PyUnicode_AsUTF8(text.get()) : nullptr;
   if (utf8 == nullptr) {
     PyErr_Clear();
@@ -24,7 +35,7 @@ std::string text_of(PyObject* object) {
 }
 
 PyObject* error_class(const char* name, PyObject* fallback) noexcept {
-  const Ref module(PyImport_ImportModule("tilevm.errors"));
+  const Ref module = import_if_there("tilevm.errors");
   const Ref cls(module ? PyObject_GetAttrString(module.get(), name) : nullptr);
   if (!cls) {
     PyErr_Clear();
@@ -39,6 +50,8 @@ void set_python_error() noexcept {
   };
   try {
     throw;
+  } catch (const abi::__forced_unwind&) {
+    stay();  // see in_python
   } catch (const host::ForeignError&) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an error that says nothing");
   } catch (const ShapeError& e) {

@@ -225,7 +225,7 @@ class TorchFramework final : public PythonFramework {
 
   int threads() noexcept override {
     if (const int wanted = threads_wanted(); wanted > 0) return wanted;
-    const Ref count(PyObject_Vectorcall(torch_.get_num_threads, nullptr, 0, nullptr));
+    const Ref count(call_object(torch_.get_num_threads, nullptr, 0));
     const long n = count ? PyLong_AsLong(count.get()) : 1;
     if (PyErr_Occurred()) PyErr_Clear();
     return n > 0 ? static_cast<int>(n) : 1;
@@ -303,7 +303,9 @@ class TorchFramework final : public PythonFramework {
   void describe_opaque(PyObject* object, const Type& type, const std::string& name, Record& out) {
     out.data = nullptr;
     out.rank = 0;
-    if (!PyObject_HasAttrString(object, "shape")) return check_rank(type, {}, name);
+    if (in_python([&] { return PyObject_HasAttrString(object, "shape"); }) == 0) {
+      return check_rank(type, {}, name);
+    }
     read_sizes(object, type, name, out);
     set_dense_strides(out);
   }
@@ -344,7 +346,8 @@ class TorchFramework final : public PythonFramework {
     const Ref strides = tuple_of(out.strides.data(), out.rank);
     const Ref names = checked(Py_BuildValue("(s)", "dtype"));
     PyObject* args[] = {sizes.get(), strides.get(), torch_.dtypes[static_cast<std::size_t>(dtype)]};
-    Ref tensor = checked(PyObject_Vectorcall(torch_.empty_strided, args, 2, names.get()));
+    Ref tensor = checked(in_python(
+        [&] { return PyObject_Vectorcall(torch_.empty_strided, args, 2, names.get()); }));
     out.data = address(tensor.get());
     return tensor.release();
   }

@@ -62,8 +62,10 @@ TorchDirect::TorchDirect() {
   py_default_dtype_ = found(attribute(module.get(), "get_default_dtype"));
   py_function_modes_ = found(import("torch._C", {"_len_torch_function_stack"}));
   py_dispatch_modes_ = found(import("torch._C", {"_len_torch_dispatch_stack"}));
-  const Ref capsule(
-      PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor_), "__dlpack_c_exchange_api__"));
+  const Ref capsule(in_python([&] {
+    return PyObject_GetAttrString(reinterpret_cast<PyObject*>(tensor_),
+                                  "__dlpack_c_exchange_api__");
+  }));
   if (capsule && PyCapsule_IsValid(capsule.get(), dlpack::kCapsuleName)) {
     const auto* api = static_cast<const dlpack::ExchangeApi*>(
         PyCapsule_GetPointer(capsule.get(), dlpack::kCapsuleName));
@@ -191,7 +193,7 @@ PyObject* TorchDirect::make(dlpack::Managed* managed) const {
   }
   PyObject* made = nullptr;
   try {
-    made = make_directly(managed);
+    made = in_python([&] { return make_directly(managed); });
   } catch (...) {  // c10::Error, or torch's for an error that Python has
   }
   if (made == nullptr) throw host::ForeignError();
@@ -252,7 +254,7 @@ void TorchDirect::find_modes() {
 bool TorchDirect::look(PyObject* tensor, dlpack::Tensor& out) const noexcept {
   if (look_ != nullptr) {
     try {
-      look_(tensor_of(tensor), &out);
+      in_python([&] { look_(tensor_of(tensor), &out); });
       return true;
     } catch (...) {  // c10::Error: no memory to speak of
       return false;

@@ -38,7 +38,9 @@ int hand_over(void*) {
       waiting().lines.pop_front();
     }
     if (line_hook == nullptr) continue;
-    const Ref done(PyObject_CallFunction(line_hook, "is", line.first, line.second.c_str()));
+    const Ref done(in_python([&] {
+      return PyObject_CallFunction(line_hook, "is", line.first, line.second.c_str());
+    }));
     if (!done) return -1;
   }
 }
@@ -82,8 +84,7 @@ void bind_trace(nb::module_& m) {
   m.def(
       "on_line",
       [](nb::object hook) {
-        PyObject* const old = std::exchange(line_hook, hook.release().ptr());
-        Py_XDECREF(old);
+        drop_reference(std::exchange(line_hook, hook.release().ptr()));
       },
       nb::arg("hook"), "Call hook(level, text) with what `set_log_level` asks for.");
   m.def(

@@ -311,7 +311,7 @@ PyObject* Variant::call_python(const Arguments& args) const {
     PyList_SET_ITEM(listed.get(), i, leaves[static_cast<std::size_t>(i)]);
   }
   PyObject* given[] = {listed.get(), all.get(), names.get()};
-  return PyObject_Vectorcall(run.get(), given, 3, nullptr);
+  return call_object(run.get(), given, 3);
 }
 
 // Takes the references in `made`.
@@ -334,10 +334,10 @@ PyObject* Variant::result_of(Object* made, std::size_t n) const {
       PyTuple_SET_ITEM(whole.get(), i, item);
     }
   }
-  for (std::size_t i = 0; i < n; ++i) Py_DECREF(py(made[i]));
+  for (std::size_t i = 0; i < n; ++i) drop_reference(py(made[i]));
   if (!whole || result != Result::kRebuilt) return whole.release();
   PyObject* given[] = {whole.get()};
-  return PyObject_Vectorcall(rebuild.get(), given, 1, nullptr);
+  return call_object(rebuild.get(), given, 1);
 }
 
 }  // namespace tilevm::bind

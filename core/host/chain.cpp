@@ -314,6 +314,7 @@ void Executable::run_chain(Frame& frame, int which) {
       kernel = chain.stages[s].kernel;
     }
   }
+  check_points(std::span(launch.rows).first(chain.rows.size()), kernel);
   const bool unlocks = schedule::flops(launch) > kUnlockFlops;
   const int threads = framework_.threads();
   const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);

@@ -278,6 +278,7 @@ class Executable {
   std::span<const std::int32_t> order_of(std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
   [[noreturn]] void fail(exec::Status status, int kernel) const;
+  void check_points(std::span<const std::int64_t> axes, int kernel) const;  // ShapeError
   [[noreturn]] void fail_loop(exec::Status status, int node) const;
 
   fuse::Plan plan_;

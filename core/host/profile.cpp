@@ -28,11 +28,7 @@ class Counter {
       work_.read_bytes += bytes(step.in);
       work_.written_bytes += bytes(step.out);
     }
-    if (step.kind == Kind::kLoop) {
-      const Node& node = exe_.plan().program.nodes[at(step.node)];
-      for (const ValueId in : node.inputs) work_.read_bytes += bytes(in);
-      work_.written_bytes += bytes(node.out);
-    }
+    if (step.kind == Kind::kLoop) loop(exe_.plan().program.nodes[at(step.node)]);
     if (step.kind == Kind::kCall) {
       for (const Source& arg : step.args) {
         if (arg.kind == Source::Kind::kTensor) work_.read_bytes += bytes(arg.value);
@@ -64,6 +60,24 @@ class Counter {
 
   bool moved(const HostStep& step) const {
     return profile_.records[at(step.in)].data != profile_.records[at(step.out)].data;
+  }
+
+  void loop(const Node& node) {
+    const Record& out = profile_.records[at(node.out)];
+    const bool scatters =
+        info(node.op).rule == Rule::kScatter || info(node.op).rule == Rule::kScatterNumber;
+    if (!scatters || profile_.records[at(node.inputs[0])].data != out.data) {
+      for (const ValueId in : node.inputs) work_.read_bytes += bytes(in);
+      work_.written_bytes += bytes(node.out);
+      return;
+    }
+    // In the place of what it changes: no element but those that the indices name, at most all.
+    const auto named = static_cast<double>(profile_.records[at(node.inputs[2])].elements());
+    const double touched = std::min(named * dtype_bytes(exe_.plan().program.type(node.out).dtype),
+                                    bytes(node.out));
+    work_.read_bytes += bytes(node.inputs[1]) + bytes(node.inputs[2]);
+    if (node.op != Op::scatter) work_.read_bytes += touched;
+    work_.written_bytes += touched;
   }
 
   double extent(const fuse::KernelGraph& graph, fuse::AxisMask axes) const {

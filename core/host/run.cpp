@@ -434,6 +434,19 @@ schedule::OperandView Executable::view_of(Frame& frame, const fuse::KernelGraph&
   return view;
 }
 
+// Sizes of an iteration space multiply to more than can be counted where operands are expanded.
+void Executable::check_points(std::span<const std::int64_t> axes, int kernel) const {
+  std::int64_t points = 1;
+  bool counted = true;
+  for (const std::int64_t size : axes) counted &= !__builtin_mul_overflow(points, size, &points);
+  if (counted || std::ranges::find(axes, 0) != axes.end()) return;
+  std::string sizes;
+  for (const std::int64_t size : axes) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+  throw ShapeError((kernel < 0 ? std::string("a matrix product")
+                               : "kernel " + kernels_[index(kernel)].graph().name) +
+                   ": over axes of " + sizes + ", which are 2^63 elements or more");
+}
+
 // Runs a kernel on the records of its operands' values, or on two that are given.
 void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const Record* second) {
   schedule::Kernel& k = kernels_[static_cast<std::size_t>(kernel)];
@@ -443,6 +456,7 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   std::array<std::int64_t, fuse::kMaxAxes> extents{};
   for (std::size_t a = 0; a < n_axes; ++a) extents[a] = frame.regs[at(graph.axes[a])];
   const std::span<const std::int64_t> axes(extents.data(), n_axes);
+  check_points(axes, kernel);
   double bytes = 0;
   bool large = frame.output_bytes >= stream_bytes();
   for (std::size_t o = 0; o < graph.operands.size(); ++o) {

@@ -57,7 +57,11 @@ class Interpreted {
   std::mutex mutex_;
   std::map<std::string, std::int64_t> counts_;
 };
-Interpreted interpreted;
+// Never destroyed: threads may run kernels while the process ends.
+Interpreted& interpreted() {
+  static auto* const made = new Interpreted;
+  return *made;
+}
 
 constexpr std::size_t kMaxBindings = 256;
 
@@ -158,7 +162,7 @@ struct Kernel::Impl {
                          exec::native::name(native != nullptr ? target : Target::kNone) + ":\n" +
                          bytecode::disassemble(encoded.bytes));
     }
-    if (native == nullptr && !tier.interpret) interpreted.add(refusal);
+    if (native == nullptr && !tier.interpret) interpreted().add(refusal);
     std::unique_ptr<Variant> made(new Variant{cls, target, streams, std::move(encoded),
                                               std::move(native), std::move(refusal), n_operands,
                                               variants.load()});
@@ -208,11 +212,10 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
     return variant.native->run(launch, scratch);
   }
   if (variant.native != nullptr) {
-    static const std::string kLeft =
+    static const auto* const left = new std::string(
         "a launch that machine code leaves: several reduced axes beside rows and columns, or "
-        "strided "
-        "operands too large to copy";
-    interpreted.add(kLeft);
+        "strided operands too large to copy");
+    interpreted().add(*left);
   }
   const auto interpret = [&] { return variant.interpreter().run(launch, scratch); };
   return exec::recording() ? exec::record(variant.encoded.bytes, launch, interpret) : interpret();
@@ -397,12 +400,12 @@ void set_most_variants(int count) { most_variants = count; }
 
 CompileStats compile_stats() {
   return {counters.compiles, counters.hits, static_cast<double>(counters.total_ns) / 1e3,
-          static_cast<double>(counters.max_ns) / 1e3, interpreted.counts()};
+          static_cast<double>(counters.max_ns) / 1e3, interpreted().counts()};
 }
 
 void reset_compile_stats() {
   counters.compiles = counters.hits = counters.total_ns = counters.max_ns = 0;
-  interpreted.reset();
+  interpreted().reset();
 }
 
 }  // namespace tilevm::schedule

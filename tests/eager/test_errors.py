@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.eager import compare  # noqa: E402
 from tests.eager.compare import grid, same  # noqa: E402
 
 import tilevm  # noqa: E402
+from tilevm.frontends.torch_eager import pending  # noqa: E402
 
 Function = Callable[..., Any]
 # Functions of x [3, 4] of float32 and k [3, 4] of int64 that raise.
@@ -182,6 +184,21 @@ def test_division_by_zero_of_integers() -> None:
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             (7 // k).tolist()
         assert (k // 2).tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize("name", ["var", "std", "var_mean"])
+def test_no_degrees_of_freedom_are_warned_of(name: str) -> None:
+    function = getattr(torch, name)
+    for x, by in ((torch.ones(1, 4), 1), (torch.ones(3, 4), 3), (torch.ones(3, 0), 0)):
+        for _ in range(2):
+            with (
+                pytest.warns(UserWarning, match=rf"{name}\(\): degrees of freedom is <= 0"),
+                tilevm.fuse(),
+            ):
+                function(x * 2, 0, correction=by)
+    with warnings.catch_warnings(), tilevm.fuse():
+        warnings.simplefilter("error")
+        assert pending(torch.var(torch.ones(1, 4) * 2, 0, correction=0))
 
 
 def test_errors_name_the_line() -> None:

@@ -129,6 +129,14 @@ def library_with_state() -> Any:
     return torch.cat([adds_state(torch.ones(3)), before, _state])
 
 
+def states_of_generators() -> Any:
+    own, state = torch.Generator(), torch.get_rng_state()
+    waiting = torch.cat([state[:9] * 1, torch.where(state > 99, state, state)[9:] + 0])
+    torch.set_rng_state(waiting + 0)
+    own.set_state(waiting)
+    return torch.cat([torch.rand(3), torch.rand(3, generator=own)])
+
+
 def switched_off_reading() -> Any:
     x = written()
     with tilevm.fuse(enabled=False):
@@ -158,6 +166,7 @@ REACHED: list[Callable[[], Any]] = [
     element_by_element,
     scripted_module_saved,
     library_with_state,
+    states_of_generators,
     switched_off_reading,
     switched_off_writing,
 ]
@@ -166,8 +175,9 @@ REACHED: list[Callable[[], Any]] = [
 @pytest.mark.filterwarnings("ignore")  # sparse CSR is in beta, TorchScript deprecated
 @pytest.mark.parametrize("function", REACHED, ids=lambda f: f.__name__)
 def test_memory_is_as_without(function: Callable[[], Any]) -> None:
-    want = function()
-    with tilevm.fuse():
+    with torch.random.fork_rng(devices=[]):
+        want = function()
+    with torch.random.fork_rng(devices=[]), tilevm.fuse():
         got = function()
     assert torch.equal(got, want)
 

@@ -189,6 +189,38 @@ def test_one_input_many_readers() -> None:
         same(found, [(shared * k + i).sum(0) for k in range(ROUNDS)])
 
 
+SCRIPT = torch.jit.CompilationUnit("""
+def raised(y: Tensor, times: int):
+    for _ in range(times):
+        y = torch.relu(y * 1.01 + 1)
+    return y.sum(0)
+
+def raised_side_by_side(x: Tensor):
+    y = x * 2 + 1
+    tasks = [torch.jit.fork(raised, y + i, 5) for i in range(6)]
+    z = y * 3
+    for task in tasks:
+        z = z + torch.jit.wait(task)
+    return z
+""")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_tasks_of_torchscript() -> None:
+    """They may run in PyTorch's own threads, on what waits in this one."""
+
+    def tasks(x: Any) -> Any:
+        y = x * 2 + 1
+        found = [torch.jit.wait(t) for t in [torch.jit.fork(SCRIPT.raised, y, 3) for _ in range(6)]]
+        y.mul_(2)
+        task = torch.jit.fork(lambda a: a.exp() + y, y * 0.01)
+        return [*found, torch.jit.wait(task), y.add_(1)]
+
+    for _ in range(ROUNDS):
+        for function in (tasks, SCRIPT.raised_side_by_side):
+            compare.agree(function, grid(), exact=False)
+
+
 # Processes --------------------------------------------------------------------------------------
 
 

@@ -676,3 +676,15 @@ def test_arrays_that_are_not_aligned() -> None:
 def test_names_that_only_graphs_have() -> None:
     with pytest.raises(AttributeError, match=r"lang\.arange"):
         _ = lang.iota
+
+
+def test_more_elements_than_can_be_counted() -> None:
+    """2^66 elements, which are 0 in 64 bits, and 2^64 + 2^33, which are 2^33."""
+    if tilevm.config.tier == "reference":
+        pytest.skip("it copies what is expanded")
+    one = np.ones((1, 1), np.float32)
+    for rows, columns in ((1 << 33, 1 << 33), ((1 << 31) + 1, 1 << 33)):
+        tall, wide = np.broadcast_to(one, (rows, 1)), np.broadcast_to(one, (1, columns))
+        for fold in (lang.sum, lang.max):
+            with pytest.raises(ShapeError, match=rf"axes of {rows}, {columns}"):
+                tilevm.kernel(lambda x, y, fold=fold: fold(x * y))(tall, wide)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -320,3 +321,13 @@ def test_rms_norm_without_an_epsilon(dtype: Any) -> None:
     x = (torch.linspace(-1, 1, 64).reshape(4, 16) * 0.02).to(dtype)
     found = tilevm.compile(lambda x: F.rms_norm(x, (16,)))(x)
     torch.testing.assert_close(found, F.rms_norm(x, (16,)))
+
+
+def test_no_degrees_of_freedom_are_warned_of_where_they_are_known() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.std(0), backend="tilevm")
+    with pytest.warns(UserWarning, match=r"std\(\): degrees of freedom is <= 0.*test_torch_ops.py"):
+        assert compiled(torch.ones(1, 4)).isnan().all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled(torch.rand(3, 4))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -37,18 +38,24 @@ def run(code: str, *, start: str = START, quiet: bool = True) -> str:
 
     quiet: False where Python says that it ignores an interrupt, in a callback that has no caller.
     """
-    environment = {**os.environ, "TILEVM_DEBUG": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", start + code],
-        env=environment,
-        capture_output=True,
+    with subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", start + code],
+        env={**os.environ, "TILEVM_DEBUG": "0"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
-    assert done.stderr == "" or not quiet
-    return done.stdout
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=100)
+            hung = False
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # faulthandler says where each thread is
+            out, errors = process.communicate()
+            hung = True
+    if hung or process.returncode != 0 or (quiet and errors):
+        status = "hung" if hung else f"ended with {process.returncode}"
+        pytest.fail(f"it {status}\n--- stdout\n{out}\n--- stderr\n{errors}")
+    return out
 
 
 # The end ----------------------------------------------------------------------------------------
@@ -68,14 +75,55 @@ def test_the_end_with_live_programs() -> None:
     assert told == "end\n"
 
 
-def test_the_end_while_threads_call() -> None:
+@pytest.mark.parametrize("seconds", [0, 0.1, 0.5])  # of the first, most is the first call
+@pytest.mark.parametrize("rows", [64, 6400])  # calls of more let other threads run
+def test_the_end_while_threads_call(rows: int, seconds: float) -> None:
     told = run(
         "def work():\n"
         "    kernel = made(1)\n"
-        "    while True: kernel(np.ones((64, 65), np.float32)); made(2)(np.ones((2, 3)))\n"
+        f"    x = np.ones(({rows}, 65), np.float32)\n"
+        "    while True: kernel(x); made(2)(np.ones((2, 3)))\n"
         "for _ in range(4): threading.Thread(target=work, daemon=True).start()\n"
-        "time.sleep(0.5)\n"
+        f"time.sleep({seconds})\n"
         "print('end')\n"
+    )
+    assert told == "end\n"
+
+
+def test_the_end_while_a_thread_is_in_python_below_the_core() -> None:
+    """Python ends a thread that wants its lock by unwinding its stack, the core's part as well."""
+    told = run(
+        "import importlib.abc\n"
+        "there = threading.Event()\n"
+        "class Slow(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, *_):\n"
+        "        while name == 'ml_dtypes': there.set()\n"  # which the core looks for
+        "sys.modules.pop('ml_dtypes', None)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "threading.Thread(target=check, args=(1,), daemon=True).start()\n"
+        "there.wait()\n"
+        "print('end')\n"
+    )
+    assert told == "end\n"
+
+
+def test_the_end_while_machine_code_runs() -> None:
+    """A thread without Python's lock goes on until the process is gone."""
+    told = run(
+        "kernel = made(1)\n"
+        "x = np.ones((3000, 3000), np.float32)\n"
+        "kernel(x)\n"
+        "started = threading.Event()\n"
+        "def work():\n"
+        "    while True: started.set(); kernel(x)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "started.wait()\n"
+        "time.sleep(0.01)\n"
+        "print('end')\n",
+        # Registered first, so it runs after all that the core has the process do at its end.
+        start="import ctypes\n"
+        "library = ctypes.CDLL(None)\n"
+        "library.__cxa_atexit(library.usleep, ctypes.c_void_p(100_000), None)\n" + START,
     )
     assert told == "end\n"
 

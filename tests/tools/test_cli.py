@@ -185,6 +185,40 @@ def test_explain_into_files(source: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(data.read_text(encoding="utf-8"))["title"] == "shifted"
 
 
+@pytest.mark.parametrize(
+    ("option", "name", "told"),
+    [
+        ("--html", "page.pdf", "ends in '.pdf', but what it writes is .html"),
+        ("--html", "page.json", "use page.html"),
+        ("--json", "page.html", "use page.json"),
+    ],
+)
+def test_explain_into_a_file_of_another_kind(
+    option: str, name: str, told: str, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
+    assert cli.main([*words, option, name]) == 1
+    error = capsys.readouterr().err
+    assert option in error
+    assert told in error
+    assert not Path(name).exists()
+
+
+def test_explain_to_the_standard_output(
+    source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
+    assert cli.main([*words, "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "shifted"
+    assert cli.main([*words, "--html", "-", "--json", "plain"]) == 0
+    assert capsys.readouterr().out.startswith("<!doctype html>")
+    assert {file.name for file in tmp_path.iterdir()} - {"__pycache__"} == {"model.py", "plain"}
+
+
 @pytest.mark.torch
 def test_explain_recorded(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")

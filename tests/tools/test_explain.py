@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from tilevm.tools.explain_data import FORMAT
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
+OUTSIDE = torch.randn(4)
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
@@ -443,10 +447,70 @@ def test_what_is_not_recorded_and_who_looked() -> None:
 
 def test_times_in_the_text(report: Any) -> None:
     rows = str(report).partition("steps:")[2].partition("cuts:")[0].strip().splitlines()
-    assert rows[-1].endswith(" us for all, with inputs and outputs")
+    assert " us for all, with inputs and outputs" in rows[-1]
     times = [float(row.split(" us ")[0]) for row in rows if " us " in row]
     assert len(times) == len(report.steps) + 1
     assert times[-1] >= sum(times[:-1]) * 0.98  # each is rounded
+
+
+def test_limits_in_the_text(report: Any) -> None:
+    data = report.to_json()
+    rows = str(report).partition("steps:")[2].partition("cuts:")[0].strip().splitlines()
+    told = [
+        row for row in rows if re.search(r"us +\(\d+\.\d us by (memory|products|arithmetic)\)", row)
+    ]
+    assert len(told) == sum(bool(step["limited_by"]) for step in data["steps"]) > 0
+    assert f"; at best {data['summary']['limit_ns'] / 1000:.1f} us for the steps" in rows[-1]
+    assert " by memory" not in report.to_text(limits=False)
+
+
+def test_decisions_are_the_same_as_plain_data(report: Any, data: dict[str, Any]) -> None:
+    assert list(report.decisions) == data["decisions"]
+    assert list(report.operators) == data["operators"]
+    reader = next(row["reader"] for row in report.decisions if row["reader"])
+    assert report.operators[reader["operator"]]["op"] == reader["op"]
+
+
+def test_names_of_inputs() -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5)
+            self.register_buffer("scale", torch.rand(5))
+
+        def forward(self, x: Any, *rest: Any, bias: Any, factor: int = 1) -> Any:
+            return self.layer(x) * self.scale * factor + rest[0]["all"] + bias[0]
+
+    def names(function: Any, *args: Any, **kwargs: Any) -> set[str]:
+        report = tilevm.explain(function)(*args, **kwargs)
+        rows = report.to_json(limits=False)["inputs"]
+        assert all(f"%{row['value']}: {row['type']}  {row['name']}" in str(report) for row in rows)
+        return {row["name"] for row in rows}
+
+    rest, bias = {"all": torch.randn(5)}, [torch.randn(5)]
+    assert names(Scaled(), torch.randn(3, 4), rest, bias=bias, factor=3) == {
+        "layer.weight", "layer.bias", "scale", "x", "rest[0]['all']", "bias[0]", "factor",
+    }  # fmt: skip
+    assert names(lambda rows: rows + OUTSIDE, torch.randn(3, 4)) == {"rows", "OUTSIDE"}
+    kernel = tilevm.kernel(lambda rows, by: rows * by)
+    assert names(kernel, np.ones((3, 4), np.float32), 3) == {"rows", "by"}
+    told = tilevm.explain(torch.sin, recorded=True)(torch.randn(3)).to_json(limits=False)
+    assert [row["name"] for row in told["segments"][0]["inputs"]] == [""]
+
+
+def test_bytes_of_a_scatter_in_its_place() -> None:
+    x, index, source = torch.randn(1000, 64), torch.randint(1000, (10,)), torch.randn(10, 64)
+
+    def moved(function: Any) -> tuple[float, float]:
+        steps = told(function, x, index, source)["steps"]
+        (step,) = (step for step in steps if step["kind"] == "loop")
+        return step["read_bytes"], step["written_bytes"]
+
+    rows = 10 * 64 * 4
+    assert moved(lambda x, i, s: (x * 2).index_add(0, i, s).exp()) == (10 * 8 + 2 * rows, rows)
+    assert moved(lambda x, i, s: (x * 2).index_copy(0, i, s).exp()) == (10 * 8 + rows, rows)
+    whole = x.numel() * 4
+    assert moved(lambda x, i, s: x.index_add(0, i, s)) == (10 * 8 + rows + whole, whole)
 
 
 def test_why_there_is_nothing_to_explain() -> None:

@@ -104,6 +104,19 @@ def test_what_runs_is_not_minimised(
     assert not out.exists()
 
 
+def test_what_every_tier_raises_is_said(
+    call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = from_text("graph(x: float32[5], i: int64[3])\n  y = take x, i, axis=0\n  return y")
+    archive.save(tmp_path / "call.zip", graph, [np.ones(5, np.float32), np.array([0, 7, 1])])
+    words = ["replay", str(tmp_path / "call.zip"), "--minimise", str(tmp_path / "small.zip")]
+    assert cli.main(words) == 1
+    told = capsys.readouterr().out
+    assert "The reference raises IndexError: " in told
+    assert "7" in told
+    assert "there is nothing to minimise" in told
+
+
 def test_files_that_cannot_be(
     call: Call, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -631,8 +631,8 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
     }
   }
   const auto failure_of = [&](std::size_t i) -> const Failure& {
-    static const Failure none;
-    return failures.empty() ? none : failures[i];
+    static const auto* const none = new Failure;  // never destroyed: threads may be in here
+    return failures.empty() ? *none : failures[i];
   };
   std::size_t next = 0;
   for (const auto& storage : live_) {

@@ -81,6 +81,9 @@ Value variance(Call& c, Value x, const Axes& over, std::size_t correction, bool 
   need_float(c, x);
   if (c.meta(x).rank == 0) Call::refuse("a scalar");
   const double by = c.none(correction) ? 1 : c.real(correction);
+  double count = c.meta(x).elements() == 0 ? 0 : 1;
+  for (const std::int64_t a : over) count *= static_cast<double>(c.meta(x).size(static_cast<int>(a)));
+  if (count <= by) Call::refuse("no degrees of freedom, of which PyTorch warns");
   return c.op(Op::var, {x}, {axes(over), keep(kept), Param::of_number(by)});
 }
 

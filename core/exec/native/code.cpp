@@ -49,7 +49,7 @@ bool over_x(bytecode::Cls cls) { return (static_cast<int>(cls) & 1) != 0; }
 bool over_y(bytecode::Cls cls) { return (static_cast<int>(cls) & 2) != 0; }
 
 // Memory mapped twice, writable here and executable there (see TILEVM_MAP_TWICE in
-// CMakeLists.txt); freed with the last program.
+// CMakeLists.txt). Never destroyed: threads may run kernels while the process ends.
 asmjit::JitRuntime& runtime() {
   static asmjit::JitAllocator::CreateParams params = [] {
     asmjit::JitAllocator::CreateParams p{};
@@ -57,8 +57,8 @@ asmjit::JitRuntime& runtime() {
     p.blockSize = kCodeBlock;
     return p;
   }();
-  static asmjit::JitRuntime instance(&params);
-  return instance;
+  static auto* const instance = new asmjit::JitRuntime(&params);
+  return *instance;
 }
 
 // Touches half of the first block of code memory in both places, so that first compiles do not wait

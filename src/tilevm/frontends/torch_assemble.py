@@ -107,6 +107,20 @@ class Capture:
         """What the executable is called with."""
         return self.captured.given(self.given(leaves))
 
+    def input_names(self, leaves: Sequence[str], tensors: Mapping[int, str]) -> list[str]:
+        """Of each input of the executable its name: a leaf's, or a bound tensor's; "": unknown.
+
+        tensors: names of the modules' parameters and buffers, by id.
+        """
+        outside = {
+            id(t): str(places[0][1])
+            for t, places in zip(self.bound, self._places, strict=True)
+            if places and isinstance(places[0][1], str)
+        }
+        known = {**outside, **tensors}
+        names = [x if isinstance(x, str) else known.get(id(x), "") for x in self.given(leaves)]
+        return [names[i] if i < len(names) else "" for i in self.captured.imported.passed]
+
     def holds_safely(self, leaves: Sequence[Any]) -> bool:
         """`holds`, for leaves that may be of another key."""
         try:

@@ -473,6 +473,20 @@ class Compiled(Dispatch):
         torch_tree.signature((args, kwargs), found, [], {})
         return torch_check.copies(found)
 
+    def leaf_names(self, *args: Any, **kwargs: Any) -> list[str]:
+        """Of each leaf of these arguments, its name: the parameter, and where it is in that."""
+        leaves: list[Any] = []
+        tree = torch_tree.flatten((args, kwargs), leaves, shared={})
+        names = torch_tree.positional_names(self._fn, len(args))
+        return [torch_tree.leaf_name(tree, i, names) for i in range(len(leaves))]
+
+    def tensor_names(self) -> dict[int, str]:
+        """Names of the module's parameters and buffers, by id."""
+        if not isinstance(self._fn, torch.nn.Module):
+            return {}
+        named = (*self._fn.named_parameters(), *self._fn.named_buffers())
+        return {id(tensor): name for name, tensor in named}
+
     @contextlib.contextmanager
     def captured(self, leaves: list[Any]) -> Iterator[None]:
         """Calls with these leaves are captured within it: without gradients, if they want some.

@@ -12,6 +12,7 @@ operator to PyTorch. The importer casts the result to the dtype that PyTorch's m
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -451,14 +452,23 @@ def _arg(b: Importer, out: Any, x: Tensor, dim: int | None, keep: bool) -> int:
     return b.add(packet(b), x.id, axis=axis_of(dim, x.rank), keepdims=keep)
 
 
+# PyTorch's words; of sizes that are known where a program is made.
+_NO_FREEDOM = (
+    "degrees of freedom is <= 0. Correction should be strictly less than the reduction factor "
+    "(input numel divided by output numel)."
+)
+
+
 def _variance(b: Importer, x: Tensor, dims: Any, correction: Any, keep: bool) -> int:
-    return b.add(
-        "var",
-        x.id,
-        axes=axes_of(dims, x.rank),
-        keepdims=keep,
-        correction=1 if correction is None else correction,
-    )
+    axes = axes_of(dims, x.rank)
+    by = 1 if correction is None else correction
+    counts = [x.fake.shape[axis] for axis in axes]
+    known = all(isinstance(n, int) for n in counts)
+    empty = any(n == 0 for n in x.fake.shape if isinstance(n, int))
+    if empty or (known and math.prod(counts) <= by):
+        where = f" ({b.line})" if b.line else ""
+        warnings.warn(f"{packet(b)}(): {_NO_FREEDOM}{where}", UserWarning, stacklevel=1)
+    return b.add("var", x.id, axes=axes, keepdims=keep, correction=by)
 
 
 @row("var.correction")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
 )  # fmt: skip
+_BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
 @dataclass(frozen=True)
@@ -299,8 +301,27 @@ def place(tree: Tree, index: int, axis: int) -> str:
     return leaf_name(tree, index) + (f".shape[{axis}]" if axis >= 0 else "")
 
 
-def leaf_name(tree: Tree, index: int) -> str:
-    """`args[0]`, `input_ids`, `args[1]['x']`: where a leaf is in the call."""
+def positional_names(function: Callable[..., Any], count: int) -> list[str]:
+    """What the parameters are called that take this many positional arguments."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):  # of something built in
+        parameters = []
+    names: list[str] = []
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}[{i}]" for i in range(count - len(names))]
+        elif parameter.kind not in _BY_NAME:
+            names.append(parameter.name)
+    return [*names, *(f"args[{i}]" for i in range(len(names), count))][:count]
+
+
+def leaf_name(tree: Tree, index: int, names: Sequence[str] = ()) -> str:
+    """`args[0]`, `input_ids`, `args[1]['x']`: where a leaf is in the call.
+
+    names: of the positional arguments, in place of `args[0]`, ...
+    """
 
     def find(tree: Tree, text: str) -> str | None:
         if isinstance(tree, Leaf):
@@ -319,4 +340,9 @@ def leaf_name(tree: Tree, index: int) -> str:
     for key, child in zip(kwargs.keys, kwargs.children, strict=True):
         if (found := find(child, str(key))) is not None:
             return found
+    if names:
+        assert isinstance(args, Branch)
+        for name, child in zip(names, args.children, strict=True):
+            if (found := find(child, name)) is not None:
+                return found
     return find(args, "args") or f"leaf {index}"

@@ -33,19 +33,22 @@ def explain(
     """Print what the call runs, or write it as a page or plain data. Returns the exit code.
 
     asm: with machine code. recorded: of the operators as they are called, under tilevm.fuse().
+    html, data: files, or `-` for the standard output.
     """
     from tilevm.tools.explain import explain as explain_call
 
     try:
+        _check_suffix("--html", html, (".html", ".htm"))
+        _check_suffix("--json", data, (".json",))
         function = load(target)
         own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
         _check_count(target, function, arguments)
         found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
         if html is not None:
-            html.write_text(found.to_html(), encoding="utf-8")
+            _write(html, found.to_html())
         if data is not None:
-            data.write_text(json.dumps(found.to_json(), indent=1), encoding="utf-8")
+            _write(data, json.dumps(found.to_json(), indent=1))
         if html is None and data is None:
             print(found)
     except (TilevmError, ValueError, AttributeError, OSError) as error:
@@ -66,6 +69,20 @@ def explain(
         )
         return 1
     return 0
+
+
+def _check_suffix(option: str, path: Path | None, wanted: Sequence[str]) -> None:
+    """Raises: ValueError, if the name is that of something else; one without a suffix may be."""
+    if path is not None and path.suffix and path.suffix.lower() not in wanted:
+        told = f"{option} {path} ends in {path.suffix!r}, but what it writes is {wanted[0]}"
+        raise ValueError(f"{told}: use {path.with_suffix(wanted[0])}")
+
+
+def _write(path: Path, text: str) -> None:
+    if path == Path("-"):
+        print(text)
+    else:
+        path.write_text(text, encoding="utf-8")
 
 
 def _check_count(target: str, function: Callable[..., Any], arguments: Sequence[Any]) -> None:

@@ -57,8 +57,10 @@ def parser() -> argparse.ArgumentParser:
     explain.add_argument(
         "--recorded", action="store_true", help="run it under tilevm.fuse(), and show its segments"
     )
-    explain.add_argument("--html", type=Path, help="write a page instead of printing")
-    explain.add_argument("--json", type=Path, help="write plain data instead of printing")
+    explain.add_argument("--html", type=Path, help="write a page instead of printing; -: print it")
+    explain.add_argument(
+        "--json", type=Path, help="write plain data instead of printing; -: print it"
+    )
     explain.set_defaults(handler=_explain)
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")

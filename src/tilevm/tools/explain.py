@@ -12,7 +12,7 @@ from typing import Any, Literal, overload
 
 from tilevm.errors import CaptureError, TilevmError, describe
 from tilevm.runtime.program import watch_segments, watched_segments
-from tilevm.tools import archive
+from tilevm.tools import archive, explain_data
 from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
 
 __all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
@@ -114,8 +114,17 @@ def _explain_capture(
             )
     callouts = tuple(CallOut(c.name, c.reason, c.line or "") for c in imported.callouts)
     compiling = (("capture by torch.export, and import", capture.capture_s * 1e6),)
+    names = capture.input_names(compiled.leaf_names(*args, **kwargs), compiled.tensor_names())
     found = _explanation(
-        compiled.title, executable, capture.conditions, callouts, asm, compiling, profiles, untimed
+        compiled.title,
+        executable,
+        capture.conditions,
+        callouts,
+        asm,
+        compiling,
+        profiles,
+        untimed,
+        names,
     )
     if save:
         _save(save, executable, capture.inputs(before), found)
@@ -123,7 +132,7 @@ def _explain_capture(
 
 
 def _save(path: str | Path, called: Any, inputs: Sequence[Any], found: Explanation) -> None:
-    told = {"explain.txt": str(found)}
+    told = {"explain.txt": found.to_text(limits=False)}
     try:
         archive.save(Path(path), called, inputs, note="tilevm.explain", more=told, runnable=True)
     except (TilevmError, ValueError, OSError) as error:  # the report is there all the same
@@ -145,8 +154,9 @@ def _explain_kernel(
                 with _profiled([one.run]):
                     profiles = _profiles(one.run, lambda: kernel(*args, **kwargs), runs)
                 untimed = "" if profiles else UNTIMED
+                names = [name for name, _ in one.graph.params]
                 found = _explanation(
-                    kernel.__name__, one.run, guards, (), asm, (), profiles, untimed
+                    kernel.__name__, one.run, guards, (), asm, (), profiles, untimed, names
                 )
                 break
     if save:
@@ -238,6 +248,7 @@ def _explanation(
     compiling: tuple[tuple[str, float], ...],
     profiles: Sequence[dict[str, Any]],
     untimed: str,
+    names: Sequence[str],
 ) -> Explanation:
     if not hasattr(executable, "steps"):
         raise CaptureError(f"{title} runs on the reference, which has no kernels")
@@ -255,6 +266,7 @@ def _explanation(
         ),
         profiles=tuple(profiles),
         untimed=untimed,
+        names=names,
     )
 
 
@@ -267,9 +279,11 @@ def _assembled(
     compiling: tuple[tuple[str, float], ...] = (),
     profiles: tuple[dict[str, Any], ...] = (),
     untimed: str = "",
+    names: Sequence[str] = (),
 ) -> Explanation:
     """What the core describes, with what Python knows of it."""
     variants = [v for kernel in described["kernels"] for v in kernel["variants"]]
+    operators = explain_data.operators(described)
     return Explanation(
         title=title,
         graph=described["graph"],
@@ -277,9 +291,10 @@ def _assembled(
         steps=tuple(described["steps"]),
         kernels=tuple(described["kernels"]),
         callouts=callouts,
-        operators=tuple(described["operators"]),
-        decisions=tuple(described["decisions"]),
+        operators=operators,
+        decisions=explain_data.decisions(described, operators),
         interface=described["interface"],
+        names=tuple(names),
         memory=described["memory"],
         symbols=tuple(described["symbols"]),
         compiling=(*compiling, ("encode and emit", sum(v["compile_us"] for v in variants))),

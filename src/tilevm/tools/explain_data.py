@@ -21,12 +21,9 @@ _NOT_COMPUTED = "kernels do not compute it"
 def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
     """Plain data. limits: with the machine's, which are measured where that was not done yet."""
     steps = _steps(explanation)
-    operators = _operators(explanation)
-    decisions = _decisions(explanation, operators)
     machine = roofline.limits(steps) if limits and explanation.profiles else None
     kernels = [
-        _kernel(number, kernel, explanation, operators, decisions)
-        for number, kernel in enumerate(explanation.kernels)
+        _kernel(number, kernel, explanation) for number, kernel in enumerate(explanation.kernels)
     ]
     memory = _memory(explanation)
     timing = _timing(explanation, steps)
@@ -38,12 +35,12 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
         "symbols": _symbols(explanation),
         "guards": list(explanation.guards),
         "checks": list(interface["checks"]),
-        "inputs": [{"value": v, "type": text} for v, text in interface["inputs"]],
+        "inputs": _inputs(explanation),
         "outputs": [{"value": v, "type": text} for v, text in interface["outputs"]],
-        "operators": operators,
+        "operators": list(explanation.operators),
         "steps": steps,
         "kernels": kernels,
-        "decisions": decisions,
+        "decisions": list(explanation.decisions),
         "memory": memory,
         "call_outs": callout_data(explanation.callouts),
         "compiling": [{"phase": phase, "us": us} for phase, us in explanation.compiling],
@@ -57,27 +54,52 @@ def callout_data(callouts: Sequence[CallOut]) -> list[dict[str, str]]:
     return [{"name": c.name, "reason": c.reason, "line": c.line} for c in callouts]
 
 
-def step_rows(explanation: Explanation) -> list[str]:
-    """A line for each step of a call, with the time that it took if that is known."""
+def input_rows(explanation: Explanation) -> list[str]:
+    """A line for each input, if the name of one is known."""
+    rows = _inputs(explanation)
+    if not any(row["name"] for row in rows):
+        return []
+    return [f"%{row['value']}: {row['type']}  {row['name']}".rstrip() for row in rows]
+
+
+def step_rows(explanation: Explanation, *, limits: bool) -> list[str]:
+    """A line for each step of a call, with its time and its limit as far as they are known."""
     texts = [str(step["text"]) for step in explanation.steps]
     if not explanation.profiles:
         return texts
     steps = _steps(explanation)
+    if limits:
+        roofline.limits(steps)
     call_ns = _timing(explanation, steps)["call_ns"]
-    times = [f"{step['ns'] / 1000:.1f} us" for step in steps]
-    wide = max(map(len, times), default=0)
-    below = "\n" + " " * (wide + 2)
+    columns = [[_us(step["ns"]) for step in steps]]
+    if any(step["limit_ns"] is not None for step in steps):
+        columns.append(
+            [
+                f"({_us(step['limit_ns'])} by {step['limited_by']})" if step["limited_by"] else ""
+                for step in steps
+            ]
+        )
+    wide = [max(map(len, column), default=0) for column in columns]
+    below = "\n" + " " * (sum(wide) + 2 * len(wide))
     rows = [
-        f"{time:>{wide}}  {text}".replace("\n", below)
-        for time, text in zip(times, texts, strict=True)
+        ("".join(f"{told:>{n}}  " for told, n in zip(row, wide, strict=True)) + text).replace(
+            "\n", below
+        )
+        for row, text in zip(zip(*columns, strict=True), texts, strict=True)
     ]
-    return [*rows, f"{call_ns / 1000:.1f} us for all, with inputs and outputs"]
+    best = sum(step["limit_ns"] or 0 for step in steps)
+    limit = f"; at best {_us(best)} for the steps, by the limits in brackets" if best else ""
+    return [*rows, f"{_us(call_ns)} for all, with inputs and outputs{limit}"]
+
+
+def _us(ns: float) -> str:
+    return f"{ns / 1000:.1f} us"
 
 
 def decision_rows(explanation: Explanation) -> list[str]:
     """A line for each decision: the value, from where to where, why, and the fact behind it."""
     rows = []
-    for row in _decisions(explanation, _operators(explanation)):
+    for row in explanation.decisions:
         fact = f" [{row['fact']}]" if row["fact"] else ""
         ends = f"{_end(row['maker'], explanation)} -> {_end(row['reader'], explanation)}"
         rows.append(f"%{row['value']}: {row['type']}: {row['reason']}{fact}, {ends}")
@@ -102,13 +124,22 @@ def _end(place: Mapping[str, Any] | None, explanation: Explanation) -> str:
     return f"{place['op']}{name}{line}"
 
 
-def _operators(explanation: Explanation) -> list[dict[str, Any]]:
-    """The operators, call-outs by the name of what they call."""
-    return [
-        {"index": i, **row, "op": explanation.steps[row["step"]]["name"]}
+def operators(described: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The operators that the core describes, call-outs by the name of what they call."""
+    return tuple(
+        {"index": i, **row, "op": described["steps"][row["step"]]["name"]}
         if row["op"] == "call" and row["step"] >= 0
         else {"index": i, **row}
-        for i, row in enumerate(explanation.operators)
+        for i, row in enumerate(described["operators"])
+    )
+
+
+def _inputs(explanation: Explanation) -> list[dict[str, Any]]:
+    inputs = (explanation.interface or {"inputs": ()})["inputs"]
+    names = explanation.names or ("",) * len(inputs)
+    return [
+        {"value": value, "type": text, "name": name}
+        for (value, text), name in zip(inputs, names, strict=True)
     ]
 
 
@@ -191,9 +222,11 @@ def _steps(explanation: Explanation) -> list[dict[str, Any]]:
     return rows
 
 
-def _decisions(
-    explanation: Explanation, operators: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def decisions(
+    described: Mapping[str, Any], operators: Sequence[Mapping[str, Any]]
+) -> tuple[dict[str, Any], ...]:
+    """The decisions that the core describes, with where values come from and go to."""
+
     def place(node: int) -> dict[str, Any] | None:
         if node < 0:
             return None
@@ -206,7 +239,7 @@ def _decisions(
             "step": operator["step"],
         }
 
-    return [
+    return tuple(
         {
             "value": row["value"],
             "type": row["type"],
@@ -215,17 +248,12 @@ def _decisions(
             "reason": row["reason"],
             "fact": row["fact"],
         }
-        for row in explanation.decisions
-    ]
+        for row in described["decisions"]
+    )
 
 
-def _kernel(
-    number: int,
-    kernel: Mapping[str, Any],
-    explanation: Explanation,
-    operators: Sequence[Mapping[str, Any]],
-    decisions: Sequence[Mapping[str, Any]],
-) -> dict[str, Any]:
+def _kernel(number: int, kernel: Mapping[str, Any], explanation: Explanation) -> dict[str, Any]:
+    operators = explanation.operators
     step = next((i for i, s in enumerate(explanation.steps) if number in s["kernels"]), None)
     lines = dict.fromkeys(operators[n]["line"] for n in kernel["operators"])
     return {
@@ -236,7 +264,7 @@ def _kernel(
         "operators": list(kernel["operators"]),
         "lines": [line for line in lines if line],
         "nodes": list(kernel["nodes"]),
-        "why_separate": list(_borders(number, kernel, operators, decisions)),
+        "why_separate": list(_borders(number, kernel, operators, explanation.decisions)),
         "variants": [
             {
                 "layout": v["layout"],

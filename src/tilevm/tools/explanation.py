@@ -28,6 +28,10 @@ class Report:
         limits: with what the machine could do at best, measured once a process (a second or two).
         """
 
+    @abstractmethod
+    def to_text(self, *, limits: bool = True) -> str:
+        """What people want to know first, as text. limits: as `to_json`."""
+
     def to_html(self, *, limits: bool = True) -> str:
         """All of it as one page that needs nothing else. limits: as `to_json`."""
         from tilevm.tools.explain_page import page
@@ -43,13 +47,16 @@ class Report:
         elif suffix == ".json":
             text = json.dumps(self.to_json(), indent=1)
         elif suffix == ".txt":
-            text = str(self)
+            text = self.to_text()
         else:
             raise ValueError(f"{path} ends in {path.suffix!r}: use .html, .json or .txt")
         path.write_text(text, encoding="utf-8")
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def __repr__(self) -> str:
-        return str(self)
+        return self.to_text()
 
 
 @dataclass(frozen=True)
@@ -65,9 +72,10 @@ class CallOut:
 class Explanation(Report):
     """What runs for a call. `str()` of it is the report; the parts are there for programs.
 
-    graph: the program, one line an operator. guards: what it assumes of a call. steps, kernels,
-    operators, decisions, memory: as the core describes them, kernels with the variants encoded so
-    far; `asm` adds "assembly" to these, as `tilevm.tools.assembly` reads it. symbols: (name, min,
+    graph: the program, one line an operator. guards: what it assumes of a call. operators,
+    decisions: as in `to_json`. steps, kernels, memory: as the core describes them, kernels with the
+    variants encoded so far; `asm` adds "assembly" to these, as `tilevm.tools.assembly` reads it.
+    names: of each input, the parameter or tensor that it is; "": not known. symbols: (name, min,
     max, multiple_of). compiling: (phase, microseconds). profiles: what each timed call took and
     had to do; `untimed`: why there is none, or not more than one.
     """
@@ -81,6 +89,7 @@ class Explanation(Report):
     operators: tuple[dict[str, Any], ...] = ()
     decisions: tuple[dict[str, Any], ...] = ()
     interface: dict[str, Any] | None = None
+    names: tuple[str, ...] = ()
     memory: dict[str, Any] | None = None
     symbols: tuple[tuple[str, int, int, int], ...] = ()
     compiling: tuple[tuple[str, float], ...] = ()
@@ -99,15 +108,17 @@ class Explanation(Report):
         """Plain data, with what the machine could do at best."""
         return explain_data.to_json(self, limits=limits)
 
-    def __str__(self) -> str:
+    def to_text(self, *, limits: bool = True) -> str:
+        """A report, with what the machine could do at best."""
         kernels = sum(step["kind"] in ("kernel", "chain") for step in self.steps)
         memory = explain_data.memory_rows(self)
         parts = [
             f"{self.title}: {kernels} kernel launches, {len(self.callouts)} call-outs",
             "" if self.steps else NO_STEPS,
             _section("graph", self.graph.splitlines()),
+            _section("inputs", explain_data.input_rows(self)),
             _section("guards", self.guards or ("none: any sizes",)),
-            _section("steps", explain_data.step_rows(self)),
+            _section("steps", explain_data.step_rows(self, limits=limits)),
             _section("cuts: values stored between kernels", explain_data.decision_rows(self)),
             _section("memory: buffers between steps", memory),
             _section("call-outs", _callout_rows(self.callouts)),
@@ -147,7 +158,8 @@ class Recording(Report):
             ],
         }
 
-    def __str__(self) -> str:
+    def to_text(self, *, limits: bool = True) -> str:
+        """A report of each segment, with what the machine could do at best."""
         runs = sum(n for segment in self.segments for n in segment.reasons.values())
         amounts = (len(self.segments), "segment"), (runs, "run"), (len(self.callouts), "call")
         told = ", ".join(f"{n} {what}{'' if n == 1 else 's'}" for n, what in amounts)
@@ -157,7 +169,7 @@ class Recording(Report):
         parts.append(_section("not recorded", _callout_rows(self.callouts)))
         for segment in self.segments:
             reasons = ", ".join(f"{reason} ({n})" for reason, n in segment.reasons.items())
-            parts.append(f"\nran {reasons}:\n{segment.explanation}")
+            parts.append(f"\nran {reasons}:\n{segment.explanation.to_text(limits=limits)}")
         return "\n".join(parts)
 
 

@@ -55,6 +55,14 @@ class Trial:
         dtypes = [t.dtype for t in call.graph.types().values() if not t.weak and t.dtype != OPAQUE]
         return "differs" if differences(found, exact, dtypes=dtypes) else RIGHT
 
+    def raised(self, call: Call) -> str:
+        """What the reference raises, with its message; "": nothing."""
+        try:
+            replay.run_tier(call, "reference")
+        except Exception as error:  # as in `_outcome`
+            return f"{type(error).__name__}: {error}".removesuffix(": ")
+        return ""
+
 
 def _outcome(call: Call, tier: str) -> tuple[tuple[Any, ...], str]:
     """The results; or none, and what was raised."""
@@ -73,11 +81,18 @@ class Judging:
 
     def __call__(self, call: Call, tier: str) -> str:
         """How the call fails on the tier."""
+        return self._asked("failure", call, tier)
+
+    def raised(self, call: Call) -> str:
+        """What the reference raises; "": nothing."""
+        return self._asked("raised", call)
+
+    def _asked(self, question: str, *args: Any) -> str:
         try:
             if self._worker is None:
                 self._worker = Worker(self._target, (), {"TILEVM_FAILURES": "off"})
                 self._worker.call("bound")
-            return str(self._worker.call("failure", call, tier, limit_s=LIMIT_S))
+            return str(self._worker.call(question, *args, limit_s=LIMIT_S))
         except WorkerDied as death:
             self.close()
             return "hangs" if death.summary.startswith("no answer") else "dies"
@@ -141,7 +156,10 @@ def run(path: Path, out: Path, judge: Judging | None = None) -> int:
             raise NotADirectoryError(f"there is no directory {out.parent} for {out.name}")
         tier, failure = first_failure(call, judge)
         if not failure:
-            print("The call fails on no tier: there is nothing to minimise.")
+            found = "The call fails on no tier"
+            if raised := judge.raised(call):
+                found = f"The reference raises {raised}\nNo tier fails in another way"
+            print(f"{found}: there is nothing to minimise.")
             return 1
         before = len(call.graph.nodes)
         print(f"On {tier} the call {failure}, with {before} operators.")

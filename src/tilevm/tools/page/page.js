@@ -272,7 +272,7 @@ function graphSection() {
     s.value === null ? "" : ` is ${s.value} in this call;`,
     ` at least ${s.min}${s.max === null ? "" : `, at most ${s.max}`}`,
     s.multiple_of > 1 ? `, a multiple of ${s.multiple_of}` : ""));
-  const typed = (row) => [el("code", {}, `%${row.value}: ${row.type}`), " "];
+  const typed = (row) => [row.name ? `${row.name} ` : null, el("code", {}, `%${row.value}: ${row.type}`), " "];
   return [
     el("p", {}, "Takes ", data.inputs.map(typed)), el("p", {}, "returns ", data.outputs.map(typed)),
     el("h3", {}, "What is known of the sizes"), el("ul", { class: "why" }, known,
