@@ -129,7 +129,9 @@ void whole(const UnitBlock& t, float* c, std::int64_t c_stride, bool add) {
 template <int kR, int kC, int kOf, bool kFar>
 void multiply_of(const UnitBlock& t) {
   asm volatile("" ::: "memory");
-  if (t.rows == kR * 16 && t.columns == kC * 16)
+  // Pieces are not added to what c holds one by one: small ones would be lost in it.
+  const bool apart = kOf == kPieces && t.add;
+  if (t.rows == kR * 16 && t.columns == kC * 16 && !apart)
     return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, t.add);
   alignas(64) float edge[32 * 32];
   whole<kR, kC, kOf, kFar>(t, edge, 32, false);
