@@ -81,7 +81,9 @@ void Emitter<T>::store(const Instr& instr) {
   const auto storage = info(instr).storage;
   const int bytes = bytecode::storage_bytes(storage);
   const auto to = [&] { return t_.address(instr.mem, over_x, bytes, copy_); };
-  t_.streaming = streams_ && p_.operands[instr.mem].role == bytecode::Role::kOutput;
+  // Where columns do not lie side by side, this is a copy that stays in the caches.
+  t_.streaming = streams_ && p_.operands[instr.mem].role == bytecode::Role::kOutput &&
+                 p_.operands[instr.mem].contiguous != 0;
   switch (storage) {
     case Storage::kF32:
     case Storage::kI32: {
