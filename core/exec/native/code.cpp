@@ -30,10 +30,10 @@ using std::int64_t;
 using Entry = int (*)(Frame*);
 
 constexpr std::uint32_t kCodeBlock = 1U << 20;
-constexpr int64_t kPanelBytes = 64 << 10;    // copies of operands that are alive at once
+constexpr int64_t kPanelBytes = 64 << 10;      // copies of operands that are alive at once
 constexpr int64_t kStreamedBytes = 128 << 10;  // the same, where results go past the caches
-constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
-constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
+constexpr int64_t kMostScratch = 8LL << 20;    // where a sweep must be whole
+constexpr int64_t kRowsAhead = 8;              // that a fold over rows fetches before it needs them
 // A fold over rows that are far apart goes through so many rows of all columns at a time, so that
 // memory is read in order; accumulators are kept in between.
 constexpr int64_t kRowsAtOnce = 16;

@@ -130,6 +130,7 @@ typename T::F Emitter<T>::bf16_bits(const F& given) {
 }
 template <class T>
 typename T::F Emitter<T>::rounded_bf16(const F& x) {
+  if constexpr (T::kRoundsBf16) return t_.rounded_bf16(x);
   return t_.template ishl<16>(bf16_bits(x));
 }
 
