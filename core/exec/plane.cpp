@@ -1,5 +1,9 @@
 #include "exec/plane.h"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -17,6 +21,7 @@ constexpr std::size_t at(int i) { return static_cast<std::size_t>(i); }
 // Squares of this many elements: a line of one side is used up before the next is read, so that
 // strides that are powers of two, whose lines fall on each other in the caches, do no harm.
 constexpr int64_t kSquare = 16;
+constexpr int64_t kLineBytes = 64;
 
 std::byte* element(const Plane& p, int64_t y, int64_t x) {
   return p.base + y * p.y_stride + x * p.x_stride;
@@ -24,8 +29,7 @@ std::byte* element(const Plane& p, int64_t y, int64_t x) {
 
 template <class T>
 void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexcept {
-  constexpr int64_t kLine = 64;
-  if (std::max(std::abs(to.x_stride), std::abs(from.x_stride)) < kLine) {
+  if (std::max(std::abs(to.x_stride), std::abs(from.x_stride)) < kLineBytes) {
     for (int64_t y = 0; y < rows; ++y) {
       std::byte* target = element(to, y, 0);
       const std::byte* source = element(from, y, 0);
@@ -47,6 +51,7 @@ void copy_by_element(const Plane& to, const Plane& from, int64_t rows, int64_t c
 
 using Row4 = std::uint32_t __attribute__((vector_size(16)));
 using Row8 = std::uint32_t __attribute__((vector_size(32)));
+using Row16 = std::uint32_t __attribute__((vector_size(64)));
 
 template <class T>
 T load(const std::byte* from) {
@@ -123,6 +128,74 @@ struct Eight {
       TILEVM_UNROLL for (int i = 0; i < 4; ++i)
           std::memcpy(to + (4 * half + i) * to_step, &rows[i], sizeof(Row8));
     }
+  }
+};
+
+// And with vectors that are whole lines, which can be stored past the caches.
+#define TILEVM_AVX512 __attribute__((target("avx512f")))
+bool has_sixteen() { return __builtin_cpu_supports("avx512f") != 0; }
+
+template <bool streams>
+struct Line {
+  static constexpr int kBytes = 4;
+  static constexpr int kSize = 16;
+
+  TILEVM_AVX512 static void transpose(std::byte* to, int64_t to_step, const std::byte* from,
+                                      int64_t from_step) {
+    // Eight columns at a time. Quarters of a vector: those of line i, then those of line i + 4.
+    TILEVM_UNROLL for (int half = 0; half < 2; ++half) {
+      Row16 column[2][4];  // of the upper lines, of the lower ones: column c, and column c + 4
+      TILEVM_UNROLL for (int part = 0; part < 2; ++part) {
+        Row16 q[4];
+        TILEVM_UNROLL for (int i = 0; i < 4; ++i) {
+          const auto* line = from + (8 * part + i) * from_step + 32 * half;
+          Row8 one, other;
+          std::memcpy(&one, line, sizeof(one));
+          std::memcpy(&other, line + 4 * from_step, sizeof(other));
+          q[i] = __builtin_shufflevector(one, other, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13,
+                                         14, 15);
+        }
+        const Row16 low01 = low(q[0], q[1]), high01 = high(q[0], q[1]);
+        const Row16 low23 = low(q[2], q[3]), high23 = high(q[2], q[3]);
+        column[part][0] = low_pairs(low01, low23);
+        column[part][1] = high_pairs(low01, low23);
+        column[part][2] = low_pairs(high01, high23);
+        column[part][3] = high_pairs(high01, high23);
+      }
+      TILEVM_UNROLL for (int i = 0; i < 4; ++i) {
+        const Row16 upper = column[0][i], lower = column[1][i];
+        auto* const line = to + (8 * half + i) * to_step;
+        put(line, __builtin_shufflevector(upper, lower, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19,
+                                          24, 25, 26, 27));
+        put(line + 4 * to_step,
+            __builtin_shufflevector(upper, lower, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28,
+                                    29, 30, 31));
+      }
+    }
+  }
+
+ private:
+  TILEVM_AVX512 static void put(std::byte* to, const Row16& x) {
+    if constexpr (streams) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to), reinterpret_cast<const __m512i&>(x));
+    } else {
+      std::memcpy(to, &x, sizeof(x));
+    }
+  }
+  // x[0], y[0], x[1], y[1] of each quarter, and the other two; the same of pairs.
+  TILEVM_AVX512 static Row16 low(const Row16& x, const Row16& y) {
+    return __builtin_shufflevector(x, y, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29);
+  }
+  TILEVM_AVX512 static Row16 high(const Row16& x, const Row16& y) {
+    return __builtin_shufflevector(x, y, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15,
+                                   31);
+  }
+  TILEVM_AVX512 static Row16 low_pairs(const Row16& x, const Row16& y) {
+    return __builtin_shufflevector(x, y, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+  }
+  TILEVM_AVX512 static Row16 high_pairs(const Row16& x, const Row16& y) {
+    return __builtin_shufflevector(x, y, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30,
+                                   31);
   }
 };
 #endif
@@ -231,8 +304,6 @@ struct Lines8 {
   }
 };
 
-using Row16 = std::uint32_t __attribute__((vector_size(64)));
-#define TILEVM_AVX512 __attribute__((target("avx512f")))
 struct Lines16 {
   TILEVM_AVX512 static void split(std::byte* first, std::byte* second, const std::byte* pairs,
                                   int64_t count) {
@@ -280,7 +351,7 @@ void with_lines(Work work) {
 }
 
 template <class T>
-void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexcept {
+void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols, bool streams) noexcept {
   constexpr int64_t kBytes = sizeof(T);
   if (kBytes == 4 && to.x_stride == 4 && from.x_stride == 8) {
     for (int64_t y = 0; y < rows; ++y) every_second(element(to, y, 0), element(from, y, 0), cols);
@@ -294,11 +365,19 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
   auto* transpose = transpose_square<Sixteen<T>>;
+  auto* transpose_lines = transpose;  // where those of `to` begin at lines of the caches
+  const int64_t to_step = in ? to.y_stride : to.x_stride;
 #if defined(__x86_64__)
-  if (kBytes == 4 && has_eight()) transpose = transpose_square<Eight>;
+  if (kBytes == 4 && has_sixteen()) {
+    transpose = transpose_lines = transpose_square<Line<false>>;
+    if (streams && to_step % kLineBytes == 0) transpose_lines = transpose_square<Line<true>>;
+  } else if (kBytes == 4 && has_eight()) {
+    transpose = transpose_lines = transpose_square<Eight>;
+  }
+#else
+  static_cast<void>(streams);
 #endif
   const bool squares = (in || out) && rows >= kSquare && cols >= kSquare;
-  const int64_t to_step = in ? to.y_stride : to.x_stride;
   const int64_t from_step = in ? from.x_stride : from.y_stride;
   for (int64_t i = 0; i < cols; i += kSquare) {
     // The last square may lie over the one before it.
@@ -317,25 +396,34 @@ void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols) noexce
       } else if (in && i + 2 * kSquare <= cols) {
         later = element(from, j + kSquare < rows ? 0 : kSquare, i + kSquare);
       }
-      transpose(element(to, y, x), to_step, element(from, y, x), from_step, in, later);
+      std::byte* const target = element(to, y, x);
+      const bool line = reinterpret_cast<std::uintptr_t>(target) % kLineBytes == 0;
+      (line ? transpose_lines : transpose)(target, to_step, element(from, y, x), from_step, in,
+                                           later);
     }
   }
 }
 
 }  // namespace
 
-void copy_plane(const Plane& to, const Plane& from, int64_t rows, int64_t cols,
-                int bytes) noexcept {
+void copy_plane(const Plane& to, const Plane& from, int64_t rows, int64_t cols, int bytes,
+                bool streams) noexcept {
   switch (bytes) {
     case 1:
-      return copy<std::uint8_t>(to, from, rows, cols);
+      return copy<std::uint8_t>(to, from, rows, cols, streams);
     case 2:
-      return copy<std::uint16_t>(to, from, rows, cols);
+      return copy<std::uint16_t>(to, from, rows, cols, streams);
     case 4:
-      return copy<std::uint32_t>(to, from, rows, cols);
+      return copy<std::uint32_t>(to, from, rows, cols, streams);
     default:
-      return copy<std::uint64_t>(to, from, rows, cols);
+      return copy<std::uint64_t>(to, from, rows, cols, streams);
   }
+}
+
+void end_streams() noexcept {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 void split_pairs(const Plane& first, const Plane& second, const Plane& pairs, int64_t rows,

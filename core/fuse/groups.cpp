@@ -212,6 +212,22 @@ void Grouping::add_loads(int unit, int n, const AxisMap& out) {
     if (loaders_[at(v)].empty() || loaders_[at(v)].back() != unit) loaders_[at(v)].push_back(unit);
   }
 }
+
+Load Grouping::unpermuted(Load load) const {
+  while (info[at(load.value)].where == Where::kBuffer) {
+    const int n = program.values[at(load.value)].node;
+    if (n < 0 || program.nodes[at(n)].op != Op::permute) break;
+    const Node& node = program.nodes[at(n)];
+    const ValueId of = node.inputs[0];
+    if (info[at(of)].where != Where::kBuffer) break;
+    AxisMap map;
+    for (int d = 0; d < shape(of).rank; ++d)
+      map.axis[at(static_cast<int>(node.attrs[0].ints[at(d)]))] = load.map.axis[at(d)];
+    load = {of, map};
+  }
+  return load;
+}
+
 // Sizes -------------------------------------------------------------------------------------------
 
 namespace {

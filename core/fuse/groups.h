@@ -101,6 +101,9 @@ class Grouping {
   std::vector<ValueInfo> info;
   std::vector<Group> groups;  // indexed by unit; empty for other units
   Order order;
+  // A load of a permuted view as one of what it is a view of.
+  Load unpermuted(Load load) const;
+
   std::vector<AxisMap> reduce_map;            // by node: map of a reduction's input dims
   std::unordered_map<int, int> unit_of_node;  // calls, concats
   std::vector<Step> parts;                    // kAlloc and kSlice steps that concats need first
@@ -136,6 +139,9 @@ class Grouping {
   void refuse(int unit, const Why& why) { refused_.push_back({unit, why}); }
   Why refusal(int unit) const;
   bool join_sibling(int node, int unit, ValueId shared, const AxisMap& map);
+  bool join_permuted(int node);
+  std::optional<AxisMap> permuted_map(int node, ValueId shared, const Load& load) const;
+  bool loads_same(int node, const Group& group, const AxisMap& out) const;
   int new_group();
   int new_unit();
   void add_node(int unit, int node, const AxisMap& out);

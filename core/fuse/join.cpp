@@ -298,6 +298,71 @@ bool Grouping::join_sibling(int n, int unit, ValueId shared, const AxisMap& map)
   return true;
 }
 
+// Joins a group that loads all of the operands already, if not in this order of dims: x + y.T where
+// x.T + y is. By itself, it would read them again, and one of them across its lines.
+bool Grouping::join_permuted(int n) {
+  const Node& node = program.nodes[at(n)];
+  const auto in_memory = [&](ValueId v) { return info[at(v)].where == Where::kBuffer; };
+  const auto shared = std::ranges::find_if(node.inputs, in_memory);
+  if (shared == node.inputs.end()) return false;
+  const auto differs = [&](ValueId v) { return in_memory(v) && v != *shared; };
+  if (std::ranges::none_of(node.inputs, differs)) return false;
+  const ValueId root = unpermuted({*shared, {}}).value;
+  SmallVector<ValueId, 4> views{root};
+  for (const int user : users(root)) {
+    if (program.nodes[at(user)].op == Op::permute) views.push_back(program.nodes[at(user)].out);
+  }
+  for (const ValueId view : views) {
+    for (const int unit : loaders_[at(view)] | std::views::reverse) {
+      const Group& g = groups[at(unit)];
+      if (!g.alive || g.has_fold) continue;
+      for (const Load& load : g.loads) {
+        if (load.value != view) continue;
+        const auto map = permuted_map(n, *shared, load);
+        if (!map || !loads_same(n, g, *map) || !join_sibling(n, unit, *shared, *map)) continue;
+        add_node(unit, n, *map);
+        add_loads(unit, n, *map);
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+// Axes of the dims of node n, of which an operand is loaded as `load` has it.
+std::optional<AxisMap> Grouping::permuted_map(int n, ValueId shared, const Load& load) const {
+  const int rank = shape(shared).rank;
+  if (rank != shape(program.nodes[at(n)].out).rank) return std::nullopt;
+  const Load found = unpermuted(load);
+  AxisMap itself;
+  for (int d = 0; d < rank; ++d) itself.axis[at(d)] = static_cast<std::int8_t>(d);
+  const Load wanted = unpermuted({shared, itself});
+  if (found.value != wanted.value) return std::nullopt;
+  AxisMap map;
+  for (int d = 0; d < rank; ++d) map.axis[at(wanted.map.axis[at(d)])] = found.map.axis[at(d)];
+  return map;
+}
+
+// Whether a group loads every operand of node n whose dims run along `out` there.
+bool Grouping::loads_same(int n, const Group& group, const AxisMap& out) const {
+  const Node& node = program.nodes[at(n)];
+  const int rank = shape(node.out).rank;
+  return std::ranges::all_of(node.inputs, [&](ValueId v) {
+    if (info[at(v)].where == Where::kFree) return info[at(v)].free_dim < 0;
+    if (info[at(v)].where != Where::kBuffer) return false;
+    const Shape& s = shape(v);
+    Load wanted{v, {}};
+    for (int i = 0; i < s.rank; ++i) {
+      if (!one(s[i])) wanted.map.axis[at(i)] = out.axis[at(i + rank - s.rank)];
+    }
+    wanted = unpermuted(wanted);
+    return std::ranges::any_of(group.loads, [&](const Load& load) {
+      const Load found = unpermuted(load);
+      return found.value == wanted.value && found.map.axis == wanted.map.axis;
+    });
+  });
+}
+
 void Grouping::place_elementwise(int n) {
   const Node& node = program.nodes[at(n)];
   const bool constant = std::ranges::all_of(node.inputs, [&](ValueId v) {
@@ -333,6 +398,7 @@ void Grouping::place_elementwise(int n) {
       return;
     }
   }
+  if (candidates.empty() && join_permuted(n)) return;
   const int unit = new_group();
   AxisMap map;
   const Shape& out = shape(node.out);

@@ -221,8 +221,10 @@ class Builder {
   int load(ValueId v, const AxisMap& map, bool number = false) {
     const Storage storage = storage_of(dtype(v));
     const RegType type = number ? RegType::kF32 : reg_of(dtype(v));
+    const Load same = g_.unpermuted({v, map});
     for (const auto& l : loads_) {
-      if (l.value == v && l.map.axis == map.axis && kernel_.nodes[at(l.node)].type == type) {
+      if (l.value == same.value && l.map.axis == same.map.axis &&
+          kernel_.nodes[at(l.node)].type == type) {
         return l.node;
       }
     }
@@ -240,7 +242,7 @@ class Builder {
     node.operand = static_cast<std::int16_t>(operand(ref));
     const int result = push(node);
     hold(result, storage);
-    loads_.push_back({v, map, result});
+    loads_.push_back({same.value, same.map, result});
     return result;
   }
 

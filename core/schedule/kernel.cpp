@@ -287,14 +287,14 @@ struct Parts {
 
 namespace {
 
-// Whether every output's vectors are whole lines, and none is written through a copy.
+// Whether every output's vectors are whole lines. Copies of what lies otherwise see to that where
+// they are made.
 bool aligned_outputs(const fuse::KernelGraph& graph, const Layout& layout,
                      std::span<const exec::Binding> bindings) {
   for (std::size_t i = 0; i < graph.operands.size(); ++i) {
     const std::uint8_t cls = layout.cls.operand[i];
     const bool over_columns = (cls & 1) != 0, contiguous = (cls & 4) != 0;
-    if (graph.operands[i].role != bytecode::Role::kOutput || !over_columns) continue;
-    if (!contiguous) return false;
+    if (graph.operands[i].role != bytecode::Role::kOutput || !over_columns || !contiguous) continue;
     const exec::Binding& b = bindings[i];
     std::int64_t bits = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(b.base));
     if (layout.space.rows > 1) bits |= b.y_stride;

@@ -178,6 +178,31 @@ int siblings() {
   return 0;
 }
 
+// What reads the same operands in another order of dims, and no others, is of the same kernel.
+int permuted_siblings() {
+  const auto plan_of = [](auto second) {
+    Case c;
+    const auto x = c.in({c.b, c.d});
+    const auto y = c.in({c.d, c.b});
+    const auto turned = c.add(Op::permute, {x}, {c.axes({1, 0})});
+    const auto first = c.add(Op::add, {turned, y});
+    return c.plan({first, second(c, x, y)});
+  };
+  const auto both = plan_of([](Case& c, ValueId x, ValueId y) {
+    return c.add(Op::mul, {x, c.add(Op::permute, {y}, {c.axes({1, 0})})});
+  });
+  CHECK(kernels(both) == 1);
+  CHECK(both.kernels[0].operands.size() == 4);  // two are read, two written
+  CHECK(encodes(both) == 0);
+  const auto one = plan_of([](Case& c, ValueId x, ValueId) { return c.add(Op::exp, {x}); });
+  CHECK(kernels(one) == 2);
+  const auto more = plan_of([](Case& c, ValueId x, ValueId) {
+    return c.add(Op::mul, {x, c.in({c.b, c.d})});
+  });
+  CHECK(kernels(more) == 2);
+  return 0;
+}
+
 // Several results do not draw the loop away from the rows that their folds read.
 int results_are_small() {
   Case c;
@@ -448,6 +473,7 @@ int main() {
       {"no_circles", no_circles},
       {"decisions", decisions},
       {"siblings", siblings},
+      {"permuted_siblings", permuted_siblings},
       {"results_are_small", results_are_small},
       {"views", views},
       {"layouts", layouts},

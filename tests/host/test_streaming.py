@@ -59,6 +59,33 @@ def test_bits_are_those_of_small_calls(
             assert torch.equal(a[part].view(torch.uint8), b.view(torch.uint8))
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns"), [(ROWS, COLUMNS), (ROWS, COLUMNS - 1), (ROWS + 40, COLUMNS - 16)]
+)
+def test_results_across_the_lines_of_others(rows: int, columns: int) -> None:
+    """Some are written by a copy; lines of the caches begin where rows do, or do not."""
+
+    def across(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return torch.relu(x.t() * 2 + y), x + y.t()
+
+    x, y = torch.randn(rows, columns), torch.randn(columns, rows)
+    for _ in range(2):
+        found = tilevm.compile(across)(x, y)
+        for a, b in zip(found, across(x, y), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_few_long_rows_of_copies() -> None:
+    """Copies are cut where lines of the caches begin in what is stored."""
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return (x.t() * 2 + 1).contiguous()
+
+    for rows in (2, 3, 5, 7):
+        x = torch.randn(1 << 22, rows)
+        assert torch.equal(tilevm.compile(turned)(x), turned(x))
+
+
 def test_what_is_read_again_or_not_aligned_does_not_stream() -> None:
     x = torch.randn(ROWS, COLUMNS)
     assert not streams(lambda x, y: (x + y).sum(), x, x)

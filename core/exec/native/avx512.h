@@ -522,6 +522,20 @@ class Avx512 : public X86 {
   // bits of those.
   static constexpr bool kRoundsBf16 = true;
   bool rounds_bf16() const { return rounds_bf16_; }
+  // The nearest bfloat16 as a float, ties to even; NaN becomes quiet, and loses its low bits as the
+  // processor's own rounding has it.
+  F rounded_bf16(const F& x) {
+    const F s = in_register(x);
+    const M odd = fresh_mask();
+    F r = fresh();
+    source(i32(1 << 16), [&](const auto& bit) { a.vptestmd(k(odd), zmm(s), bit); });
+    source(i32(0x7fff), [&](const auto& half) { a.vpaddd(zmm(r), zmm(s), half); });
+    source(i32(0x8000), [&](const auto& half) { a.k(k(odd)).vpaddd(zmm(r), zmm(s), half); });
+    constexpr std::int32_t kQuietNan = 0x22;  // of NaN of both kinds; all else stays
+    source(i32(kQuietNan), [&](const auto& t) { a.vfixupimmps(zmm(r), zmm(s), t, 0); });
+    source(i32(-1 << 16), [&](const auto& upper) { a.vpandd(zmm(r), zmm(r), upper); });
+    return r;
+  }
   template <class Bits>
   void store_bf16(const Address& to, const F& x, Bits slowly) {
     const F s = in_register(x);

@@ -30,9 +30,10 @@ using std::int64_t;
 using Entry = int (*)(Frame*);
 
 constexpr std::uint32_t kCodeBlock = 1U << 20;
-constexpr int64_t kPanelBytes = 64 << 10;    // copies of operands that are alive at once
-constexpr int64_t kMostScratch = 8LL << 20;  // where a sweep must be whole
-constexpr int64_t kRowsAhead = 8;            // that a fold over rows fetches before it needs them
+constexpr int64_t kPanelBytes = 64 << 10;      // copies of operands that are alive at once
+constexpr int64_t kStreamedBytes = 128 << 10;  // the same, where results go past the caches
+constexpr int64_t kMostScratch = 8LL << 20;    // where a sweep must be whole
+constexpr int64_t kRowsAhead = 8;              // that a fold over rows fetches before it needs them
 // A fold over rows that are far apart goes through so many rows of all columns at a time, so that
 // memory is read in order; accumulators are kept in between.
 constexpr int64_t kRowsAtOnce = 16;
@@ -148,6 +149,7 @@ struct Code::Impl {
   std::size_t size = 0;
   std::vector<OperandInfo> operands;
   Fold fold = Fold::kNone;
+  bool streams = false;
   int lanes = 0;
   int passes = 0;
   int kept = 0;              // vectors of accumulators of a vector of columns
@@ -236,6 +238,7 @@ std::unique_ptr<Code> Code::emit(std::span<const std::byte> program, Target targ
   impl->size = holder.codeSize();
   impl->operands.assign(view.operands.begin(), view.operands.end());
   impl->fold = view.header->fold;
+  impl->streams = streams;
   impl->lanes = lanes(target);
   impl->kept = kept;
   impl->passes = passes_of(view);
@@ -285,14 +288,16 @@ class Run {
     }
     bytes *= Impl::sweeps(space);
     constexpr int64_t kColumnsAtOnce = 128;
+    const int64_t at_once = impl_.streams ? kStreamedBytes : kPanelBytes;
     if (!impl_.folds_columns()) cols_ = std::min(cols_, kColumnsAtOnce);
     if (!impl_.folds_rows()) {
-      const int64_t fit = kPanelBytes / std::max<int64_t>(1, cols_ * bytes);
+      const int64_t fit = at_once / std::max<int64_t>(1, cols_ * bytes);
       rows_ = std::min(rows_, std::max<int64_t>(1, fit));
       // A few long rows: the copies of a call are to be as large as those of many.
       if (!impl_.folds_columns()) {
-        const int64_t fill = kPanelBytes / std::max<int64_t>(1, rows_ * bytes);
-        cols_ = std::min(space.cols, std::max(cols_, fill));
+        const int64_t fill = at_once / std::max<int64_t>(1, rows_ * bytes);
+        // Panels begin at whole lines of other operands, as stores past the caches must.
+        cols_ = std::min(space.cols, std::max(cols_, fill / kCacheLine * kCacheLine));
       }
     }
   }
@@ -313,7 +318,9 @@ class Run {
     begin(memory);
     if (in_parts_) return over_outer([&] { return parts(); });
     if (impl_.packed.empty()) return over_outer([&] { return call(); });
-    return over_outer([&] { return panels(); });
+    const Status status = over_outer([&] { return panels(); });
+    if (impl_.streams) end_streams();
+    return status;
   }
 
  private:
@@ -585,7 +592,7 @@ class Run {
         } else if (role == Role::kInput) {
           copy_plane(panel_plane, memory_plane, rows, frame_.cols, bytes);
         } else {
-          copy_plane(memory_plane, panel_plane, rows, frame_.cols, bytes);
+          copy_plane(memory_plane, panel_plane, rows, frame_.cols, bytes, impl_.streams);
         }
       }
     }

@@ -354,6 +354,11 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}};
     if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
     combine(op, acc, upper);
+    if (is_sum(op)) {  // one half is enough from here on
+      for (int n = T::kLanes / 4; n >= 1; n /= 2) t_.add_double_to(acc.lo, t_.turned64(acc.lo, n));
+      acc.lo = acc.hi = t_.first64(acc.lo);
+      return;
+    }
     for (int n = T::kLanes / 4; n >= 1; n /= 2) {
       Accumulator turned;
       turned.lo = wide ? t_.turned64(acc.lo, n) : t_.turned(acc.lo, n);
@@ -409,7 +414,12 @@ void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
       const bool mean = op(i) == Op::mean_f32;
       Pair sum{std::move(acc.lo), std::move(acc.hi)};
       if (in_place) acc.lo = sum.lo;
-      give(acc.lo, t_.from_double(mean ? Pair{t_.over_count(sum.lo), t_.over_count(sum.hi)} : sum));
+      if (mean) {
+        F lo = t_.over_count(sum.lo);
+        F hi = lanes_fold() ? lo : t_.over_count(sum.hi);
+        sum = {std::move(lo), std::move(hi)};
+      }
+      give(acc.lo, t_.from_double(sum));
     } else if (compensated(op(i))) {
       const bool mean = op(i) == Op::mean_f64;
       give(acc.lo, mean ? mean_of(acc.lo, acc.index_lo) : t_.addpd(acc.lo, acc.index_lo));

@@ -81,7 +81,9 @@ void Emitter<T>::store(const Instr& instr) {
   const auto storage = info(instr).storage;
   const int bytes = bytecode::storage_bytes(storage);
   const auto to = [&] { return t_.address(instr.mem, over_x, bytes, copy_); };
-  t_.streaming = streams_ && p_.operands[instr.mem].role == bytecode::Role::kOutput;
+  // Where columns do not lie side by side, this is a copy that stays in the caches.
+  t_.streaming = streams_ && p_.operands[instr.mem].role == bytecode::Role::kOutput &&
+                 p_.operands[instr.mem].contiguous != 0;
   switch (storage) {
     case Storage::kF32:
     case Storage::kI32: {
@@ -128,6 +130,7 @@ typename T::F Emitter<T>::bf16_bits(const F& given) {
 }
 template <class T>
 typename T::F Emitter<T>::rounded_bf16(const F& x) {
+  if constexpr (T::kRoundsBf16) return t_.rounded_bf16(x);
   return t_.template ishl<16>(bf16_bits(x));
 }
 
