@@ -246,7 +246,7 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
   const bool far =
       sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kSecondCache;
   const auto run = way == Way::kPackedPieces ? unit.multiply_pieces : unit.multiply;
-  const std::int64_t block_rows = even(sizes.m, kBlockRows);
+  const std::int64_t block_rows = rounded_up(even(sizes.m, kBlockRows), kPanelRows);
   Arranged rows_of(tiles, unit, way, a, room);
   alignas(64) std::array<Brain, kPieces * 2 * kUnitElements> edge;
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {

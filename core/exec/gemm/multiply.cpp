@@ -373,7 +373,8 @@ bool in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Ma
 
 }  // namespace
 
-// Measured with core/bench/gemm_bench.cpp on AMD Zen 4, what is by units.h on an Intel Xeon; the crossings are flat. Where B is packed
+// Measured with core/bench/gemm_bench.cpp on AMD Zen 4, what is by units.h on an Intel Xeon; the
+// crossings are flat. Where B is packed
 // ahead, that is quicker from a few rows on, but for narrower storages: what they become as
 // float32 is as quick in a cache, and slower where B comes from memory.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {

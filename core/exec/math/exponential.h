@@ -9,7 +9,13 @@ TILEVM_MATH_BEGIN
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2Hi = 0x1.62e430p-1f;
 inline constexpr float kLn2Lo = -0x1.05c610p-29f;
-inline constexpr float kExpLow = -104.0f;  // exp rounds to 0 from here down
+// exp and exp2 round to 0 from -104 and -151 down. Some processors take 400 times as long for a
+// vector in which that happens, or a result is a denormal, but not where scale2 is told at once that
+// nothing is left: then what is masked by a large negative number costs nothing.
+template <class B>
+inline constexpr float kExpLow = B::kScalesFar ? -1000.0f : -104.0f;
+template <class B>
+inline constexpr float kExp2Low = B::kScalesFar ? -1440.0f : -151.0f;
 
 template <class B>
 struct ExpReduced {
@@ -26,7 +32,7 @@ TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, const typename B::F& x) {
 // exp(x) for x <= 89 or NaN; faster than exp by one operation.
 template <class B>
 TILEVM_MATH_FN typename B::F exp_below_89(B& b, const typename B::F& x) {
-  auto [n, r] = exp_reduce(b, b.max(b.f32(kExpLow), x));
+  auto [n, r] = exp_reduce(b, b.max(b.f32(kExpLow<B>), x));
   auto p = horner(b, r, kExp);
   p = b.fma(b.fma(p, r, b.f32(1.0f)), r, b.f32(1.0f));
   return b.scale2(p, n);
@@ -45,7 +51,7 @@ TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, const t
 
 template <class B>
 TILEVM_MATH_FN typename B::F exp2(B& b, typename B::F x) {
-  x = b.max(b.f32(-151.0f), b.min(b.f32(129.0f), x));
+  x = b.max(b.f32(kExp2Low<B>), b.min(b.f32(129.0f), x));
   auto n = b.round_even(x);
   return exp2_of_parts(b, n, b.sub(x, n));
 }

@@ -25,6 +25,11 @@ struct HwyBackend {
   using F = hn::Vec<D>;
   using I = hn::Vec<DI>;
   using M = hn::Mask<D>;
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  static constexpr bool kScalesFar = sizeof(F) == 64;
+#else
+  static constexpr bool kScalesFar = false;
+#endif
 
   static HWY_ATTR HWY_INLINE F f32(float c) { return hn::Set(D(), c); }
   static HWY_ATTR HWY_INLINE I i32(int32_t c) { return hn::Set(DI(), c); }
@@ -62,7 +67,7 @@ struct HwyBackend {
   // The intrinsics leave out what NearestInt adds to saturate.
   static HWY_ATTR HWY_INLINE I to_int(F x) {
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
-    if constexpr (sizeof(F) == 64) return I{_mm512_cvtps_epi32(x.raw)};
+    if constexpr (kScalesFar) return I{_mm512_cvtps_epi32(x.raw)};
 #endif
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
     if constexpr (sizeof(F) == 32) return I{_mm256_cvtps_epi32(x.raw)};

@@ -21,7 +21,7 @@
 //   Choice       F select(M, F yes, F no), I iselect(M, I yes, I no)
 //   Scaling      F scale2(F x, F n) = x * 2^n rounded once, n integral in [-252, 254] or NaN;
 //                x in [2^-2, 2^2] or NaN. `scale2_by_bits` below does it with the others;
-//                AVX-512 has vscalefps.
+//                AVX-512 has vscalefps. kScalesFar: n may be as low as -2000; 0 is quick then.
 //   Seldom       F when_any(M m, F current, f): select(m, f(), current), f skipped if m is all
 //                false. f is a C++ callable without arguments that may use values made before.
 //                F out_of_line(double (*)(double), F), out_of_line(double (*)(double, double),

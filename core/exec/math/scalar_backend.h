@@ -15,6 +15,8 @@ struct ScalarBackend {
   using I = int32_t;
   using M = bool;
 
+  static constexpr bool kScalesFar = false;
+
   F f32(float c) const { return c; }
   I i32(int32_t c) const { return c; }
 

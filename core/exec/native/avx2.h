@@ -24,6 +24,7 @@ class Avx2 : public X86 {
 
   static constexpr int kLanes = 8;
   static constexpr const char* kName = "avx2";
+  static constexpr bool kScalesFar = false;
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
   static constexpr bool kManyRegisters = false;

@@ -22,6 +22,7 @@ class Avx512 : public X86 {
 
   static constexpr int kLanes = 16;
   static constexpr const char* kName = "avx512";
+  static constexpr bool kScalesFar = true;
   static constexpr bool kManyRegisters = true;  // more than 16
   static constexpr bool kMaskRegisters = true;  // masks are not vectors
   // Loads and stores under a mask cost hardly more than others, so that a long body needs no copy.

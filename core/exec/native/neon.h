@@ -23,6 +23,7 @@ class Neon : public A64 {
   };
 
   static constexpr int kLanes = 4;
+  static constexpr bool kScalesFar = false;
   static constexpr bool kManyRegisters = true;  // more than 16
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
