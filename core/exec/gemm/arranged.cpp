@@ -91,7 +91,8 @@ class Arranged {
     if (plain && a_.column_stride == 1) {
       lies_ = reinterpret_cast<const Brain*>(element(a_, i0, p));
       if (depth % kUnitDepth == 0) whole_ = rows / kPanelRows * kPanelRows;
-      return units_.arrange(lies_ + whole_ * a_.row_stride, a_.row_stride, rows - whole_, depth, to);
+      return units_.arrange(lies_ + whole_ * a_.row_stride, a_.row_stride, rows - whole_, depth,
+                            to);
     }
     const std::int64_t stride = rounded_up(depth, kUnitDepth) + kUnitDepth;
     if (plain) {
@@ -296,7 +297,8 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
     Mending mending(tiles, sizes, a, b, room, c, c_stride);
     for (std::int64_t j = 0; j < sizes.n; j += kUnitColumns) {
       Range of;
-      std::memcpy(static_cast<void*>(&of), packed + j / kUnitColumns * panel + panel - kRangeElements, sizeof(of));
+      const float* const end = packed + (j / kUnitColumns + 1) * panel;
+      std::memcpy(static_cast<void*>(&of), end - kRangeElements, sizeof(of));
       if (in_pieces(all, of, sizes.k)) continue;
       mending.panel(j, i0, rows, [&](std::int64_t i) {
         return !in_pieces(rows_of.range(i), of, sizes.k);
@@ -322,7 +324,7 @@ void multiply_turned(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
   for (std::int64_t i = 0; i < sizes.n; i += kPanelRows) {
     const std::int64_t rows = std::min(kPanelRows, sizes.n - i);
     const auto* from = reinterpret_cast<const Brain*>(element(b, 0, i));
-    // Registers take 16 rows: where there are not so many, or the last step is not whole, of a copy.
+    // Registers take 16 rows: of a copy where there are not so many, or the last step is not whole.
     const bool some = rows % kUnitRows != 0;
     if (some) {
       unit.arrange(from, b.column_stride, rows, sizes.k, copied);

@@ -336,7 +336,8 @@ void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::in
     for (std::int64_t j = first; j < first + count; j += width) {
       Brain* panel = packed + j * rounded_up(sizes.k, pair_rows(tiles)) + p * width;
       const std::int64_t columns = std::min(width, sizes.n - j);
-      const std::int64_t end = p + depth == sizes.k ? rounded_up(sizes.k, pair_rows(tiles)) : p + step;
+      const std::int64_t end =
+          p + depth == sizes.k ? rounded_up(sizes.k, pair_rows(tiles)) : p + step;
       const std::int64_t rows = end - p;
       if (columns < width) {
         std::fill_n(panel, rows * width, Brain{0});

@@ -35,7 +35,8 @@ void end() { asm volatile("tilerelease"); }
 #define TILEVM_LOAD(to, from, stride) \
   asm volatile("tileloadd (%0,%1,1), %%tmm" #to ::"r"(from), "r"(std::int64_t{stride}))
 #define TILEVM_STORE(from, to, stride) \
-  asm volatile("tilestored %%tmm" #from ", (%0,%1,1)" ::"r"(to), "r"(std::int64_t{stride}) : "memory")
+  asm volatile("tilestored %%tmm" #from ", (%0,%1,1)" ::"r"(to), "r"(std::int64_t{stride}) \
+               : "memory")
 #define TILEVM_ZERO(to) asm volatile("tilezero %%tmm" #to ::)
 #define TILEVM_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
@@ -229,7 +230,8 @@ void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::
       const std::int64_t left = depth - s * kUnitDepth;
       const auto mask = static_cast<__mmask32>(
           left >= kUnitDepth ? UINT32_MAX : (std::uint32_t{1} << left) - 1);
-      const __m512 first = _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), row + s * kUnitDepth);
+      const __m512 first =
+          _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), row + s * kUnitDepth);
       const __m512 second =
           _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), row + s * kUnitDepth + 16);
       range.add(first);

@@ -10,8 +10,8 @@ inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2Hi = 0x1.62e430p-1f;
 inline constexpr float kLn2Lo = -0x1.05c610p-29f;
 // exp and exp2 round to 0 from -104 and -151 down. Some processors take 400 times as long for a
-// vector in which that happens, or a result is a denormal, but not where scale2 is told at once that
-// nothing is left: then what is masked by a large negative number costs nothing.
+// vector in which that happens, or a result is a denormal, but not where scale2 is told at once
+// that nothing is left: then what is masked by a large negative number costs nothing.
 template <class B>
 inline constexpr float kExpLow = B::kScalesFar ? -1000.0f : -104.0f;
 template <class B>
