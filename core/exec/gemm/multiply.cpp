@@ -404,6 +404,8 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
   if (ahead && b.storage == Storage::kF32 && m > kMostSweeps) return Way::kPacked;
+  // Of one column a tile would use one lane; the sums of dots are shorter, too.
+  if (sizes.n == 1 && b.row_stride == 1 && sizes.k >= tiles.lanes) return Way::kDots;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
     // Rows of B a multiple of 4 KiB apart are each on a page of their own, in few sets of a cache.
     const bool apart = b.row_stride * item % 4096 == 0 && sizes.k >= 256;
