@@ -28,9 +28,16 @@ class Classifier(torch.nn.Module):
         return result
 
 
+# As many as they are made for; of the 2 that transformers has by default, errors are chance.
+_CLASSES = 1000
+
+
 def _resnet18(library: Any) -> torch.nn.Module:
     config = library.ResNetConfig(
-        layer_type="basic", depths=[2, 2, 2, 2], hidden_sizes=[64, 128, 256, 512]
+        layer_type="basic",
+        depths=[2, 2, 2, 2],
+        hidden_sizes=[64, 128, 256, 512],
+        num_labels=_CLASSES,
     )
     model: torch.nn.Module = library.ResNetForImageClassification(config)
     return model
@@ -38,7 +45,9 @@ def _resnet18(library: Any) -> torch.nn.Module:
 
 def _model(name: str, config: str) -> Callable[[Any], torch.nn.Module]:
     def make(library: Any) -> torch.nn.Module:
-        model: torch.nn.Module = getattr(library, name)(getattr(library, config)())
+        model: torch.nn.Module = getattr(library, name)(
+            getattr(library, config)(num_labels=_CLASSES)
+        )
         return model
 
     return make
