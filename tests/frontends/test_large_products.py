@@ -87,6 +87,20 @@ def test_large_products_of_odd_values(odd: str, where: str, freeze: bool) -> Non
     assert torch.equal(got[infinite].double(), exact[infinite])
 
 
+@pytest.mark.parametrize("where", ["x", "w"])
+def test_zeros_meet_the_largest_elements(where: str) -> None:
+    """An element that rounds to infinity as a bfloat16 is still finite."""
+    x, w = many(130, 64) * 2.0**-20, many(64, 130, seed=1) * 2.0**-20
+    if where == "x":
+        x[:, 3], w[:, :64] = 3.4e38, 0
+    else:
+        x[:40], w[3] = 0, -3.4e38
+    got = tilevm.compile(plain_product)(x, w)
+    zeros = got[:, :64] if where == "x" else got[:40]
+    assert torch.equal(zeros, torch.zeros_like(zeros))
+    torch.testing.assert_close(got, (x.double() @ w.double()).float(), rtol=1e-5, atol=1e-9)
+
+
 def test_odd_values_do_not_depend_on_threads() -> None:
     x, w = many(300, 100), many(100, 200, seed=1)
     x[17, 3], x[250, 99], w[5, 40], w[8, 199] = 1e-41, INF, 2e-36, NAN

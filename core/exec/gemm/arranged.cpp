@@ -66,7 +66,6 @@ class Arranged {
     return block;
   }
   const Range& range(std::int64_t i) const { return ranges_[at(i)]; }
-  void forget_ranges() { ranges_.fill(Range()); }
 
  private:
   void take_floats(std::int64_t i0, std::int64_t rows, std::int64_t p, std::int64_t depth,
@@ -248,11 +247,10 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
       sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kSecondCache;
   const auto run = way == Way::kPackedPieces ? unit.multiply_pieces : unit.multiply;
   const std::int64_t block_rows = rounded_up(even(sizes.m, kBlockRows), kPanelRows);
-  Arranged rows_of(tiles, unit, way, a, room);
   alignas(64) std::array<Brain, kPieces * 2 * kUnitElements> edge;
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
     const std::int64_t rows = std::min(block_rows, sizes.m - i0);
-    rows_of.forget_ranges();
+    Arranged rows_of(tiles, unit, way, a, room);
     unit.begin();
     for (std::int64_t p = 0; p < sizes.k; p += step) {
       const std::int64_t depth = std::min(step, sizes.k - p);

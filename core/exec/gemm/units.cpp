@@ -46,7 +46,7 @@ constexpr std::int64_t kAhead = 8;
 
 // Registers 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B; kR of A and kC of B are used.
 template <int kR, int kC, int kOf, bool kFar>
-struct Block {
+struct Products {
   static constexpr std::int64_t kStepB = kOf * 2 * kUnitElements;
 
   const UnitBlock& t;
@@ -120,7 +120,7 @@ void whole(const UnitBlock& t, float* c, std::int64_t c_stride, bool add) {
     if constexpr (kR == 2) TILEVM_ZERO(2);
     if constexpr (kR == 2 && kC == 2) TILEVM_ZERO(3);
   }
-  Block<kR, kC, kOf, kFar>{t}.run();
+  Products<kR, kC, kOf, kFar>{t}.run();
   TILEVM_STORE(0, c, bytes);
   if constexpr (kC == 2) TILEVM_STORE(1, c + 16, bytes);
   if constexpr (kR == 2) TILEVM_STORE(2, below, bytes);
@@ -291,9 +291,14 @@ bool there() {
 }  // namespace
 
 const Units* units() {
-  static const Units all{&begin,   &end,   &multiply<1, false>, &multiply<1, true>,
+  static const Units all{&begin,
+                         &end,
+                         &multiply<1, false>,
+                         &multiply<1, true>,
                          &multiply<kPieces, false>,
-                         &arrange, &split, &split_panel};
+                         &arrange,
+                         &split,
+                         &split_panel};
   static const bool can = there();
   return can ? &all : nullptr;
 }

@@ -15,11 +15,11 @@
 
 namespace tilevm::exec::gemm {
 
-inline constexpr int kUnitRows = 16;              // of a register
-inline constexpr int kUnitDepth = 32;             // bfloat16 of a row of one
-inline constexpr int kUnitElements = 16 * 32;     // of one
-inline constexpr int kUnitColumns = 32;           // of a panel: those of two registers
-inline constexpr int kPieces = 3;                 // of a float32
+inline constexpr int kUnitRows = 16;   // of a register
+inline constexpr int kUnitDepth = 32;  // bfloat16 of a row of one
+inline constexpr int kUnitElements = kUnitRows * kUnitDepth;
+inline constexpr int kUnitColumns = 32;  // of a panel: those of two registers
+inline constexpr int kPieces = 3;        // of a float32
 
 // Magnitudes, as bits, of float32 that are not zero.
 struct Range {
@@ -36,12 +36,13 @@ struct Range {
 // nothing is infinite or NaN, no piece or sum overflows, and none that counts is a denormal.
 inline bool in_pieces(const Range& a, const Range& b, std::int64_t k) {
   const auto exponent = [](std::uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
-  if (a.most == 0 || b.most == 0) return a.most < 0x7F800000u && b.most < 0x7F800000u;
+  // The high piece of a larger one may be infinite, which zero must not meet either.
+  if (exponent(a.most) >= 127 || exponent(b.most) >= 127) return false;
+  if (a.most == 0 || b.most == 0) return true;
   const int terms = std::bit_width(static_cast<std::uint64_t>(k));
-  constexpr int kLeast = -102;     // the last bit of it is a power of 2 that is no denormal
-  constexpr int kProduct = -100;   // what is lost of smaller ones may be half a unit
-  return exponent(a.most) < 127 && exponent(b.most) < 127 &&
-         exponent(a.most) + exponent(b.most) + terms < 126 && exponent(a.least) >= kLeast &&
+  constexpr int kLeast = -102;    // the last bit of it is a power of 2 that is no denormal
+  constexpr int kProduct = -100;  // what is lost of smaller ones may be half a unit
+  return exponent(a.most) + exponent(b.most) + terms < 126 && exponent(a.least) >= kLeast &&
          exponent(b.least) >= kLeast && exponent(a.least) + exponent(b.least) >= kProduct;
 }
 
