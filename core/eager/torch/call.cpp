@@ -58,8 +58,8 @@ Value Call::value(std::size_t i) {
 }
 
 void Call::push(const Result& result) {
-  if (n_results_ == results_.size()) refuse("very many results");
-  results_[n_results_++] = result;
+  if (results_.size() == kMostResults) refuse("very many results");
+  results_.push_back(result);
 }
 
 void Call::result(Value v, const host::Geometry& geometry) { push({v, geometry}); }
@@ -104,6 +104,90 @@ void Call::elementwise(Value v, std::span<const std::size_t> order) {
 
 void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset) {
   push({v, geometry, static_cast<int>(of), offset});
+}
+
+// ---- Recording
+
+std::map<std::string, Row>& installed_rows() {
+  static auto* const rows = new std::map<std::string, Row>;
+  return *rows;
+}
+
+namespace {
+
+// Whether its operands are tensors that can be recorded. Those that another thread recorded are
+// filled.
+bool prepare(const torch::jit::Stack& stack, std::size_t n_args, const Recording& mine) {
+  bool any = false;
+  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return false;
+  for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
+    const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
+      any = true;
+      if (!is_plain(t)) return false;
+      fill_foreign(mine, t);
+      return true;
+    });
+    if (!ok) return false;
+  }
+  return any;
+}
+
+}  // namespace
+
+bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& stack,
+                std::size_t n_args) {
+  const c10::IValue& first = stack[stack.size() - n_args];
+  const LazyImpl* viewed = nullptr;
+  if (place == Place::kView) {
+    if (!first.isTensor() || !first.toTensor().defined()) return false;
+    viewed = lazy(first.toTensor());
+    if (viewed == nullptr || viewed->pending() == nullptr) return false;
+  }
+  Recording& mine = Recording::mine();
+  if (!prepare(stack, n_args, mine)) return false;
+  for (std::size_t i = stack.size() - n_args + 1; in_place(place) && i < stack.size(); ++i) {
+    const bool apart = every_tensor(
+        stack[i], [&](const at::Tensor& t) { return !overlaps_in_part(first.toTensor(), t); });
+    if (!apart) return false;
+  }
+  std::unique_lock lock(mine.mutex);
+  // Another thread may have filled it since.
+  if (viewed != nullptr && viewed->pending() == nullptr) return false;
+  if (product) begin_product(mine, lock);
+  Call call(stack, n_args, mine);
+  std::array<at::Tensor, kMostResults> results;
+  std::size_t n = 0;
+  try {
+    row(call);
+    if (call.declined()) return false;
+    if (in_place(place)) {
+      if (!assign(mine, first.toTensor(), call.results()[0].value)) return false;
+      results[n++] = first.toTensor();
+    } else {
+      for (const Call::Result& r : call.results()) {
+        results[n++] = r.of < 0 ? mine.make(r.value, r.geometry)
+                                : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
+                                            r.geometry, r.offset);
+      }
+    }
+  } catch (const Unrecorded&) {
+    return false;
+  }
+  if (mine.trace.operators() >= kMostOperators) {
+    mine.flush(lock, "length");
+  } else {
+    lock.unlock();  // what goes now may need Python's lock, whose holder may wait for this one
+  }
+  const bool list = call.as_list();
+  torch::jit::drop(stack, n_args);
+  if (list) {
+    stack.emplace_back(std::vector<at::Tensor>(
+        std::make_move_iterator(results.begin()),
+        std::make_move_iterator(results.begin() + static_cast<std::ptrdiff_t>(n))));
+  } else {
+    for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
+  }
+  return true;
 }
 
 // ---- Rows from text

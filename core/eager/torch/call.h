@@ -3,6 +3,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/SmallVector.h>
 
 #include <functional>
 #include <map>
@@ -80,7 +81,7 @@ class Call {
   // The results are a list of tensors.
   void list() { list_ = true; }
   bool as_list() const { return list_; }
-  std::span<const Result> results() const { return {results_.data(), n_results_}; }
+  std::span<const Result> results() const { return {results_.data(), results_.size()}; }
 
  private:
   const torch::jit::Stack& stack_;
@@ -89,8 +90,7 @@ class Call {
   bool numbers_ = false, condition_ = false, list_ = false, declined_ = false;
   std::optional<DType> computed_;
   void push(const Result& result);
-  std::array<Result, 16> results_;
-  std::size_t n_results_ = 0;
+  c10::SmallVector<Result, 4> results_;
 };
 
 using Axes = std::vector<std::int64_t>;
@@ -98,9 +98,36 @@ inline Param axes(const Axes& a) { return Param::integers(a); }
 
 using Row = std::function<void(Call&)>;
 
+// How the results of an operator relate to its arguments.
+// kFill: in place, with nothing computed: worth recording only where memory is waited for anyway.
+enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
+inline bool in_place(Place place) { return place == Place::kInPlace || place == Place::kFill; }
+
+inline constexpr std::size_t kMostResults = 16;
+
+// Visits the tensors of an argument until `visit` says no.
+template <class Visit>
+bool every_tensor(const c10::IValue& v, Visit&& visit) {
+  if (v.isTensor()) return !v.toTensor().defined() || visit(v.toTensor());
+  if (!v.isList()) return true;
+  for (const c10::IValue& item : v.toListRef()) {
+    if (item.isTensor() && item.toTensor().defined() && !visit(item.toTensor())) return false;
+  }
+  return true;
+}
+
+// Records what a row says of the operator whose arguments are the last of `stack`, and puts its
+// results in their place. False: nothing has happened. `product`: as begin_product() has it.
+bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& stack,
+                std::size_t n_args);
+
 // The rows of operators whose arguments need more than text says, by their name and overload.
 const std::map<std::string, Row>& coded_rows();
 const std::map<std::string, Row>& loop_rows();
+// Of operators that PyTorch makes of others above us: only functions of Python record them whole.
+const std::map<std::string, Row>& composite_rows();
+// All rows that the dispatcher has kernels for, with those that are text.
+std::map<std::string, Row>& installed_rows();
 // Views: only those of pending tensors are recorded.
 const std::map<std::string, Row>& view_rows();
 // A row from text: `p = mul y, z; r = add x, p`. x, y, z, w are the arguments; `scale a, b` is a *

@@ -1,66 +1,14 @@
 #include "eager/torch/protocol.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/record_function.h>
-#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/python_variable.h>
 
-#include "eager/torch/record.h"
+#include <algorithm>
+#include <array>
+
+#include "eager/torch/python.h"
 
 namespace tilevm::eager {
 namespace {
-
-using c10::DispatchKey;
-using c10::DispatchKeySet;
-
-PyTypeObject* parameter_type = nullptr;
-
-const std::uint64_t kRecordingKeys =
-    DispatchKeySet({DispatchKey::BackendSelect, DispatchKey::ADInplaceOrView, kKey}).raw_repr();
-
-// Whether what the dispatcher would do is to record: this thread records, and no mode, transform,
-// autocast or profiler is on.
-bool only_recording() {
-  const c10::impl::LocalDispatchKeySet tls = c10::impl::tls_local_dispatch_key_set();
-  return tls.included_.has(kKey) && (tls.included_.raw_repr() & ~kRecordingKeys) == 0 &&
-         tls.excluded_.has(DispatchKey::AutocastCPU) && !tls.excluded_.has(kKey) &&
-         !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
-}
-
-// A tensor whose operators autograd does not want to see, or null.
-const at::Tensor* tensor_of(PyObject* object) {
-  PyTypeObject* const type = Py_TYPE(object);
-  if (type != reinterpret_cast<PyTypeObject*>(THPVariableClass) && type != parameter_type) {
-    return nullptr;
-  }
-  const at::Tensor& t = THPVariable_Unpack(object);
-  if (C10_LIKELY(t.unsafeGetTensorImpl()->autograd_meta() == nullptr)) return &t;
-  if (c10::GradMode::is_enabled() && t.requires_grad()) return nullptr;
-  return t._fw_grad(0).defined() ? nullptr : &t;
-}
-
-std::optional<Operand> operand_of(PyObject* object) {
-  if (PyFloat_CheckExact(object)) return Operand(PyFloat_AS_DOUBLE(object));
-  if (PyLong_CheckExact(object)) {
-    int overflow = 0;
-    const long long value = PyLong_AsLongLongAndOverflow(object, &overflow);
-    if (overflow != 0) return std::nullopt;
-    return Operand(static_cast<std::int64_t>(value));
-  }
-  if (PyBool_Check(object)) return Operand(object == Py_True);
-  if (const at::Tensor* const t = tensor_of(object)) return Operand(*t);
-  return std::nullopt;
-}
-
-PyObject* wrapped(at::Tensor made) {
-  try {
-    return THPVariable_Wrap(std::move(made));
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
-}
 
 // The method that was there before.
 template <int kIndex>
@@ -78,41 +26,17 @@ PyObject* call_original(PyObject* self, PyObject* const* args, Py_ssize_t n, PyO
   return PyObject_Vectorcall(original<kIndex>, all.data(), static_cast<std::size_t>(n) + 1, names);
 }
 
-// Runs `body`, which may throw what flushing throws; an undefined tensor means the original.
-template <class Body>
-PyObject* recorded(Body&& body, bool& decided) {
-  decided = true;
-  try {
-    at::Tensor made = body();
-    if (C10_LIKELY(made.defined())) return wrapped(std::move(made));
-  } catch (const c10::IndexError& e) {
-    PyErr_SetString(PyExc_IndexError, e.what_without_backtrace());
-    return nullptr;
-  } catch (const c10::Error& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
-    return nullptr;
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-    return nullptr;
-  }
-  decided = false;
-  return nullptr;
-}
-
 template <int kIndex, Op kOp, bool kReflected>
 PyObject* binary(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   if (C10_LIKELY(n == 1 && names == nullptr && only_recording())) {
     const at::Tensor* const x = tensor_of(self);
     const std::optional<Operand> y = operand_of(args[0]);
     if (C10_LIKELY(x != nullptr && y.has_value())) {
-      bool decided;
-      PyObject* const result = recorded(
-          [&] {
-            const Operand straight[] = {Operand(*x), *y}, reflected[] = {*y, Operand(*x)};
-            return record_elementwise(kOp, kReflected ? reflected : straight);
-          },
-          decided);
-      if (decided) return result;
+      PyObject* const result = recorded([&] {
+        const Operand straight[] = {Operand(*x), *y}, reflected[] = {*y, Operand(*x)};
+        return wrapped_if_defined(record_elementwise(kOp, kReflected ? reflected : straight));
+      });
+      if (is_decided(result)) return result;
     }
   }
   return call_original<kIndex>(self, args, n, names);
@@ -122,14 +46,11 @@ template <int kIndex, Op kOp>
 PyObject* unary(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObject* names) {
   if (C10_LIKELY(n == 0 && names == nullptr && only_recording())) {
     if (const at::Tensor* const x = tensor_of(self)) {
-      bool decided;
-      PyObject* const result = recorded(
-          [&] {
-            const Operand given[] = {Operand(*x)};
-            return record_elementwise(kOp, given);
-          },
-          decided);
-      if (decided) return result;
+      PyObject* const result = recorded([&] {
+        const Operand given[] = {Operand(*x)};
+        return wrapped_if_defined(record_elementwise(kOp, given));
+      });
+      if (is_decided(result)) return result;
     }
   }
   return call_original<kIndex>(self, args, n, names);
@@ -154,7 +75,6 @@ PyObject* exporting(PyObject* self, PyObject* const* args, Py_ssize_t n, PyObjec
 struct Method {
   PyMethodDef definition;
   PyObject** original;
-  bool patched = false;
 };
 
 template <int kIndex, Op kOp, bool kReflected = false>
@@ -230,12 +150,6 @@ std::vector<Method>& methods() {
   return *all;
 }
 
-struct Function {
-  const char *module, *name;
-  vectorcallfunc ours;
-  PyObject** original;
-};
-
 template <int kIndex>
 PyObject* call_function(PyObject* const* args, std::size_t n, PyObject* names) {
   return PyObject_Vectorcall(original<kIndex>, args, n, names);
@@ -260,14 +174,11 @@ template <int kIndex, Op kOp>
 PyObject* unary_function(PyObject*, PyObject* const* args, std::size_t n, PyObject* names) {
   if (C10_LIKELY(PyVectorcall_NARGS(n) == 1 && names == nullptr && only_recording())) {
     if (const at::Tensor* const x = tensor_of(args[0])) {
-      bool decided;
-      PyObject* const result = recorded(
-          [&] {
-            const Operand given[] = {Operand(*x)};
-            return record_elementwise(kOp, given);
-          },
-          decided);
-      if (decided) return result;
+      PyObject* const result = recorded([&] {
+        const Operand given[] = {Operand(*x)};
+        return wrapped_if_defined(record_elementwise(kOp, given));
+      });
+      if (is_decided(result)) return result;
     }
   }
   return call_function<kIndex>(args, n, names);
@@ -279,14 +190,11 @@ PyObject* binary_function(PyObject*, PyObject* const* args, std::size_t n, PyObj
     const at::Tensor* const x = tensor_of(args[0]);
     const std::optional<Operand> y = operand_of(args[1]);
     if (C10_LIKELY(x != nullptr && y.has_value())) {
-      bool decided;
-      PyObject* const result = recorded(
-          [&] {
-            const Operand given[] = {Operand(*x), *y};
-            return record_elementwise(kOp, given);
-          },
-          decided);
-      if (decided) return result;
+      PyObject* const result = recorded([&] {
+        const Operand given[] = {Operand(*x), *y};
+        return wrapped_if_defined(record_elementwise(kOp, given));
+      });
+      if (is_decided(result)) return result;
     }
   }
   return call_function<kIndex>(args, n, names);
@@ -300,9 +208,9 @@ PyObject* linear(PyObject*, PyObject* const* args, std::size_t n_args, PyObject*
     const bool biased = n == 3 && args[2] != Py_None;
     const at::Tensor* const b = biased ? tensor_of(args[2]) : nullptr;
     if (C10_LIKELY(x != nullptr && w != nullptr && (b != nullptr || !biased))) {
-      bool decided;
-      PyObject* const result = recorded([&] { return record_linear(*x, *w, b); }, decided);
-      if (decided) return result;
+      PyObject* const result =
+          recorded([&] { return wrapped_if_defined(record_linear(*x, *w, b)); });
+      if (is_decided(result)) return result;
     }
   }
   return call_function<kIndex>(args, n_args, names);
@@ -333,50 +241,15 @@ std::vector<Function>& functions() {
   return *all;
 }
 
-// The function stays the object that compilers and tables know, of equal hash: only the way that
-// the interpreter enters it is exchanged. Another object calls what it called.
-bool patch(Function& f) {
-  if (*f.original != nullptr) return true;
-  PyObject* const module = PyImport_ImportModule(f.module);
-  if (module == nullptr) return false;
-  PyObject* const found = PyObject_GetAttrString(module, f.name);
-  Py_DECREF(module);
-  if (found == nullptr) return false;
-  auto* const function = reinterpret_cast<PyCFunctionObject*>(found);
-  // What somebody else has put there stays.
-  if (!PyCFunction_CheckExact(found) || function->vectorcall != nullptr) return true;
-  *f.original = PyCFunction_NewEx(function->m_ml, function->m_self, function->m_module);
-  if (*f.original == nullptr) return false;
-  function->vectorcall = f.ours;
-  return true;
-}
-
 }  // namespace
 
 bool install_protocol() {
-  PyObject* const nn = PyImport_ImportModule("torch.nn.parameter");
-  if (nn == nullptr) return false;
-  parameter_type = reinterpret_cast<PyTypeObject*>(PyObject_GetAttrString(nn, "Parameter"));
-  Py_DECREF(nn);
-  if (parameter_type == nullptr) return false;
-  auto* const type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  if (type_of_parameters() == nullptr) return false;
   for (Method& m : methods()) {
-    if (m.patched) continue;
-    PyObject*& before = *m.original;
-    before = PyObject_GetAttrString(THPVariableClass, m.definition.ml_name);
-    if (before == nullptr) return false;
-    PyObject* const doc = PyObject_GetAttrString(before, "__doc__");
-    m.definition.ml_doc = doc != nullptr && PyUnicode_Check(doc) ? PyUnicode_AsUTF8(doc) : nullptr;
-    PyErr_Clear();
-    PyObject* const ours = PyDescr_NewMethod(type, &m.definition);
-    if (ours == nullptr ||
-        PyObject_SetAttrString(THPVariableClass, m.definition.ml_name, ours) != 0) {
-      return false;
-    }
-    Py_DECREF(ours);
-    m.patched = true;
+    if (!exchange(m.definition, m.original)) return false;
   }
-  return std::ranges::all_of(functions(), patch);
+  return std::ranges::all_of(functions(), [](const Function& f) { return exchange(f); }) &&
+         install_functions() && install_slots() && install_modules();
 }
 
 }  // namespace tilevm::eager

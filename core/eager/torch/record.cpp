@@ -130,8 +130,6 @@ void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock) {
   if (!lock.owns_lock()) lock.lock();
 }
 
-namespace {
-
 bool can_multiply(const at::TensorBase& x, const at::TensorBase& y) {
   const at::ScalarType type = x.scalar_type();
   return type == y.scalar_type() &&
@@ -146,7 +144,12 @@ host::Geometry dense_geometry(const Meta& meta) {
   return geometry;
 }
 
-}  // namespace
+Value product_of_rows(Trace& trace, Value x, Value w, Value b) {
+  constexpr std::array<std::int64_t, 2> kTurned{1, 0};
+  const Value turned = trace.add(Op::permute, {w}, {Param::integers(kTurned)});
+  const Value y = trace.add(Op::matmul, {x, turned});
+  return b == kNoValue ? y : trace.add(Op::add, {b, y});
+}
 
 at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
                          const at::TensorBase* b) {
@@ -170,11 +173,9 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     const Value left = value_of(mine, x), right = value_of(mine, w);
     const Value bias = b == nullptr ? left : value_of(mine, *b);
     if (left == kNoValue || right == kNoValue || bias == kNoValue) return {};
-    constexpr std::array<std::int64_t, 2> kTurned{1, 0};
-    const Value turned = mine.trace.add(Op::permute, {right}, {Param::integers(kTurned)});
     constexpr std::array<std::int64_t, 1> kFirst{0};
     const Value rows = rank > 1 ? left : mine.trace.add(Op::unsqueeze, {left}, {Param::integer(0)});
-    Value y = mine.trace.add(Op::matmul, {rows, turned});
+    Value y = product_of_rows(mine.trace, rows, right, kNoValue);
     if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
     at::Tensor made = mine.make(y, dense_geometry(mine.trace.meta(y)));
@@ -221,6 +222,7 @@ namespace {
 
 struct Recorded {
   Value value = kNoValue;
+  bool condition = false;  // the first operand is one, which is not converted
   std::array<const at::TensorBase*, 3> tensors{};
   std::size_t n_tensors = 0, n = 0;  // operands
   DType computed{};                  // what operands are converted to
@@ -240,6 +242,7 @@ bool operands_ready(const Recording& mine, std::span<const Operand> operands) {
 // The value of `op`; kNoValue if it is not recorded. May throw Unrecorded.
 Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const Operand* alpha) {
   Recorded r;
+  r.condition = op == Op::where;
   Trace& trace = mine.trace;
   std::array<Value, 3> values{};
   for (const Operand& operand : operands) {
@@ -294,7 +297,10 @@ host::Geometry geometry_of_result(const Recorded& r, const Meta& meta) {
   std::array<host::Geometry, 3> seen;  // numbers have rank 0
   std::array<const host::Geometry*, 3> of{};
   for (std::size_t i = 0; i < r.n; ++i) {
-    if (i < r.n_tensors) seen[i] = geometry_in(*r.tensors[i], r.computed);
+    if (i < r.n_tensors) {
+      seen[i] = i == 0 && r.condition ? geometry_of(*r.tensors[i])
+                                      : geometry_in(*r.tensors[i], r.computed);
+    }
     of[i] = &seen[i];
   }
   elementwise_strides({of.data(), r.n}, geometry);

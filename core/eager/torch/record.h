@@ -54,6 +54,12 @@ void finish_writes(const at::TensorBase& tensor, const char* reason);
 // recorded reads or writes.
 bool is_lone_number(const at::TensorBase& tensor);
 
+// Whether products of these are recorded.
+bool can_multiply(const at::TensorBase& x, const at::TensorBase& y);
+host::Geometry dense_geometry(const Meta& meta);
+// x w^T + b, of rows.
+Value product_of_rows(Trace& trace, Value x, Value w, Value b);
+
 // Before a product is recorded.
 void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock);
 
@@ -62,6 +68,15 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w, const
 // x y of two matrices, or x y + b; undefined if it must be computed eagerly.
 at::Tensor record_product(const at::TensorBase& x, const at::TensorBase& y,
                           const at::TensorBase* b = nullptr);
+
+// torch.gru_cell, and torch.lstm_cell with its two results, of batches; undefined, or none, if they
+// must be computed eagerly.
+at::Tensor record_gru_cell(const at::Tensor& x, const at::Tensor& h, const at::Tensor& w_ih,
+                           const at::Tensor& w_hh, const at::Tensor* b_ih, const at::Tensor* b_hh);
+std::vector<at::Tensor> record_lstm_cell(const at::Tensor& x, const at::Tensor& h,
+                                         const at::Tensor& c, const at::Tensor& w_ih,
+                                         const at::Tensor& w_hh, const at::Tensor* b_ih,
+                                         const at::Tensor* b_hh);
 
 // The result of `op`; undefined if it must be computed eagerly. `alpha`, a
 // number, multiplies the last operand.

@@ -24,33 +24,6 @@ using torch::jit::Stack;
 
 constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
 
-template <class Visit>
-bool every_tensor(const c10::IValue& v, Visit&& visit) {
-  if (v.isTensor()) return !v.toTensor().defined() || visit(v.toTensor());
-  if (!v.isList()) return true;
-  for (const c10::IValue& item : v.toListRef()) {
-    if (item.isTensor() && item.toTensor().defined() && !visit(item.toTensor())) return false;
-  }
-  return true;
-}
-
-// Whether its operands are tensors that can be recorded. Those that another thread recorded are
-// filled.
-bool prepare(const Stack& stack, std::size_t n_args, const Recording& mine) {
-  bool any = false;
-  if (c10::get_default_dtype_as_scalartype() != at::kFloat) return false;
-  for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
-    const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
-      any = true;
-      if (!is_plain(t)) return false;
-      fill_foreign(mine, t);
-      return true;
-    });
-    if (!ok) return false;
-  }
-  return any;
-}
-
 // Before an operator that is not recorded: what its operands should hold by now is written.
 void finish_reads(const Stack& stack, std::size_t n_args) {
   if (C10_LIKELY(!Recording::mine().writes())) return;
@@ -105,12 +78,6 @@ void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   redispatch(op, keys, stack);
 }
 
-// What an operator becomes. `place`: how its results relate to its arguments.
-// kFill: in place, with nothing computed: worth recording only where memory is waited for anyway.
-enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
-
-bool in_place(Place place) { return place == Place::kInPlace || place == Place::kFill; }
-
 class Recorded final : public c10::OperatorKernel {
  public:
   Recorded(Row row, Place place, bool product = false)
@@ -123,7 +90,7 @@ class Recorded final : public c10::OperatorKernel {
       finish_reads(*stack, n_args);
       return redispatch(op, keys, stack);
     }
-    if (C10_LIKELY(record(op, *stack))) return;
+    if (C10_LIKELY(record_row(row_, place_, product_, *stack, n_args))) return;
     if (in_place(place_)) settle(*stack, n_args);
     if (place_ == Place::kView) return redispatch(op, keys, stack);
     finish_reads(*stack, n_args);
@@ -131,62 +98,6 @@ class Recorded final : public c10::OperatorKernel {
   }
 
  private:
-  bool record(const OperatorHandle& op, Stack& stack) const {
-    const std::size_t n_args = op.schema().arguments().size();
-    const c10::IValue& first = stack[stack.size() - n_args];
-    const LazyImpl* viewed = nullptr;
-    if (place_ == Place::kView) {
-      if (!first.isTensor() || !first.toTensor().defined()) return false;
-      viewed = lazy(first.toTensor());
-      if (viewed == nullptr || viewed->pending() == nullptr) return false;
-    }
-    Recording& mine = Recording::mine();
-    if (!prepare(stack, n_args, mine)) return false;
-    for (std::size_t i = stack.size() - n_args + 1; in_place(place_) && i < stack.size(); ++i) {
-      const bool apart = every_tensor(
-          stack[i], [&](const at::Tensor& t) { return !overlaps_in_part(first.toTensor(), t); });
-      if (!apart) return false;
-    }
-    std::unique_lock lock(mine.mutex);
-    // Another thread may have filled it since.
-    if (viewed != nullptr && viewed->pending() == nullptr) return false;
-    if (product_) begin_product(mine, lock);
-    Call call(stack, n_args, mine);
-    std::array<at::Tensor, 16> results;
-    std::size_t n = 0;
-    try {
-      row_(call);
-      if (call.declined()) return false;
-      if (in_place(place_)) {
-        if (!assign(mine, first.toTensor(), call.results()[0].value)) return false;
-        results[n++] = first.toTensor();
-      } else {
-        for (const Call::Result& r : call.results()) {
-          results[n++] = r.of < 0 ? mine.make(r.value, r.geometry)
-                                  : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
-                                              r.geometry, r.offset);
-        }
-      }
-    } catch (const Unrecorded&) {
-      return false;
-    }
-    if (mine.trace.operators() >= kMostOperators) {
-      mine.flush(lock, "length");
-    } else {
-      lock.unlock();  // what goes now may need Python's lock, whose holder may wait for this one
-    }
-    const bool list = call.as_list();
-    torch::jit::drop(stack, n_args);
-    if (list) {
-      stack.emplace_back(std::vector<at::Tensor>(
-          std::make_move_iterator(results.begin()),
-          std::make_move_iterator(results.begin() + static_cast<std::ptrdiff_t>(n))));
-    } else {
-      for (std::size_t i = 0; i < n; ++i) stack.emplace_back(std::move(results[i]));
-    }
-    return true;
-  }
-
   // Whether nothing recorded reads or writes what it writes, nor has to write what it reads.
   static bool untouched(const Stack& stack, std::size_t n_args) {
     Recording& mine = Recording::mine();
@@ -476,6 +387,7 @@ void install_row(const std::string& full, const Row& row, Place place,
   const std::string overload = dot == std::string::npos ? "" : full.substr(dot + 1);
   const auto handle = c10::Dispatcher::singleton().findSchema({"aten::" + name, overload});
   if (!handle) throw std::invalid_argument("PyTorch has no operator " + full);
+  installed_rows().emplace(full, row);
   if (full == "add.Tensor" || full == "sub.Tensor") {
     const Op op = full[0] == 'a' ? Op::add : Op::sub;
     install_sum(full, op, *handle);
@@ -607,6 +519,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
       if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ss", &name, &text)) return nullptr;
       install_row(name, text_row(text), Place::kNew, text);
     }
+    installed_rows().insert(composite_rows().begin(), composite_rows().end());
     install_rest();
     if (!install_protocol()) return nullptr;
     Py_RETURN_NONE;

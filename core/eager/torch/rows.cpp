@@ -157,7 +157,7 @@ void same_dtype(Call& c, Value x, std::size_t i) {
   }
 }
 
-void native_layer_norm(Call& c) {  // input, normalized_shape, weight, bias, eps
+Axes layer_norm_alone(Call& c) {  // input, normalized_shape, weight, bias, eps
   const Value x = c.value(std::size_t{0});
   need_float(c, x);
   const Axes over = norm_axes(c, x, 1).inner;
@@ -168,6 +168,12 @@ void native_layer_norm(Call& c) {  // input, normalized_shape, weight, bias, eps
   if (!c.none(2)) y = c.op(Op::mul, {y, c.value(2)});
   if (!c.none(3)) y = c.op(Op::add, {y, c.value(3)});
   c.contiguous(y);
+  return over;
+}
+
+void native_layer_norm(Call& c) {
+  const Axes over = layer_norm_alone(c);
+  const Value x = c.value(std::size_t{0});
   c.contiguous(c.op(Op::mean, {x}, {axes(over), keep(true)}));
   const Value var = c.op(Op::var, {x}, {axes(over), keep(true), Param::of_number(0)});
   c.contiguous(c.op(Op::rsqrt, {c.op(Op::add, {var, c.trace().constant(c.real(4))})}));
@@ -659,6 +665,13 @@ std::map<std::string, Row> make_rows() {
 }
 
 }  // namespace
+
+const std::map<std::string, Row>& composite_rows() {
+  static const auto* const rows = new std::map<std::string, Row>{
+      {"layer_norm", [](Call& c) { layer_norm_alone(c); }},
+  };
+  return *rows;
+}
 
 const std::map<std::string, Row>& coded_rows() {
   static const auto* const rows = new std::map<std::string, Row>(make_rows());
