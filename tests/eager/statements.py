@@ -288,10 +288,47 @@ def differentiate(g: Generator) -> None:
         g.run(g.rng.choice(texts))
 
 
+def cell(g: Generator) -> None:
+    """Modules, which begin with random numbers of their own."""
+    x = g.floats(1)
+    a = g.get(x)
+    n, kind = a.shape[-1], f"dtype={a.dtype}"
+    texts = [f"torch.nn.Linear({n}, 3, {kind})({x})", f"torch.nn.LayerNorm({n}, {kind})({x})"]
+    texts += [f"torch.nn.Sequential(torch.nn.Tanh(), torch.nn.SiLU())({x})"]
+    if a.ndim == 2 and n:
+        m, h = a.shape[0], f"torch.zeros({a.shape[0]}, 3, {kind})"
+        texts += [f"torch.nn.GRUCell({n}, 3, {kind})({x}, {h})"]
+        texts += [f"torch.nn.LSTMCell({n}, 3, {kind})({x}, ({h}, {h} + 0.5))[{m % 2}]"]
+    g.assign(g.rng.choice(texts))
+
+
+def chosen(g: Generator) -> None:
+    """Indices of several kinds at once, and what the data choose."""
+    x = g.pick(lambda x: x.ndim > 1)
+    a = g.get(x)
+    n, m = a.shape[:2]
+    i, j = g.index(n, 2), g.index(m, 2)
+    texts = [f"{x}[{i}, {j}]", f"{x}[{i}, 1:]", f"{x}[:, {j}]", f"{x}[None, {i}]", f"{x}[:, None]"]
+    texts += [f"{x}[{x}[:, 0] > 0]", f"{x}[{i}[0]]", f"{x}[{i}[1], {g.rng.randrange(max(m, 1))}:]"]
+    texts += [
+        f"torch.where({x} > 0)[1]",
+        f"torch.where({x} > 0, {g.number()}, {x})",
+        f"{x}[{i}, None]",
+    ]
+    texts += [
+        f"{x}[..., -1]",
+        f"{x}[-1, ..., None]",
+        f"{x}[:, ::2][{n // 2}:]",
+        f"{x}[{n // 2}][None]",
+    ]
+    g.assign(g.rng.choice(texts))
+
+
 # how often, and which
 KINDS: tuple[tuple[int, Callable[[Generator], None]], ...] = (
     (9, unary), (4, function), (14, binary), (9, with_number), (3, compare), (2, bits), (4, where),
     (5, cast), (6, reduce), (4, rows), (4, product), (13, view), (4, layout), (4, join), (3, parts),
     (4, gather), (3, random_draw), (10, in_place), (5, set_item), (3, out), (2, foreach),
     (2, exchange), (4, look), (3, drop), (4, differentiate),
+    (3, cell), (5, chosen),
 )  # fmt: skip

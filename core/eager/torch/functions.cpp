@@ -335,7 +335,12 @@ PyObject* run(const Ready& ready, PyObject* const* args, std::size_t n, PyObject
     const Place place = ready.quick->place;
     if (place == Place::kInPlace) {
       const at::Tensor& self = THPVariable_Unpack(args[0]);
-      if (!can_write_in_place(self) || is_lone_number(self)) return nullptr;
+      if (!can_write_in_place(self)) return nullptr;
+      if (is_lone_number(self) && std::ranges::none_of(g.stack(), [](const c10::IValue& v) {
+            return v.isTensor() && waits(v.toTensor());
+          })) {
+        return nullptr;
+      }
       if (!record_row(row, place, false, g.stack(), g.pushed())) return nullptr;
       count_write(self);
       return Py_NewRef(args[0]);

@@ -3,6 +3,8 @@
 #include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/COW.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <cstring>
@@ -440,6 +442,21 @@ void set_geometry(c10::TensorImpl& impl, const host::Geometry& g) {
 
 }  // namespace
 
+namespace {
+
+// Whether what is made now goes to nodes of a backward pass that pass it on. What goes to leaves
+// may become their gradient as it is, if nobody else holds it.
+bool is_inner_gradient() {
+  if (C10_LIKELY(torch::autograd::get_current_graph_task_id() == -1)) return false;
+  const auto node = torch::autograd::get_current_node();
+  if (node == nullptr) return false;
+  return std::ranges::all_of(node->next_edges(), [](const torch::autograd::Edge& edge) {
+    return edge.function == nullptr || edge.function->num_outputs() > 0;
+  });
+}
+
+}  // namespace
+
 at::Tensor Recording::make(Value value, const host::Geometry& geometry) {
   const DType dtype = trace.meta(value).dtype;
   const std::int64_t bytes = geometry.empty() ? 0 : geometry.elements() * dtype_bytes(dtype);
@@ -451,6 +468,9 @@ at::Tensor Recording::make(Value value, const host::Geometry& geometry) {
                                     c10::scalarTypeToTypeMeta(scalar_type(dtype)));
   impl->set_value(value);
   set_geometry(*impl, geometry);
+  if (C10_UNLIKELY(is_inner_gradient())) {
+    gradients_.emplace_back(made_.size() - 1, impl);
+  }
   return at::Tensor(std::move(impl));
 }
 
@@ -614,8 +634,13 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
   live_.clear();
   capture_targets();
-  for (auto& storage : made_) {
-    if (storage.use_count() == 1) continue;
+  auto gradient = gradients_.begin();
+  for (std::size_t i = 0; i < made_.size(); ++i) {
+    const auto& storage = made_[i];
+    const bool of_gradient = gradient != gradients_.end() && gradient->first == i;
+    // Of a gradient, the tensor that is held here holds it, too.
+    const bool alone = of_gradient && (gradient++)->second.use_count() == 1;
+    if (storage.use_count() == (alone ? 2 : 1)) continue;
     want(trace, storage->value_, storage->geometry_);
     for (const Written& part : storage->parts_) trace.output(part.value, {});
     live_.push_back(storage);
@@ -670,6 +695,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   // Freed without the lock: what owns the memory of an input may need Python's.
   const auto live = std::exchange(live_, {});
   const auto made = std::exchange(made_, {});
+  const auto gradients = std::exchange(gradients_, {});
   const auto held = std::exchange(held_, {});
   const auto written = std::exchange(written_, {});
   if (!written.empty()) {

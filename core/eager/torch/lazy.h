@@ -181,6 +181,9 @@ class Recording {
   static constexpr std::size_t kFewExports = 64;
   std::size_t most_exports_ = kFewExports;  // before those that nobody holds any more are dropped
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
+  // Tensors made in a backward pass, by position in `made_`, so that autograd, where it adds
+  // gradients, sees that it is not the only one to hold them, and does not ask for their memory.
+  std::vector<std::pair<std::size_t, c10::intrusive_ptr<c10::TensorImpl>>> gradients_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
   std::vector<Filled> filled_;                         // ... and its memory
   std::vector<c10::Storage> held_;

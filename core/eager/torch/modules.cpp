@@ -76,8 +76,7 @@ PyObject* layer_norm(const Called& m) {
   stack.push_back(w == nullptr ? c10::IValue() : c10::IValue(*w));
   stack.push_back(b == nullptr ? c10::IValue() : c10::IValue(*b));
   stack.emplace_back(PyFloat_AS_DOUBLE(least));
-  static const std::string name = "layer_norm";
-  return of_row(name.c_str(), stack);
+  return of_row("layer_norm", stack);
 }
 
 PyObject* embedding(const Called& m) {
@@ -132,14 +131,16 @@ PyObject* lstm_cell(const Called& m) {
       !weights_of_cell(m, w)) {
     return nullptr;
   }
-  const at::Tensor *const x = tensor_of(m.args[0]), *const h = tensor_of(PyTuple_GET_ITEM(m.args[1], 0)),
-                   *const c = tensor_of(PyTuple_GET_ITEM(m.args[1], 1));
+  const at::Tensor* const x = tensor_of(m.args[0]);
+  const at::Tensor* const h = tensor_of(PyTuple_GET_ITEM(m.args[1], 0));
+  const at::Tensor* const c = tensor_of(PyTuple_GET_ITEM(m.args[1], 1));
   if (x == nullptr || h == nullptr || c == nullptr) return nullptr;
   std::vector<at::Tensor> made = record_lstm_cell(*x, *h, *c, *w[0], *w[1], w[2], w[3]);
   if (made.empty()) return nullptr;
   PyObject* const state = wrapped(std::move(made[0]));
   PyObject* const cell = wrapped(std::move(made[1]));
-  PyObject* const both = state == nullptr || cell == nullptr ? nullptr : PyTuple_Pack(2, state, cell);
+  const bool made_both = state != nullptr && cell != nullptr;
+  PyObject* const both = made_both ? PyTuple_Pack(2, state, cell) : nullptr;
   Py_XDECREF(state);
   Py_XDECREF(cell);
   return both;

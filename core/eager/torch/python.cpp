@@ -142,7 +142,8 @@ bool compute(Op op, const at::Tensor& self, const Operand& other) {
 bool write_in_place(Op op, const at::Tensor& self, const Operand& other) {
   if (!is_plain(self) || !can_write_in_place(self)) return false;
   bool done = false;
-  if (is_lone_number(self)) {
+  const at::TensorBase* const read = other.kind == Operand::Kind::kTensor ? other.tensor : &self;
+  if (is_lone_number(self, {read})) {
     done = compute(op, self, other);
   } else {
     const Operand given[] = {Operand(self), other};

@@ -115,13 +115,24 @@ void finish_writes(const at::TensorBase& tensor, const char* reason) {
   if (mine.written(tensor)) mine.flush(lock, reason);
 }
 
-bool is_lone_number(const at::TensorBase& tensor) {
-  if (tensor.numel() != 1) return false;
+bool waits(const at::TensorBase& tensor) {
   const LazyImpl* const z = lazy(tensor);
-  if (z != nullptr && z->pending() != nullptr) return false;
+  if (z != nullptr && z->pending() != nullptr) return true;
+  Recording& mine = Recording::mine();
+  if (C10_LIKELY(!mine.writes())) return false;
+  const std::lock_guard lock(mine.mutex);
+  return mine.written(tensor);
+}
+
+bool is_lone_number(const at::TensorBase& self,
+                    std::initializer_list<const at::TensorBase*> others) {
+  if (self.numel() != 1 || waits(self)) return false;
+  for (const at::TensorBase* other : others) {
+    if (waits(*other)) return false;
+  }
   Recording& mine = Recording::mine();
   const std::lock_guard lock(mine.mutex);
-  return !mine.knows(tensor);
+  return !mine.knows(self);
 }
 
 void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock) {
@@ -260,6 +271,7 @@ Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const
       if (trace.meta(values[i]).dtype == DType::kBool) return r;
     }
   }
+  if (op == Op::silu && !is_float(trace.meta(values[0]).dtype)) return r;
   if (alpha != nullptr) {
     // In the dtype of the result; PyTorch refuses factors of a higher kind.
     const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), r.n));

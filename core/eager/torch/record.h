@@ -50,9 +50,12 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 // that of a tensor.
 void finish_writes(const char* reason);
 void finish_writes(const at::TensorBase& tensor, const char* reason);
-// Whether an operator on a tensor in place is not worth recording: it is one number, that nothing
-// recorded reads or writes.
-bool is_lone_number(const at::TensorBase& tensor);
+// Whether a tensor waits to be filled, or its memory to be written.
+bool waits(const at::TensorBase& tensor);
+// Whether an operator in place on `self` that reads `others` is not worth recording: it is one
+// number, that nothing recorded reads or writes, and nothing recorded has to run first.
+bool is_lone_number(const at::TensorBase& self,
+                    std::initializer_list<const at::TensorBase*> others = {});
 
 // Whether products of these are recorded.
 bool can_multiply(const at::TensorBase& x, const at::TensorBase& y);

@@ -86,8 +86,7 @@ class Recorded final : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const std::size_t n_args = op.schema().arguments().size();
     if (place_ == Place::kFill && untouched(*stack, n_args)) return redispatch(op, keys, stack);
-    if (place_ == Place::kInPlace && is_lone_number((*stack)[stack->size() - n_args].toTensor())) {
-      finish_reads(*stack, n_args);
+    if (place_ == Place::kInPlace && is_lone_number(*stack, n_args)) {
       return redispatch(op, keys, stack);
     }
     if (C10_LIKELY(record_row(row_, place_, product_, *stack, n_args))) return;
@@ -98,6 +97,15 @@ class Recorded final : public c10::OperatorKernel {
   }
 
  private:
+  static bool is_lone_number(const Stack& stack, std::size_t n_args) {
+    const std::size_t first = stack.size() - n_args;
+    if (!eager::is_lone_number(stack[first].toTensor())) return false;
+    for (std::size_t i = first + 1; i < stack.size(); ++i) {
+      if (!every_tensor(stack[i], [](const at::Tensor& t) { return !waits(t); })) return false;
+    }
+    return true;
+  }
+
   // Whether nothing recorded reads or writes what it writes, nor has to write what it reads.
   static bool untouched(const Stack& stack, std::size_t n_args) {
     Recording& mine = Recording::mine();
@@ -228,7 +236,9 @@ void install_in_place(const std::string& full, Op op) {
       full.c_str(),
       [op, typed](DispatchKeySet keys, at::Tensor& self, Operands... operands) -> at::Tensor& {
         const Operand given[] = {Operand(self), Operand(operands)...};
-        if (!is_lone_number(self) && C10_LIKELY(record_in_place(op, given))) return self;
+        if (!is_lone_number(self, {&operands...}) && C10_LIKELY(record_in_place(op, given))) {
+          return self;
+        }
         settle_write(self);
         (finish_writes(operands, "operator not recorded"), ...);
         return typed.redispatch(keys & kBelow, self, operands...);
@@ -244,7 +254,8 @@ void install_sum_in_place(const std::string& full, Op op) {
       full.c_str(),
       [op, typed](DispatchKeySet keys, at::Tensor& self, Tensor other,
                   const at::Scalar& alpha) -> at::Tensor& {
-        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic() && !is_lone_number(self))) {
+        if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic() &&
+                       !is_lone_number(self, {&other}))) {
           const Operand given[] = {Operand(self), Operand(other)}, factor(alpha);
           const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
           if (C10_LIKELY(record_in_place(op, given, one ? nullptr : &factor))) return self;
@@ -428,7 +439,21 @@ void copy_from(Call& c) {  // self, src, non_blocking
   c.contiguous(c.op(Op::expand, {r}, {Param::sizes(m.shape())}));
 }
 
+// Makes tensors of what is known of others, and reads none: it passes by.
+void install_makers() {
+  constexpr const char* kMakers[] = {
+      "empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided",
+      "new_zeros", "new_ones", "new_full", "zeros", "zeros_like", "ones", "ones_like", "full",
+      "full_like", "arange", "arange.start", "arange.start_step", "linspace", "scalar_tensor",
+      "rand", "randn", "rand_like", "randn_like"};
+  for (const char* name : kMakers) {
+    if (!find(name) || !installed().names.insert(std::string("aten::") + name).second) continue;
+    installed().library("aten").impl(name, torch::CppFunction::makeFallthrough());
+  }
+}
+
 void install_rest() {
+  install_makers();
   install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "zero_", Row(zero), Place::kFill);

@@ -82,7 +82,9 @@ Value variance(Call& c, Value x, const Axes& over, std::size_t correction, bool 
   if (c.meta(x).rank == 0) Call::refuse("a scalar");
   const double by = c.none(correction) ? 1 : c.real(correction);
   double count = c.meta(x).elements() == 0 ? 0 : 1;
-  for (const std::int64_t a : over) count *= static_cast<double>(c.meta(x).size(static_cast<int>(a)));
+  for (const std::int64_t a : over) {
+    count *= static_cast<double>(c.meta(x).size(static_cast<int>(a)));
+  }
   if (count <= by) Call::refuse("no degrees of freedom, of which PyTorch warns");
   return c.op(Op::var, {x}, {axes(over), keep(kept), Param::of_number(by)});
 }
@@ -201,8 +203,9 @@ void layer_norm_backward(Call& c) {
 // ---- Element by element
 
 void gelu(Call& c) {
-  c.elementwise(
-      c.op(c.arg(1).toStringRef() == "tanh" ? Op::gelu_tanh : Op::gelu, {c.value(std::size_t{0})}));
+  const Value x = c.value(std::size_t{0});
+  need_float(c, x);
+  c.elementwise(c.op(c.arg(1).toStringRef() == "tanh" ? Op::gelu_tanh : Op::gelu, {x}));
 }
 
 void gelu_backward(Call& c) {  // grad, self, approximate
@@ -581,7 +584,81 @@ void index(Call& c) {
     x = c.op(Op::reshape, {x}, {Param::sizes(sizes)});
   }
   const Value taken = c.op(Op::take, {x, position}, {Param::integer(first)});
+  if (c.meta(taken).elements() == 0) Call::refuse("nothing is chosen");
   c.result(taken, indexed_geometry(c.meta(taken), self, chosen, first));
+}
+
+// ---- Gradients of views: zeros around what came
+
+Value zeros(Call& c, const Axes& sizes, DType dtype) {
+  return c.op(Op::full, {}, {Param::sizes(sizes), Param::of_number(0), Param::dtype(dtype)});
+}
+
+// `part` between zeros, from `start` on along an axis of `sizes`.
+Value between_zeros(Call& c, Value part, const Axes& sizes, int axis, std::int64_t start) {
+  const auto a = static_cast<std::size_t>(axis);
+  const DType dtype = c.meta(part).dtype;
+  const std::int64_t end = start + c.meta(part).size(axis);
+  std::array<Value, 3> parts{};
+  std::size_t n = 0;
+  Axes rest = sizes;
+  if (start > 0) {
+    rest[a] = start;
+    parts[n++] = zeros(c, rest, dtype);
+  }
+  parts[n++] = part;
+  if (end < sizes[a]) {
+    rest[a] = sizes[a] - end;
+    parts[n++] = zeros(c, rest, dtype);
+  }
+  const Param params[] = {Param::integer(axis)};
+  return n == 1 ? part : c.trace().add(Op::concat, std::span<const Value>(parts.data(), n), params);
+}
+
+bool is_of_sizes(Call& c, Value v, const Axes& sizes) {
+  return std::ranges::equal(c.meta(v).shape(), sizes);
+}
+
+// A number of elements that copying zeros costs less than running what waits.
+constexpr std::int64_t kFewElements = 1 << 16;
+
+std::int64_t product_of(const Axes& sizes) {
+  std::int64_t n = 1;
+  for (const std::int64_t s : sizes) n *= s;
+  return n;
+}
+
+void select_backward(Call& c) {  // grad, input_sizes, dim, index
+  const Axes sizes = c.integers(1);
+  const int rank = static_cast<int>(sizes.size());
+  if (rank == 0 || product_of(sizes) > kFewElements) return c.decline();
+  const int axis = c.axis(2, rank);
+  const std::int64_t size = sizes[static_cast<std::size_t>(axis)], given = c.integer(3);
+  if (given < -size || given >= size) Call::refuse("an index out of range");
+  const Value part =
+      c.op(Op::unsqueeze, {c.value(std::size_t{0})}, {Param::integer(axis)});
+  Axes own = sizes;
+  own[static_cast<std::size_t>(axis)] = 1;
+  if (!is_of_sizes(c, part, own)) Call::refuse("other sizes");
+  c.contiguous(between_zeros(c, part, sizes, axis, given < 0 ? given + size : given));
+}
+
+void slice_backward(Call& c) {  // grad, input_sizes, dim, start, end, step
+  const Axes sizes = c.integers(1);
+  const int rank = static_cast<int>(sizes.size());
+  if (rank == 0 || product_of(sizes) > kFewElements || c.integer(5) != 1) return c.decline();
+  const int axis = c.axis(2, rank);
+  const std::int64_t size = sizes[static_cast<std::size_t>(axis)];
+  const auto within = [size](std::int64_t v) {
+    return std::clamp<std::int64_t>(v < 0 ? v + size : v, 0, size);
+  };
+  const std::int64_t start = within(c.integer(3)), end = std::max(start, within(c.integer(4)));
+  if (start == end) return c.decline();
+  const Value part = c.value(std::size_t{0});
+  Axes own = sizes;
+  own[static_cast<std::size_t>(axis)] = end - start;
+  if (!is_of_sizes(c, part, own)) Call::refuse("other sizes");
+  c.contiguous(between_zeros(c, part, sizes, axis, start));
 }
 
 std::map<std::string, Row> make_rows() {
@@ -658,6 +735,8 @@ std::map<std::string, Row> make_rows() {
       {"cat", [](Call& c) { join(c, tensors(c, 0), false); }},
       {"stack", [](Call& c) { join(c, tensors(c, 0), true); }},
       {"embedding", embedding},
+      {"select_backward", select_backward},
+      {"slice_backward", slice_backward},
       {"index_select", index_select},
       {"gather", gather},
       {"index.Tensor", index},
