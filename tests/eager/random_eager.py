@@ -68,9 +68,11 @@ def _looked_at(env: dict[str, Any], order: int) -> Outcome:
     found: dict[str, torch.Tensor] = {}
     for name in names:
         x = every[name]
+        # Whether autograd adds to a gradient in place depends on who else holds it.
+        version = "" if name.endswith(".grad") else f"version {x._version}, "
         facts[name] = (
             f"{x.dtype} {list(x.shape)} strides {x.stride()} from {x.storage_offset()}, "
-            f"version {x._version}, grad {x.requires_grad}, leaf {_is_leaf(x)}"
+            f"{version}grad {x.requires_grad}, leaf {_is_leaf(x)}"
         )
         found[name] = x.data.clone()
     for i, note in enumerate(env["notes"]):

@@ -193,8 +193,10 @@ bool disjoint(const host::Geometry& a, std::int64_t a_offset, const host::Geomet
   return false;
 }
 
-// The same for views of memory of which nothing else is known: their strides, taken together, must
-// be the places of a number system in which neither view carries.
+}  // namespace
+
+// Nothing else is known of the memory: the strides of both, taken together, must be the places of a
+// number system in which neither view carries.
 bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
            std::int64_t b_offset) {
   if (a.empty() || b.empty()) return true;
@@ -236,6 +238,8 @@ bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry&
   }
   return false;
 }
+
+namespace {
 
 // Whether some elements certainly lie in memory of their own: dense, or dense rows apart.
 bool no_overlap(const host::Geometry& g) {

@@ -112,6 +112,10 @@ inline LazyImpl* lazy(const at::TensorBase& tensor) {
 
 host::Geometry geometry_of(const at::TensorBase& tensor);
 
+// Whether two views of memory, offsets in elements, are known to have no element in common.
+bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
+           std::int64_t b_offset);
+
 // Whether its elements may lie in memory of other tensors without our knowing: memory that is not
 // PyTorch's own, as NumPy's, and what sparse tensors consist of.
 bool reaches_others(const at::TensorBase& tensor);

@@ -59,9 +59,15 @@ bool overlaps_in_part(const at::TensorBase& a, const at::TensorBase& b) {
   const c10::TensorImpl &x = *a.unsafeGetTensorImpl(), &y = *b.unsafeGetTensorImpl();
   if (&x == &y || x.unsafe_storage().unsafeGetStorageImpl() == nullptr ||
       x.unsafe_storage().unsafeGetStorageImpl() != y.unsafe_storage().unsafeGetStorageImpl() ||
-      x.numel() == 0 || y.numel() == 0 || !x.is_non_overlapping_and_dense() ||
-      !y.is_non_overlapping_and_dense()) {
+      x.numel() == 0 || y.numel() == 0) {
     return false;
+  }
+  if (!x.is_non_overlapping_and_dense() || !y.is_non_overlapping_and_dense()) {
+    const bool alike = x.storage_offset() == y.storage_offset() && x.sizes() == y.sizes() &&
+                       x.strides() == y.strides();
+    return !alike && (x.dtype() != y.dtype() || x.dim() > kMaxRank || y.dim() > kMaxRank ||
+                      !apart(geometry_of(a), x.storage_offset(), geometry_of(b),
+                             y.storage_offset()));
   }
   const auto item = [](const c10::TensorImpl& t) {
     return static_cast<std::int64_t>(t.dtype().itemsize());
@@ -190,8 +196,12 @@ at::Tensor record_linear(const at::TensorBase& x, const at::TensorBase& w,
     if (rank == 1) y = mine.trace.add(Op::squeeze, {y}, {Param::integers(kFirst)});
     if (b != nullptr) y = mine.trace.add(Op::add, {bias, y});
     at::Tensor made = mine.make(y, dense_geometry(mine.trace.meta(y)));
-    // PyTorch multiplies a vector in place.
-    if (rank == 1 && b == nullptr) made.unsafeGetTensorImpl()->bump_version();
+    // PyTorch multiplies a vector, and adds to what it does not know to be a matrix, in place.
+    const bool added = b != nullptr && rank != 2 && !x.is_contiguous();
+    const bool multiplied = rank == 1 && (b == nullptr || added);
+    for (int i = 0; i < (added ? 1 : 0) + (multiplied ? 1 : 0); ++i) {
+      made.unsafeGetTensorImpl()->bump_version();
+    }
     return made;
   } catch (const Unrecorded&) {
     return {};

@@ -32,8 +32,8 @@ struct Operand {
   explicit Operand(const c10::Scalar& v);  // of a kind that is real
 };
 
-// Whether PyTorch refuses to write to `self` while it reads `other`: dense tensors in the same
-// memory that share some elements, but not each with its like.
+// Whether PyTorch refuses to write to `self` while it reads `other`, or what it then reads depends
+// on its order: tensors in the same memory that share some elements, but not each with its like.
 bool overlaps_in_part(const at::TensorBase& self, const at::TensorBase& other);
 
 // Where elements lie once they are of `dtype`: PyTorch converts operands before it looks at their
