@@ -293,7 +293,9 @@ def cell(g: Generator) -> None:
     x = g.floats(1)
     a = g.get(x)
     n, kind = a.shape[-1], f"dtype={a.dtype}"
-    texts = [f"torch.nn.Linear({n}, 3, {kind})({x})", f"torch.nn.LayerNorm({n}, {kind})({x})"]
+    linear = f"torch.nn.Linear({n}, 3, {kind})({x})"
+    # (The norm of one element is what rounding leaves.)
+    texts = [linear, f"torch.nn.LayerNorm({n}, {kind})({x})" if n > 1 else linear]
     texts += [f"torch.nn.Sequential(torch.nn.Tanh(), torch.nn.SiLU())({x})"]
     if a.ndim == 2 and n:
         m, h = a.shape[0], f"torch.zeros({a.shape[0]}, 3, {kind})"

@@ -33,6 +33,18 @@ def test_random_programs(start: int, poison: None) -> None:
 
 # Programs that were wrong. {name: text}
 REGRESSIONS: dict[str, str] = {
+    "an index behind a dim of size 1": """
+x0 = make((8, 2), 'float32', 'turned', 4598).requires_grad_()
+with fuse():
+    x1 = x0[None, torch.tensor([2, 1])]
+    x2 = x0.detach()[None, torch.tensor([[2], [1]])]
+""",
+    "elements that are read and written by others": """
+x0 = make((7, 3), 'int64', 'turned', 4507)
+x4, x5 = x0.split([1, 2], 1)
+with fuse():
+    x0[..., ::2].sub_(x4)
+""",
     "norms whose squares are beyond float16": """
 x0 = torch.tensor([[6e-8], [1e-3], [200.0], [3e4]]).half()
 x1 = make((5, 7), 'float16', 'dense', 17) * 300

@@ -527,7 +527,16 @@ host::Geometry indexed_geometry(const Meta& meta, const at::Tensor& self,
       const at::Tensor& index = chosen[i];
       const std::int64_t own = d - first - inner + index.dim();
       const bool moves = of_index && own >= 0 && index.size(own) == out.size(d);
-      operands[i + 1].stride(d) = moves ? index.stride(own) : 0;
+      std::int64_t& stride = operands[i + 1].stride(d);
+      stride = moves ? index.stride(own) : 0;
+      if (of_index || out.size(d) != 1) continue;
+      // A dim of size 1 has the stride that it gets where the index is reshaped to all dims.
+      const std::int64_t last = index.dim() - 1;
+      if (last < 0) {
+        stride = 1;
+      } else {
+        stride = d < first ? index.size(0) * index.stride(0) : index.stride(last);
+      }
     }
   }
   std::vector<const host::Geometry*> seen;
