@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 
 #include "exec/record.h"
 #include "host/frame.h"
@@ -12,7 +13,7 @@ namespace {
 
 using Kind = fuse::Step::Kind;
 
-constexpr std::size_t kMostTapes = 4;  // of a frame
+constexpr std::size_t kMostTapes = 16;  // of a frame
 
 }  // namespace
 
@@ -42,7 +43,8 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
   *word++ = static_cast<std::int64_t>(tier.target) * 2 + (tier.interpret ? 1 : 0);
   *word++ = framework_.threads();
   for (const ValueId value : key_ints_) *word++ = frame.numbers[index(value)];
-  for (const ValueId value : program.inputs) {
+  // Weights come first among inputs, and seldom differ between calls.
+  for (const ValueId value : program.inputs | std::views::reverse) {
     if (program.type(value).weak) continue;
     const Record& record = frame.records[index(value)];
     const int rank = program.type(value).shape.rank;
