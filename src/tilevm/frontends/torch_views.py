@@ -223,7 +223,8 @@ def _roll(b: Importer, out: Any, x: Tensor, shifts: Any, dims: Any = ()) -> int:
     for shift, dim in zip(shifts, dims or (0,), strict=True):
         axis = axis_of(dim, len(sizes))
         size = sizes[axis]
-        start = -shift % torch.sym_max(size, 1)
+        least: Any = torch.sym_max
+        start = -shift % least(size, 1)
         if is_number(start) and start == 0:
             continue
         parts = [
