@@ -84,6 +84,7 @@ class A64 : public Processor {
   // Every pointer by what the frame has at `array`.
   void advance(int n, std::size_t array, bool back = false) {
     for (int i = 0; i < n; ++i) {
+      if (stays(i, array)) continue;
       const a64::Gp moved = pointer(i, kTemp);
       a.ldr(kTemp2, field(array + 8 * at(i)));
       back ? a.sub(moved, moved, kTemp2) : a.add(moved, moved, kTemp2);
@@ -166,6 +167,35 @@ class A64 : public Processor {
       a.b_ne(loop);
       same_state(then);
     }
+    a.cbnz(kRows, loop);
+    a.bind(done);
+  }
+
+  // All rows: those that make no group run `body` first, a row at a time.
+  template <class Body>
+  void for_odd_rows(int operands, int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.ldr(kRows, field(offsetof(Frame, rows)));
+    a.tst(kRows, group - 1);
+    a.b_eq(done);
+    a.bind(loop);
+    same_state(body);
+    advance(operands, offsetof(Frame, y_stride));
+    a.sub(kRows, kRows, 1);
+    a.tst(kRows, group - 1);
+    a.b_ne(loop);
+    a.bind(done);
+  }
+  // The others, behind for_odd_rows: `body` goes through a group, pointers included.
+  template <class Body>
+  void for_row_groups(int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.cbz(kRows, done);
+    a.bind(loop);
+    same_state(body);
+    a.sub(kRows, kRows, group);
     a.cbnz(kRows, loop);
     a.bind(done);
   }

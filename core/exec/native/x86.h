@@ -77,6 +77,7 @@ class X86 : public Processor {
   // Every pointer by what the frame has at `array`.
   void advance(int n, std::size_t array, bool back = false) {
     for (int i = 0; i < n; ++i) {
+      if (stays(i, array)) continue;
       const auto by = field(array + 8 * at(i));
       if (i < kPointers) {
         back ? a.sub(kPointer[i], by) : a.add(kPointer[i], by);
@@ -141,7 +142,7 @@ class X86 : public Processor {
     a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
     a.add(kTemp2, pointer(mem));
     const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
-    a.prefetcht0(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
+    a.prefetcht1(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
   }
 
   // Loops ---------------------------------------------------------------------------------------
@@ -169,6 +170,37 @@ class X86 : public Processor {
       same_state(then);
       a.test(kRows, kRows);
     }
+    a.jnz(loop);
+    a.bind(done);
+  }
+
+  // All rows: those that make no group run `body` first, a row at a time.
+  template <class Body>
+  void for_odd_rows(int operands, int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.mov(kRows, field(offsetof(Frame, rows)));
+    a.test(kRows.r32(), group - 1);
+    a.jz(done);
+    a.bind(loop);
+    same_state(body);
+    advance(operands, offsetof(Frame, y_stride));
+    a.dec(kRows);
+    a.test(kRows.r32(), group - 1);
+    a.jnz(loop);
+    a.bind(done);
+  }
+  // The others, behind for_odd_rows: `body` goes through a group, pointers included.
+  template <class Body>
+  void for_row_groups(int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.test(kRows, kRows);
+    a.jz(done);
+    a.align(asmjit::AlignMode::kCode, 16);
+    a.bind(loop);
+    same_state(body);
+    a.sub(kRows, group);
     a.jnz(loop);
     a.bind(done);
   }
