@@ -143,6 +143,26 @@ class A64 : public Processor {
     const std::uint32_t offset = static_cast<std::uint32_t>(there.offset) / 8;
     a.embedUInt32(0xf9800000 | offset << 10 | there.base.id() << 5);
   }
+  // Some rows from those on that are so far ahead; nothing if that is 0.
+  void fetch_rows(int mem, int bytes, int copies, int rows) {
+    const auto over = a.newLabel();
+    a.ldr(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
+    a.cbz(kTemp2, over);
+    a.add(kTemp2, pointer(mem, kTemp), kTemp2);
+    for (int row = 0; row < rows; ++row) {
+      if (row > 0) {
+        a.ldr(kTemp, field(offsetof(Frame, y_stride) + 8 * at(mem)));
+        a.add(kTemp2, kTemp2, kTemp);
+      }
+      a.mov(kTemp, kTemp2);
+      const Address there = at_column(kTemp, bytes, 0);
+      for (int byte = 0; byte < copies * lanes_ * bytes; byte += 64) {
+        const std::uint32_t offset = static_cast<std::uint32_t>(there.offset + byte) / 8;
+        a.embedUInt32(0xf9800000 | offset << 10 | there.base.id() << 5);
+      }
+    }
+    a.bind(over);
+  }
 
   // Loops ---------------------------------------------------------------------------------------
   // What values are in which registers is the same at the end of a body as at its start.

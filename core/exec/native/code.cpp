@@ -437,7 +437,9 @@ class Run {
     frame_.y_stride[i] = y_stride;
     frame_.reduced_step[i] = reduced_stride - (impl_.folds_rows() ? rows * y_stride : 0);
     frame_.reduced_back[i] = reduced_stride * (frame_.reduced - 1);
-    frame_.ahead[i] = (in_parts_ ? rows_ : kRowsAhead) * y_stride;
+    // The next part, unless all is in the second cache.
+    const bool cached = rows * std::abs(y_stride) <= kCachedBytes;
+    frame_.ahead[i] = (!in_parts_ ? kRowsAhead : cached ? 0 : rows_) * y_stride;
   }
 
   Status call() { return static_cast<Status>(impl_.entry(&frame_)); }

@@ -192,7 +192,7 @@ class Emitter final : private Owner {
           copy_ = 0;
         };
         if (grows_trees_) {
-          t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", [&] { row_trees(row); }));
+          t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", [&] { row_trees(begin, end, row); }));
           t_.load_pointers(n_operands_);
           return;
         }
@@ -214,7 +214,7 @@ class Emitter final : private Owner {
 
   // One sweep of a pass over rows, some rows at a time.
   template <class Row>
-  void row_trees(Row row) {
+  void row_trees(int begin, int end, Row row) {
     const auto named = [&](const char* name, auto body) {
       return [this, name, body] {
         if (listing_ != nullptr) listing_->begin(name);
@@ -223,6 +223,7 @@ class Emitter final : private Owner {
       };
     };
     const auto rows = [&] {
+      fetch_rows(begin, end);
       in_tree_ = true;
       for (row_ = 0; row_ < kRowsInTree; ++row_) {
         row();
@@ -232,6 +233,20 @@ class Emitter final : private Owner {
     };
     t_.for_odd_rows(n_operands_, kRowsInTree, named("odd rows", row));
     t_.for_row_groups(kRowsInTree, named("rows, some at a time", rows));
+  }
+
+  // The processor foresees rows that a loop goes down one by one, but not these.
+  void fetch_rows(int begin, int end) {
+    std::uint64_t fetched = 0;
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      if (info(instr).cls != Class::kLoad) continue;
+      const auto& operand = p_.operands[instr.mem];
+      const std::uint64_t bit = std::uint64_t{1} << instr.mem;
+      if (!over_x(operand.cls) || !over_y(operand.cls) || (fetched & bit) != 0) continue;
+      fetched |= bit;
+      t_.fetch_rows(instr.mem, bytecode::storage_bytes(info(instr).storage), wide_, kRowsInTree);
+    }
   }
 
   // Columns x, x + 1, ... to the last: instructions begin to end that the filter takes.
@@ -324,7 +339,7 @@ class Emitter final : private Owner {
       copy_ = 0;
       if (p_.header->fold == Fold::kRows) {
         const int last = passes_of(p_);
-        fetches_ = (pass == 1 && last > 1) || grows_trees_;
+        fetches_ = pass == 1 && last > 1 && !grows_trees_;
         in_parts(pass, pass == last, body, i, [&] { sweep(body, i); });
         fetches_ = false;
       } else {

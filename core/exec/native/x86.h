@@ -142,7 +142,24 @@ class X86 : public Processor {
     a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
     a.add(kTemp2, pointer(mem));
     const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
-    a.prefetcht1(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
+    a.prefetcht0(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
+  }
+  // Some rows from those on that are so far ahead, into the second cache; nothing if that is 0.
+  void fetch_rows(int mem, int bytes, int copies, int rows) {
+    const auto over = a.newLabel();
+    a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
+    a.test(kTemp2, kTemp2);
+    a.jz(over);
+    a.add(kTemp2, pointer(mem));
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    a.lea(kTemp2, x86::ptr(kTemp2, kX, shift));
+    for (int row = 0; row < rows; ++row) {
+      if (row > 0) a.add(kTemp2, field(offsetof(Frame, y_stride) + 8 * at(mem)));
+      for (int byte = 0; byte < copies * lanes_ * bytes; byte += 64) {
+        a.prefetcht1(x86::ptr(kTemp2, byte));
+      }
+    }
+    a.bind(over);
   }
 
   // Loops ---------------------------------------------------------------------------------------
