@@ -64,7 +64,7 @@ void multiply_by_library(const Sizes& sizes, const Matrix& a, const Matrix& b, f
 std::int64_t library_products() noexcept;
 void reset_library_products() noexcept;
 
-// The least seconds of a product, in turns on this thread: others may use the processor, too.
+// The least seconds of processor time of a product, in turns on this thread.
 struct Seconds {
   double ours, library;
 };

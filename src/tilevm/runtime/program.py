@@ -330,7 +330,7 @@ def library_dtypes() -> list[str]:
 
 
 def measure_product(m: int, n: int, k: int, dtype: str, lies: str) -> tuple[float, float]:
-    """Seconds of a product on this thread, ours and the library's, which must have it."""
+    """Processor time of a product, ours and the library's, which must have it, in seconds."""
     seconds: tuple[float, float] | None = _core.measure_product(m, n, k, dtype, lies)
     if seconds is None:
         raise ValueError(f"the library has no products of {dtype}")
