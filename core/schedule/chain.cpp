@@ -119,10 +119,13 @@ class Running {
   void divide() {
     std::int64_t row_bytes = 0;
     for (const Panel& panel : launch_.panels) row_bytes += panel.columns * panel.item_bytes;
+    // Alone, the library divides rows as it likes.
+    const bool whole = launch_.panels.empty() && launch_.stages.front().way == Way::kLibrary;
     const std::int64_t most =
-        std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1), tiles_.rows,
-                                 kBlockRows) /
-        tiles_.rows * tiles_.rows;
+        whole ? std::max(rows_, kBlockRows)
+              : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
+                                         tiles_.rows, kBlockRows) /
+                    tiles_.rows * tiles_.rows;
     const std::int64_t groups = batches_ * outer_;
     const bool units = std::ranges::any_of(launch_.stages, [this](const Stage& stage) {
       return stage.kernel == nullptr && by_units(tiles_, stage.way);
@@ -535,6 +538,11 @@ void prepare(ChainLaunch& launch, const Tiles& tiles) noexcept {
     stage.fixed =
         stage.fixed && std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
     stage.sizes = {rows, stage.n, stage.k};
+    if (stage.a.windows == nullptr) {
+      const std::int64_t bytes = stage.a_rows[at(launch.n_rows - 1)];
+      stage.a.row_stride =
+          stage.a_panel >= 0 ? stage.k : bytes / bytecode::storage_bytes(stage.a.storage);
+    }
     choose_way(stage, tiles);
   }
 }
