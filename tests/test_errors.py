@@ -56,6 +56,7 @@ def test_stats_have_the_promised_names() -> None:
         "cache_hits",
         "launches",
         "repeated_calls",
+        "library_products",
         "callouts",
         "flushes",
         "checks",

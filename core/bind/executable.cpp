@@ -1,11 +1,13 @@
 // `_core.compile` and the callable that it returns. The call itself is written against CPython's
 // C interface; nanobind serves what happens once per program.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <new>
@@ -15,6 +17,7 @@
 #include "bind/gdb.h"
 #include "bind/torch_direct.h"
 #include "eager/engine.h"
+#include "exec/gemm/library.h"
 #include "exec/gemm/units.h"
 #include "exec/native/native.h"
 #include "exec/native/symbols.h"
@@ -267,15 +270,63 @@ nb::dict stats() {
   result["flushes"] = flushes;
   result["launches"] = host::launches();
   result["repeated_calls"] = host::repeated_calls();
+  result["library_products"] = exec::gemm::library_products();
   result["callouts"] = callouts;
   result["packed_bytes"] = exec::gemm::ahead_bytes();
   result["peak_bytes"] = exec::memory_stats().peak_bytes;
   return result;
 }
 
+// Raises ValueError.
+template <std::size_t kCount>
+std::size_t index_of(const char* const (&names)[kCount], const std::string& name) {
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (name == names[i]) return i;
+  }
+  throw nb::value_error(name.c_str());
+}
+
+constexpr const char* kUses[] = {"off", "measured", "always"};
+constexpr const char* kLie[] = {"rows", "columns", "ahead"};
+constexpr const char* kMultiplied[] = {"float32", "bfloat16"};
+
+void set_measured(std::array<std::vector<std::int64_t>, 3> sizes, const nb::dict& ratios) {
+  exec::gemm::Measured measured{std::move(sizes), {}};
+  for (const auto& [name, list] : ratios) {
+    const auto [dtype, lies] = nb::cast<std::pair<std::string, std::string>>(name);
+    measured.ratios[index_of(kMultiplied, dtype)][index_of(kLie, lies)] =
+        nb::cast<std::vector<float>>(list);
+  }
+  if (!exec::gemm::set_measured(std::move(measured)))
+    throw nb::value_error("lists that do not belong together");
+}
+
+std::optional<std::pair<double, double>> measure_product(std::int64_t m, std::int64_t n,
+                                                         std::int64_t k, const std::string& dtype,
+                                                         const std::string& lies) {
+  constexpr std::int64_t kMost = 1 << 15;
+  if (std::min({m, n, k}) < 1 || std::max({m, n, k}) > kMost) throw nb::value_error("sizes");
+  const auto storage =
+      index_of(kMultiplied, dtype) == 0 ? bytecode::Storage::kF32 : bytecode::Storage::kBF16;
+  const auto how = static_cast<exec::gemm::Lies>(index_of(kLie, lies));
+  const nb::gil_scoped_release unlocked;
+  const auto seconds = exec::gemm::measure({m, n, k}, storage, how);
+  if (!seconds) return std::nullopt;
+  return std::pair{seconds->ours, seconds->library};
+}
+
+std::vector<std::string> library_dtypes() {
+  TorchDirect::get();
+  std::vector<std::string> found;
+  if (exec::gemm::library().f32 != nullptr) found.emplace_back(kMultiplied[0]);
+  if (exec::gemm::library().bf16 != nullptr) found.emplace_back(kMultiplied[1]);
+  return found;
+}
+
 void reset_stats() {
   schedule::reset_compile_stats();
   host::reset_launches();
+  exec::gemm::reset_library_products();
   eager::reset_engine_stats();
   exec::reset_memory_peak();
   reset_callout_counts();
@@ -352,6 +403,17 @@ void bind_executable(nb::module_& m) {
         "What was packed of the owner's memory is not used any more.");
   m.def("set_packed_memory", exec::gemm::set_ahead_limit, nb::arg("bytes"),
         "Bytes that frozen inputs may be packed to; 0: no limit.");
+  m.def(
+      "set_library",
+      [](const std::string& use) {
+        exec::gemm::set_library_use(static_cast<exec::gemm::Use>(index_of(kUses, use)));
+      },
+      nb::arg("use"), "Which products may be the library's: off, measured, always.");
+  m.def("set_measured", set_measured, nb::arg("sizes"), nb::arg("ratios"),
+        "Times of the library over ours, by dtype and how right factors lie.");
+  m.def("measure_product", measure_product, nb::arg("m"), nb::arg("n"), nb::arg("k"),
+        nb::arg("dtype"), nb::arg("lies"), "Seconds of ours and of the library's, if it has one.");
+  m.def("library_dtypes", library_dtypes, "Of what the library makes products; imports torch.");
   m.def(
       "torch_direct",
       [] {

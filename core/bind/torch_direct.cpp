@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "exec/gemm/library.h"
+
 namespace tilevm::bind {
 namespace {
 
@@ -32,6 +34,18 @@ bool same_memory(const dlpack::Tensor& a, const dlpack::Tensor& b) {
   return a.data == b.data && a.device.type == b.device.type && a.ndim == b.ndim &&
          a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits && a.shape == b.shape &&
          a.strides == b.strides && a.byte_offset == b.byte_offset;
+}
+
+// The functions of BLAS that PyTorch's own products call, or what brings them along.
+void find_library() {
+  constexpr const char* kTorch = "libtorch_cpu.so";
+  exec::gemm::Library library;
+  find_symbol(library.f32, kTorch, "sgemm_");
+  find_symbol(library.bf16, kTorch, "gemm_bf16bf16f32_");
+  find_symbol(library.set_threads, kTorch, "MKL_Set_Num_Threads_Local");
+  if (library.set_threads == nullptr)
+    find_symbol(library.set_threads, kTorch, "openblas_set_num_threads_local");
+  exec::gemm::set_library(library);
 }
 
 }  // namespace
@@ -80,6 +94,7 @@ TorchDirect::TorchDirect() {
     if (look_ != nullptr) find_make();
   }
   find_modes();
+  find_library();
 }
 
 // Does the word behind the header point to where the sizes of small tensors are kept?

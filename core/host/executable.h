@@ -312,6 +312,7 @@ class Executable {
   std::vector<bool> frozen_;            // by value: an input that does not change
   bool tapes_ = false;                  // calls may be noted
   std::vector<ValueId> key_ints_;       // inputs that are sizes
+  std::size_t key_words_ = 0;           // what tells calls apart for their tapes
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <ranges>
 
 #include "exec/record.h"
 #include "host/frame.h"
@@ -12,7 +13,7 @@ namespace {
 
 using Kind = fuse::Step::Kind;
 
-constexpr std::size_t kMostTapes = 4;  // of a frame
+constexpr std::size_t kMostTapes = 16;  // of a frame
 
 }  // namespace
 
@@ -22,6 +23,13 @@ void Executable::compile_tapes(const Options& options) {
            std::ranges::none_of(steps_, [](const auto& step) { return step.kind == Kind::kCall; });
   for (const auto& [input, symbol] : options.int_symbols)
     key_ints_.push_back(plan_.program.inputs[static_cast<std::size_t>(input)]);
+  key_words_ = 2 + key_ints_.size();
+  for (const ValueId value : plan_.program.inputs) {
+    const Type& type = plan_.program.type(value);
+    if (type.weak) continue;
+    key_words_ += 2 * static_cast<std::size_t>(type.shape.rank);
+    key_words_ += (places_ ? 1U : 0U) + (frozen_[index(value)] ? 1U : 0U);
+  }
 }
 
 // What a call is like, and its tape; null if this call is not to be noted.
@@ -29,18 +37,21 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
   if (!tapes_ || trace::taking() || exec::recording()) return nullptr;
   const Program& program = plan_.program;
   std::vector<std::int64_t>& key = frame.key;
-  key.clear();
+  key.resize(key_words_);
+  std::int64_t* word = key.data();
   const schedule::Tier tier = tier_ ? *tier_ : schedule::tier();
-  key.push_back(static_cast<std::int64_t>(tier.target) * 2 + (tier.interpret ? 1 : 0));
-  key.push_back(framework_.threads());
-  for (const ValueId value : key_ints_) key.push_back(frame.numbers[index(value)]);
-  for (const ValueId value : program.inputs) {
+  *word++ = static_cast<std::int64_t>(tier.target) * 2 + (tier.interpret ? 1 : 0);
+  *word++ = framework_.threads();
+  for (const ValueId value : key_ints_) *word++ = frame.numbers[index(value)];
+  // Weights come first among inputs, and seldom differ between calls.
+  for (const ValueId value : program.inputs | std::views::reverse) {
     if (program.type(value).weak) continue;
     const Record& record = frame.records[index(value)];
-    key.insert(key.end(), record.sizes.begin(), record.sizes.begin() + record.rank);
-    key.insert(key.end(), record.strides.begin(), record.strides.begin() + record.rank);
-    if (places_) key.push_back(frame.apart[index(value)] ? 1 : 0);
-    if (frozen_[index(value)]) key.push_back(reinterpret_cast<std::intptr_t>(record.data));
+    const int rank = program.type(value).shape.rank;
+    for (int d = 0; d < rank; ++d) word[d] = record.sizes[d], word[rank + d] = record.strides[d];
+    word += 2 * rank;
+    if (places_) *word++ = frame.apart[index(value)] ? 1 : 0;
+    if (frozen_[index(value)]) *word++ = reinterpret_cast<std::intptr_t>(record.data);
   }
   auto& tapes = frame.tapes;
   const auto found = std::ranges::find_if(tapes, [&](const auto& tape) {

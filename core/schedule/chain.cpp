@@ -56,13 +56,7 @@ class Running {
         memories_(&small_),
         packed_(&small_) {}
   ~Running() {
-    for (const exec::Block& block : blocks_) {
-      if (tape_ != nullptr) {
-        tape_->keep(block);
-      } else {
-        exec::release(block);
-      }
-    }
+    for (const exec::Block& block : blocks_) exec::release(block);
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
@@ -125,10 +119,13 @@ class Running {
   void divide() {
     std::int64_t row_bytes = 0;
     for (const Panel& panel : launch_.panels) row_bytes += panel.columns * panel.item_bytes;
+    // Alone, the library divides rows as it likes.
+    const bool whole = launch_.panels.empty() && launch_.stages.front().way == Way::kLibrary;
     const std::int64_t most =
-        std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1), tiles_.rows,
-                                 kBlockRows) /
-        tiles_.rows * tiles_.rows;
+        whole ? std::max(rows_, kBlockRows)
+              : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
+                                         tiles_.rows, kBlockRows) /
+                    tiles_.rows * tiles_.rows;
     const std::int64_t groups = batches_ * outer_;
     const bool units = std::ranges::any_of(launch_.stages, [this](const Stage& stage) {
       return stage.kernel == nullptr && by_units(tiles_, stage.way);
@@ -192,24 +189,31 @@ class Running {
     blocks_.reserve(at(threads_) + 1);
     memories_.reserve(at(threads_));
     if (shared > 0) {
-      const exec::Block block = exec::acquire(at(shared));
-      if (block.data == nullptr) return false;
-      blocks_.push_back(block);
+      std::byte* const memory = take(Tape::Room::kShared, shared);
+      if (memory == nullptr) return false;
       for (std::size_t s = 0; s < products_.size(); ++s) {
         if (!products_[s].shared || packed_offsets_[s] < 0) continue;
-        products_[s].to = reinterpret_cast<float*>(block.data + packed_offsets_[s]);
+        products_[s].to = reinterpret_cast<float*>(memory + packed_offsets_[s]);
         products_[s].packed = products_[s].to;
       }
     }
     // With few rows, what passes between stages lies in the first thread's.
     packed_.assign(at(threads_) * products_.size(), nullptr);
     for (int thread = 0; thread < threads_; ++thread) {
-      const exec::Block block = exec::acquire(at(std::max<std::int64_t>(bytes, 1)));
-      if (block.data == nullptr) return false;
-      blocks_.push_back(block);
-      memories_.push_back(block.data);
+      std::byte* const memory = take(Tape::Room::kOwn, std::max<std::int64_t>(bytes, 1));
+      if (memory == nullptr) return false;
+      memories_.push_back(memory);
     }
     return true;
+  }
+
+  // Memory until the launch is done, or for as long as its tape lives.
+  std::byte* take(Tape::Room room, std::int64_t bytes) {
+    std::byte* const kept = tape_ == nullptr ? nullptr : tape_->room(room, at(bytes));
+    if (kept != nullptr) return kept;
+    const exec::Block block = exec::acquire(at(bytes));
+    if (block.data != nullptr) blocks_.push_back(block);
+    return block.data;
   }
 
   // Calls work(self, s, first, n) for runs of a product's columns, in parallel.
@@ -534,6 +538,11 @@ void prepare(ChainLaunch& launch, const Tiles& tiles) noexcept {
     stage.fixed =
         stage.fixed && std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
     stage.sizes = {rows, stage.n, stage.k};
+    if (stage.a.windows == nullptr) {
+      const std::int64_t bytes = stage.a_rows[at(launch.n_rows - 1)];
+      stage.a.row_stride =
+          stage.a_panel >= 0 ? stage.k : bytes / bytecode::storage_bytes(stage.a.storage);
+    }
     choose_way(stage, tiles);
   }
 }

@@ -23,7 +23,11 @@ constexpr int kCheapAgain = 3;
 class Encoder {
  public:
   Encoder(const fuse::KernelGraph& graph, const LayoutClass& cls)
-      : graph_(graph), cls_(cls), n_(static_cast<int>(graph.nodes.size())), builder_(cls.fold) {
+      : graph_(graph),
+        cls_(cls),
+        nodes_(graph.nodes),
+        n_(static_cast<int>(graph.nodes.size())),
+        builder_(cls.fold) {
     regs_.resize(at(n_));
     lines_.reserve(2 * at(n_));
     state_.resize(at(n_));
@@ -38,6 +42,7 @@ class Encoder {
     if (graph_.reduced == 0) {
       for (int i = 0; i < n_; ++i) emit(i);
     } else {
+      if (cls_.fold == Fold::kRows) find_variances();
       place();
       int passes = 0;
       for (int i = 0; i < n_; ++i) {
@@ -63,13 +68,44 @@ class Encoder {
     int last = -1;     // pass that asks for it last, if everything is computed again
   };
 
+  // Sums and means of (x - mean(x))^2 in one sweep: a second one over rows reads memory again.
+  void find_variances() {
+    const auto node = [&](int i, Kind kind, Op op) {
+      if (i < 0 || nodes_[at(i)].kind != kind) return false;
+      return static_cast<Op>(nodes_[at(i)].instr) == op;
+    };
+    for (auto& fold : nodes_) {
+      if (fold.kind != Kind::kFold) continue;
+      const auto op = static_cast<Op>(fold.instr);
+      if (op != Op::sum_f32 && op != Op::mean_f32) continue;
+      if (!node(fold.in[0], Kind::kMap, Op::mul_f32)) continue;
+      const auto [a, b, none] = nodes_[at(fold.in[0])].in;
+      if (a != b || !node(a, Kind::kMap, Op::sub_f32)) continue;
+      const int x = nodes_[at(a)].in[0];
+      const int mean = nodes_[at(a)].in[1];
+      if (!node(mean, Kind::kFold, Op::mean_f32) || nodes_[at(mean)].in[0] != x) continue;
+      fold.instr = static_cast<std::uint16_t>(op == Op::sum_f32 ? Op::deviations_f32
+                                                                : Op::variance_f32);
+      fold.in[0] = x;
+      live_.resize(at(n_));
+    }
+    if (live_.empty()) return;
+    for (int i = n_ - 1; i >= 0; --i) {  // means that nobody else asked for
+      if (nodes_[at(i)].kind == Kind::kStore) live_[at(i)] = true;
+      for (const int in : nodes_[at(i)].in) {
+        if (in >= 0 && live_[at(i)]) live_[at(in)] = true;
+      }
+    }
+  }
+
   bool body(int i) const {
-    const auto& node = graph_.nodes[at(i)];
+    const auto& node = nodes_[at(i)];
     return node.kind == Kind::kFold || (node.axes & graph_.reduced) != 0;
   }
   // What makes a pass run: folds and stores.
   bool roots(int i) const {
-    const Kind kind = graph_.nodes[at(i)].kind;
+    const Kind kind = nodes_[at(i)].kind;
+    if (!live_.empty() && !live_[at(i)]) return false;
     return kind == Kind::kFold || (kind == Kind::kStore && body(i));
   }
 
@@ -77,9 +113,9 @@ class Encoder {
   void place() {
     for (int i = 0; i < n_; ++i) {
       int time = 0;
-      for (const int in : graph_.nodes[at(i)].in) {
+      for (const int in : nodes_[at(i)].in) {
         if (in < 0) continue;
-        const bool fold = graph_.nodes[at(in)].kind == Kind::kFold;
+        const bool fold = nodes_[at(in)].kind == Kind::kFold;
         time = std::max(time, state_[at(in)].time + (fold ? 1 : 0));
       }
       state_[at(i)].time = time;
@@ -90,7 +126,7 @@ class Encoder {
   // from `room`. Looks no further than that: values share operands, and paths grow with their
   // powers.
   bool dear(int i, int& room) const {
-    const auto& node = graph_.nodes[at(i)];
+    const auto& node = nodes_[at(i)];
     if (!body(i) || node.kind == Kind::kFold) return false;
     if (state_[at(i)].scratch >= 0 || node.kind == Kind::kLoad || node.kind == Kind::kIota ||
         node.kind == Kind::kConst) {
@@ -116,7 +152,7 @@ class Encoder {
   void need(int i, int pass) {
     auto& s = state_[at(i)];
     if (s.needed == pass || !body(i)) return;
-    const auto& node = graph_.nodes[at(i)];
+    const auto& node = nodes_[at(i)];
     if (node.kind == Kind::kFold && s.time != pass) return;  // its result is at hand
     s.needed = pass;
     if (s.scratch < 0 || s.home == pass) {
@@ -141,7 +177,7 @@ class Encoder {
     std::ranges::sort(order_);
     for (const int i : order_) {
       auto& s = state_[at(i)];
-      const auto& node = graph_.nodes[at(i)];
+      const auto& node = nodes_[at(i)];
       if (s.scratch >= 0 && s.home < pass) {
         const auto mem = static_cast<std::uint16_t>(s.scratch);
         const auto storage = static_cast<int>(bytecode::info(node.type).storage);
@@ -171,7 +207,7 @@ class Encoder {
   }
 
   void keep(int i) {
-    const auto& node = graph_.nodes[at(i)];
+    const auto& node = nodes_[at(i)];
     const bytecode::Storage storage = bytecode::info(node.type).storage;
     const auto mem = builder_.operand(Role::kScratch, storage, Cls::kFull, true);
     state_[at(i)].scratch = mem;
@@ -182,7 +218,7 @@ class Encoder {
   void line(std::int32_t l) { lines_.push_back(l); }
 
   void emit(int i) {
-    const auto& node = graph_.nodes[at(i)];
+    const auto& node = nodes_[at(i)];
     const auto op = static_cast<Op>(node.instr);
     const auto mem = static_cast<std::uint16_t>(node.operand);
     const auto in = [&](int k) { return regs_[at(node.in[at(k)])]; };
@@ -223,6 +259,8 @@ class Encoder {
 
   const fuse::KernelGraph& graph_;
   const LayoutClass& cls_;
+  std::vector<KernelNode> nodes_;  // of the graph, with folds of this layout's own
+  std::vector<bool> live_;         // if that left some without use
   int n_;
   bytecode::Builder builder_;
   std::vector<Reg> regs_;

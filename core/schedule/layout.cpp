@@ -91,18 +91,26 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   merge(kept, operands);
   merge(reduced, operands);
 
-  // Operands that run along the folded axes are the large ones; results are small beside them.
+  // Operands that run along the folded axes are the large ones; results are small beside them. So
+  // is what is gathered by indices that run along them: it counts twice, since one index for a
+  // whole vector makes a load of it.
   const auto contiguous = [&](int axis) {
     int n = 0;
     for (std::size_t i = 0; i < operands.size(); ++i) {
       const auto& ref = graph.operands[i];
-      bool swept = false;
+      const bool gathered = ref.role == Role::kGather &&
+                            std::ranges::any_of(graph.nodes, [&](const fuse::KernelNode& node) {
+                              return node.kind == fuse::KernelNode::Kind::kGather &&
+                                     static_cast<std::size_t>(node.operand) == i &&
+                                     (node.axes & graph.reduced) != 0;
+                            });
+      bool swept = gathered;
       for (int a = 0; a < kMaxAxes; ++a) {
         swept = swept || (((graph.reduced >> a) & 1) != 0 && ref.dim[at(a)] >= 0);
       }
-      if (!swept) continue;
-      n += ref.role != Role::kIota &&
-           operands[i].stride[at(axis)] == bytecode::storage_bytes(ref.storage);
+      if (!swept || ref.role == Role::kIota) continue;
+      if (operands[i].stride[at(axis)] == bytecode::storage_bytes(ref.storage))
+        n += gathered ? 2 : 1;
     }
     return n;
   };
@@ -122,11 +130,41 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     });
   };
 
+  const auto longest = [](Runs& runs) {
+    return std::max_element(runs.run.begin(), runs.run.begin() + runs.count,
+                            [](const Run& a, const Run& b) { return a.size < b.size; });
+  };
+  const auto bring_longest_inside = [&](Runs& runs) {
+    auto* const run = longest(runs);
+    std::rotate(run, run + 1, runs.run.begin() + runs.count);
+  };
+
+  // Short runs of an operand that would be copied side by side, a few elements each time.
+  const auto copies_short_runs = [&](Runs& runs) {
+    if (runs.count == 0 || !is_short(runs[runs.count - 1], *longest(runs))) return false;
+    const Run& inner = runs[runs.count - 1];
+    for (std::size_t i = 0; i < operands.size(); ++i) {
+      const std::int64_t stride = operands[i].stride[at(inner.axis)];
+      if (graph.operands[i].role != Role::kIota && stride != 0 &&
+          stride != bytecode::storage_bytes(graph.operands[i].storage))
+        return true;
+    }
+    return false;
+  };
+
+  // A fold of a few elements, beside a few others.
+  if (reduced.count > 0 && kept.count > 0) {
+    const Run& folded = reduced[reduced.count - 1];
+    if (!is_short(folded, kept[kept.count - 1]) && is_short(folded, *longest(kept)))
+      bring_longest_inside(kept);
+  }
+
   // Columns and rows come off the inner ends of the two lists.
   Run columns{1, -1};
   Run rows{1, -1};
   Fold fold = Fold::kNone;
   if (graph.reduced == 0) {
+    if (copies_short_runs(kept)) bring_longest_inside(kept);
     if (kept.count > 0) columns = kept[--kept.count];
     if (kept.count > 0) rows = kept[--kept.count];
     if (is_short(columns, rows) && once_a_row(columns, rows)) std::swap(columns, rows);

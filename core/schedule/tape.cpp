@@ -9,16 +9,21 @@ Tape::~Tape() {
   for (const exec::Block& block : blocks) exec::release(block);
 }
 
-void Tape::keep(exec::Block block) noexcept {
-  refused = refused || bytes + block.bytes > kMostBytes;
-  if (!refused) try {
-      blocks.push_back(block);
-      bytes += block.bytes;
-      return;
-    } catch (const std::bad_alloc&) {
-      refused = true;
-    }
-  exec::release(block);
+std::byte* Tape::room(Room which, std::size_t size) noexcept try {
+  if (refused) return nullptr;
+  exec::Block& now = rooms[static_cast<std::size_t>(which)];
+  if (now.bytes >= size) return now.data;
+  blocks.reserve(blocks.size() + 1);
+  const exec::Block block = exec::acquire(size);
+  bytes += block.bytes;
+  refused = block.data == nullptr || bytes > kMostBytes;
+  if (block.data == nullptr) return nullptr;
+  blocks.push_back(block);  // the smaller one stays: actions have its address
+  now = block;
+  return refused ? nullptr : block.data;
+} catch (const std::bad_alloc&) {
+  refused = true;
+  return nullptr;
 }
 
 void Tape::note(const Variant& variant, const exec::Launch& launch, std::size_t stage) noexcept

@@ -1,6 +1,7 @@
 // What launches came to, one after the other on one thread, to be done again at other addresses.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <variant>
@@ -56,8 +57,10 @@ struct Tape {
   Tape(const Tape&) = delete;
   Tape& operator=(const Tape&) = delete;
 
-  // Takes the block over; its address stays.
-  void keep(exec::Block block) noexcept;
+  // So much memory for what passes between the stages of a chain, which the next chain has too.
+  // Null: there is no room on a tape, which is refused then.
+  enum class Room : std::uint8_t { kShared, kOwn };
+  std::byte* room(Room which, std::size_t size) noexcept;
   void note(const Variant& variant, const exec::Launch& launch, std::size_t stage) noexcept;
   void note(Action action) noexcept;
   // All actions. `failed`: the one that the status is of, if it is not kOk.
@@ -67,6 +70,7 @@ struct Tape {
   std::vector<exec::Binding> bindings;
   const exec::gemm::Tiles* tiles = nullptr;
   std::vector<exec::Block> blocks;
+  std::array<exec::Block, 2> rooms{};  // of `blocks`, by Room
   std::size_t bytes = 0;
   bool refused = false;  // something was done that is not on it
 };

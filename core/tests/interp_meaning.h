@@ -471,6 +471,7 @@ class Meaning {
       Value best{}, index{};
       bool seen = false;
       double count = 0;
+      long double mean = 0, squares = 0;
     };
     const std::size_t groups = static_cast<std::size_t>(std::max<int64_t>(l_.space.rows, 1) *
                                                         std::max<int64_t>(l_.space.cols, 1));
@@ -493,6 +494,11 @@ class Meaning {
       const Value a = registers_[instr.a][k];
       const auto u = static_cast<std::uint64_t>(a.i);
       if (name == "sum" || name == "mean") t.d += a.f, t.u += u, ++t.count;
+      if (name == "deviations" || name == "variance") {
+        const long double before = a.f - t.mean;
+        t.mean += before / static_cast<long double>(++t.count);
+        t.squares += before * (a.f - t.mean);
+      }
       if (name == "prod") t.d *= a.f, t.u *= u;
       if (name == "any") t.u |= u;
       if (name == "all") t.u &= u;
@@ -520,7 +526,10 @@ class Meaning {
     });
     const auto result = [&](const Acc& t) {
       Value v;
-      const long double d = name == "mean" ? t.d / t.count : t.d;
+      const long double d = name == "mean"         ? t.d / t.count
+                            : name == "deviations" ? t.squares
+                            : name == "variance"   ? t.squares / t.count
+                                                   : t.d;
       v.f = type == RegType::kF32 ? static_cast<float>(d) : static_cast<double>(d);
       v.i = name == "max" || name == "min" ? t.best.i
             : name.substr(0, 3) == "arg"   ? t.index.i

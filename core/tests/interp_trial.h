@@ -344,6 +344,10 @@ struct Trial {
       case 1: {
         const Reg unit = builder.map(Op::sign_f32, any(RegType::kF32));
         done(RegType::kF32, builder.fold(Op::prod_f32, unit));
+        if (fold_ == Fold::kRows && pick(0, 1) == 0) {  // the others are interpreted
+          const Op op = choice({Op::deviations_f32, Op::variance_f32});
+          done(RegType::kF32, builder.fold(op, unit));
+        }
         break;
       }
       case 2:

@@ -185,6 +185,23 @@ KNOBS: tuple[Knob, ...] = (
         high=INT64,
     ),
     Knob(
+        "library",
+        str,
+        "measured",
+        "Products of matrices by the library that PyTorch's own products call. measured: where "
+        "`tilevm doctor --tune` found it quicker on this machine; always: wherever it can, for "
+        "tests; off: nowhere. Its results may differ from ours in the last bits, and with the "
+        "number of threads.",
+        ("off", "measured", "always"),
+    ),
+    Knob(
+        "measurements",
+        str,
+        "auto",
+        "Where `tilevm doctor --tune` keeps what it measured, and where that is read when PyTorch "
+        "is first used: a directory; auto: ~/.cache/tilevm; off: nowhere.",
+    ),
+    Knob(
         "memory_budget",
         int,
         0,

@@ -22,6 +22,8 @@ COUNTERS: dict[str, str] = {
     "launches": "kernels run",
     "repeated_calls": "calls of programs that ran the launches of an earlier one of the same sizes "
     "and strides again",
+    "library_products": "products, and parts of them, that the framework's library made "
+    "(`tilevm.config.library`)",
     "callouts": "calls of the host framework, by operator",
     "flushes": "segments of recorded operators run, by reason",
     "checks": "calls compared with what they mean (`tilevm.config.check`), by door and outcome",

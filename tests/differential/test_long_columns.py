@@ -70,6 +70,69 @@ def test_what_is_no_number(tier: str, name: str) -> None:
         torch.testing.assert_close(mine, theirs, equal_nan=True, rtol=2e-5, atol=2e-5)
 
 
+def moments(x: Any) -> tuple[Any, ...]:
+    return x.mean(0), x.var(0, correction=0), ((x - x.mean(0)) ** 2).mean(0), x.sum(0)
+
+
+def spread(kind: str, rows: int, columns: int) -> Any:
+    x = torch.randn(rows, columns)
+    if kind == "far":
+        return x + 1e4
+    if kind == "drift":
+        return x + torch.arange(rows)[:, None]
+    if kind.startswith("outlier"):
+        x[min(int(kind[7:]), rows - 1)] = 1e6 * torch.rand(columns)
+    return x
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("kind", ["near", "far", "drift", "outlier0", "outlier8", "outlier9999"])
+def test_variances_are_as_precise_as_eager(tier: str, kind: str) -> None:
+    """Wherever the mean is, and the first value, from which others are taken."""
+    torch.manual_seed(4)
+    compiled = tilevm.compile(moments, tier=tier)
+    for rows in (1, 2, 7, 8, 9, 16, 23, 64, 1023):
+        x = spread(kind, rows, 67)
+        for mine, theirs, exact in zip(compiled(x), moments(x), moments(x.double()), strict=True):
+            scale = 2.0**-23 * exact.abs()
+            error, bound = (mine - exact).abs(), (theirs - exact).abs().max()
+            assert (error <= 1.5 * bound + 2 * scale).all(), (rows, error.max(), bound)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_equal_numbers_have_no_variance(tier: str) -> None:
+    compiled = tilevm.compile(lambda x: (x.mean(0), x.var(0, correction=0)), tier=tier)
+    numbers = torch.cat([torch.arange(1, 60) * (4 / 3), torch.tensor([1e-41, 3e38, -0.0])])
+    for rows in (1, 2, 3, 5, 7, 8, 9, 64, 1000):
+        x = numbers.expand(rows, -1).contiguous()
+        mean, variance = compiled(x)
+        assert (variance == 0).all(), rows
+        if rows * 3e38 < 3.4e38:
+            assert torch.equal(mean, numbers), rows
+        assert torch.equal(mean[:-2], numbers[:-2]), rows
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_variances_of_what_is_not_finite(tier: str) -> None:
+    compiled = tilevm.compile(lambda x: (x.var(0), x.amax(0), x.amin(0)), tier=tier)
+    for rows in (2, 7, 8, 9, 17, 300):
+        for odd in (torch.nan, torch.inf, -torch.inf):
+            for row in {0, 1, rows // 2, rows - 1}:
+                x = torch.randn(rows, 37)
+                x[row, ::2] = odd
+                variance, most, least = compiled(x)
+                assert variance[::2].isnan().all(), (rows, odd, row)
+                assert variance[1::2].isfinite().all()
+                assert torch.equal(most.nan_to_num(9), x.amax(0).nan_to_num(9))
+                assert torch.equal(least.nan_to_num(9), x.amin(0).nan_to_num(9))
+        x = torch.randn(rows, 37)
+        x[0], x[rows - 1] = 3e38, -3e38  # too far apart for squares
+        assert (compiled(x)[0] == torch.inf).all(), rows
+        x = torch.randn(rows, 37) * 1e-41
+        assert (compiled(x)[0] == 0).all()
+    assert compiled(torch.randn(1, 37))[0].isnan().all()
+
+
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_parts_change_no_bit(tier: str, name: str) -> None:

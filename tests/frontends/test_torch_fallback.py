@@ -466,6 +466,22 @@ def test_shifts_that_become_negative() -> None:
     assert not reasons()
 
 
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (2, 3), (3, 0), (0, 2), (64, 65)])
+def test_shifts_of_any_length(shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape)
+    same(
+        lambda x, n: (
+            x.roll(1),
+            x.roll((1, -2), (0, 1)),
+            x.roll((3, n), (-1, -1)),
+            x.t().roll(100, 0),
+            (x + 1).roll(n, 1) * 2,
+        ),
+        *((x, n) for n in (0, 1, -1, 3, -1000)),
+    )
+    assert not reasons()
+
+
 def test_slices_as_arguments() -> None:
     x = torch.arange(12.0).reshape(4, 3)
     same(lambda x, s: x[s] * 2, (x, slice(1, 3)), (x, slice(0, 2)), (x, slice(None, None)))

@@ -69,8 +69,27 @@ def test_sizes_that_alternate() -> None:
 def test_more_kinds_of_calls_than_are_kept() -> None:
     f = tilevm.compile(block)
     for _ in range(4):
-        for rows in range(2, 12):
+        for rows in range(2, 22):
             check(f, rows, 3)
+
+
+def test_many_products_share_what_passes_between_their_stages() -> None:
+    """Forty of them pack factors: with memory of its own for each, that would be too much."""
+    layers = [torch.randn(24, 24) / 5 for _ in range(40)]
+
+    def deep(x: Any, *layers: Any) -> Any:
+        for w in layers:
+            x = (x @ w).tanh()
+        return x
+
+    f = tilevm.compile(deep)
+    for rows in (9, 24, 5):
+        x = torch.randn(rows, 24)
+        want = deep(x.double(), *[w.double() for w in layers]).float()
+        before = tilevm.stats()["repeated_calls"]
+        for _ in range(4):
+            torch.testing.assert_close(f(x, *layers), want)
+        assert tilevm.stats()["repeated_calls"] - before == 2
 
 
 def test_numbers_that_are_no_sizes_may_change() -> None:

@@ -31,25 +31,21 @@ struct Brain {  // bfloat16
 };
 using Byte = std::int8_t;
 
-HWY_INLINE V load(const float* from) { return hn::LoadU(D(), from); }
-HWY_INLINE V load(const Brain* from) {
-  const hn::Rebind<std::uint16_t, D> narrow;
-  const hn::RebindToUnsigned<D> wide;
-  const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
-  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
+// Vectors of memory types as float32: of as many lanes as Of has.
+template <class Of>
+HWY_INLINE hn::Vec<Of> widen(Of d, hn::Vec<hn::Rebind<std::uint16_t, Of>> bits, const Brain*) {
+  const hn::RebindToUnsigned<Of> wide;
+  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(wide, bits)));
 }
 // Without instructions for it, Highway's own makes infinity and NaN finite.
 template <class Of>
-HWY_INLINE hn::Vec<Of> load_half(Of d, const Half* from) {
+HWY_INLINE hn::Vec<Of> widen(Of d, hn::Vec<hn::Rebind<std::uint16_t, Of>> bits, const Half*) {
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64
-  const hn::Rebind<hwy::float16_t, Of> narrow;
-  return hn::PromoteTo(d, hn::LoadU(narrow, reinterpret_cast<const hwy::float16_t*>(from)));
+  return hn::PromoteTo(d, hn::BitCast(hn::Rebind<hwy::float16_t, Of>(), bits));
 #else
   // As exec/interp/memory.cpp does: denormals are the fraction over 2^-14, less 2^-14.
-  const hn::Rebind<std::uint16_t, Of> narrow;
   const hn::RebindToUnsigned<Of> wide;
-  const auto x =
-      hn::PromoteTo(wide, hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from)));
+  const auto x = hn::PromoteTo(wide, bits);
   const auto magnitude = hn::ShiftLeft<13>(hn::And(x, hn::Set(wide, 0x7FFFu)));
   const auto sign = hn::ShiftLeft<16>(hn::And(x, hn::Set(wide, 0x8000u)));
   const auto finite = hn::Lt(magnitude, hn::Set(wide, 0x0F800000u));
@@ -60,11 +56,27 @@ HWY_INLINE hn::Vec<Of> load_half(Of d, const Half* from) {
   return hn::BitCast(d, hn::Or(sign, hn::IfThenElse(is_tiny, tiny, hn::Add(magnitude, more))));
 #endif
 }
-HWY_INLINE V load(const Half* from) { return load_half(D(), from); }
-HWY_INLINE V load(const Byte* from) {
-  const hn::Rebind<Byte, D> narrow;
-  const hn::RebindToSigned<D> wide;
-  return hn::ConvertTo(D(), hn::PromoteTo(wide, hn::LoadU(narrow, from)));
+template <class Of>
+HWY_INLINE hn::Vec<Of> widen(Of d, hn::Vec<hn::Rebind<Byte, Of>> bytes, const Byte*) {
+  return hn::ConvertTo(d, hn::PromoteTo(hn::RebindToSigned<Of>(), bytes));
+}
+template <class Of>
+HWY_INLINE hn::Vec<Of> widen(Of, hn::Vec<Of> v, const float*) {
+  return v;
+}
+
+// What elements of a memory type are loaded as.
+template <class T>
+using Loaded = std::conditional_t<sizeof(T) == 2, std::uint16_t, T>;
+
+template <class Of, class T>
+HWY_INLINE hn::Vec<Of> load_as(Of d, const T* from) {
+  const hn::Rebind<Loaded<T>, Of> narrow;
+  return widen(d, hn::LoadU(narrow, reinterpret_cast<const Loaded<T>*>(from)), from);
+}
+template <class T>
+HWY_INLINE V load(const T* from) {
+  return load_as(D(), from);
 }
 
 // Whether a masked load or store of T touches nothing outside its mask.
@@ -72,15 +84,21 @@ template <class T>
 constexpr bool kMasks =
     HWY_TARGET == HWY_AVX3 || (HWY_TARGET == HWY_AVX2 && std::is_same_v<T, float>);
 
-// The first n < kLanes elements, then zeros. Reads nothing else.
+// The first n elements, fewer than a vector has, then zeros. Reads nothing else.
+template <class Of, class T>
+HWY_INLINE hn::Vec<Of> load_some_as(Of d, const T* from, std::int64_t n) {
+  if constexpr (kMasks<T>) {
+    const hn::Rebind<Loaded<T>, Of> narrow;
+    const auto mask = hn::FirstN(narrow, static_cast<std::size_t>(n));
+    return widen(d, hn::MaskedLoad(mask, narrow, reinterpret_cast<const Loaded<T>*>(from)), from);
+  }
+  T some[hn::MaxLanes(d)] = {};
+  for (std::int64_t i = 0; i < std::min<std::int64_t>(n, hn::MaxLanes(d)); ++i) some[i] = from[i];
+  return load_as(d, some);
+}
 template <class T>
 HWY_INLINE V load_some(const T* from, std::int64_t n) {
-  if constexpr (std::is_same_v<T, float> && kMasks<T>) {
-    return hn::MaskedLoad(hn::FirstN(D(), static_cast<std::size_t>(n)), D(), from);
-  }
-  T some[hn::MaxLanes(D())] = {};
-  for (std::int64_t i = 0; i < std::min(n, kLanes); ++i) some[i] = from[i];
-  return load(some);
+  return load_some_as(D(), from, n);
 }
 HWY_INLINE void store_some(V v, float* to, std::int64_t n) {
   if constexpr (kMasks<float>) {

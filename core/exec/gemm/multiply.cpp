@@ -7,6 +7,7 @@
 #include "exec/gemm/brain.h"
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
+#include "exec/gemm/library.h"
 #include "exec/gemm/units.h"
 
 namespace tilevm::exec::gemm {
@@ -357,7 +358,7 @@ bool by_units(const Tiles& tiles, Way way) {
 const char* name(Way way) {
   constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",    "packed",
                                     "pair dots", "packed pairs", "channels", "windows",
-                                    "packed pieces", "turned pairs"};
+                                    "packed pieces", "turned pairs", "library"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
@@ -378,7 +379,8 @@ bool in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Ma
 // crossings are flat. Where B is packed
 // ahead, that is quicker from a few rows on, but for narrower storages: what they become as
 // float32 is as quick in a cache, and slower where B comes from memory.
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
+Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                bool ahead) {
   if (a.windows != nullptr && a.windows->depthwise) return Way::kEach;
   if (b.windows != nullptr) return Way::kWindows;
   const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
@@ -421,6 +423,11 @@ Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix
   return Way::kPacked;
 }
 
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
+  if (prefers_library(tiles, sizes, a, b, ahead)) return Way::kLibrary;
+  return choose_ours(tiles, sizes, a, b, ahead);
+}
+
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   if (of_panels(way)) return parts(sizes.n, kUnitColumns) * panel_elements(tiles, way, sizes.k);
   return rounded_up(sizes.n, tiles.columns) * sizes.k;
@@ -433,7 +440,7 @@ std::int64_t packed_offset(const Tiles& tiles, Way way, const Sizes& sizes, std:
 }
 
 std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
-  if (way == Way::kEach) return 0;
+  if (way == Way::kEach || way == Way::kLibrary) return 0;
   if (by_units(tiles, way)) return arranged_room(tiles, way, sizes);
   const bool all_of_k = way == Way::kSweep || way == Way::kDots || way == Way::kPairDots;
   const std::int64_t depth =
@@ -495,6 +502,8 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
       return multiply_each(tiles, sizes, a, packed, c, c_stride);
     case Way::kWindows:
       return multiply_windows(tiles, sizes, a, b, room, c, c_stride);
+    case Way::kLibrary:
+      return multiply_by_library(sizes, a, b, c, c_stride);
   }
 }
 

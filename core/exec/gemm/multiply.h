@@ -46,7 +46,8 @@ enum class Way : std::uint8_t {
   kEach,         // each column by itself: depthwise convolutions
   kWindows,      // B is windows of an image: a panel is copied for some of A at a time
   kPackedPieces,  // as kPackedPairs, of float32 in pieces of bfloat16; see units.h
-  kTurnedPairs    // as kPairDots, by units.h
+  kTurnedPairs,   // as kPairDots, by units.h
+  kLibrary        // by another's code; see library.h
 };
 inline bool packs(Way way) {
   return way == Way::kPacked || way == Way::kPackedPairs || way == Way::kEach ||
@@ -61,9 +62,12 @@ inline std::int64_t packed_bytes(Way way) {
 }
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
-// are, not where. ahead: b is packed already, if the way packs.
+// are and their stride, not where. ahead: b is packed already, if the way packs.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
            bool ahead = false);
+// ... of our own.
+Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
+                bool ahead = false);
 
 // Float32 elements of a packed B; of working memory for multiply().
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes);

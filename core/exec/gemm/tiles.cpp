@@ -294,33 +294,18 @@ void pack(const void* from, std::int64_t from_stride, float* to, std::int64_t pa
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Four elements of a row of `from`.
-HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const float* from) {
-  return hn::LoadU(hn::FixedTag<float, 4>(), from);
-}
-template <class T>
-HWY_INLINE hn::Vec<hn::FixedTag<float, 4>> load4(const T* from) {
-  const hn::FixedTag<float, 4> d;
-  if constexpr (std::is_same_v<T, Byte>) {
-    const hn::Rebind<Byte, decltype(d)> narrow;
-    return hn::ConvertTo(d,
-                         hn::PromoteTo(hn::RebindToSigned<decltype(d)>(), hn::LoadU(narrow, from)));
-  } else if constexpr (std::is_same_v<T, Half>) {
-    return load_half(d, from);
-  } else {
-    const hn::Rebind<std::uint16_t, decltype(d)> narrow;
-    const auto bits = hn::LoadU(narrow, reinterpret_cast<const std::uint16_t*>(from));
-    const auto wide = hn::PromoteTo(hn::RebindToUnsigned<decltype(d)>(), bits);
-    return hn::BitCast(d, hn::ShiftLeft<16>(wide));
-  }
-}
-
 // Block b of vector i is four elements of row 4 b + i: then squares of 4 x 4 are transposed within
-// the blocks, and each vector is a row of the result. Rows from `last` on are taken for `last`.
-template <class T>
-HWY_INLINE V gather_rows(const T* from, std::int64_t stride, std::int64_t row, std::int64_t last) {
-  const auto at = [&](std::int64_t r)
-                      HWY_ATTR { return load4(from + std::min(row + r, last) * stride); };
+// the blocks, and each vector is a row of the result. Rows from `last` on are taken for `last`;
+// of `few` elements, if not four, the others are zeros.
+template <bool kFour, class T>
+HWY_INLINE V gather_rows(const T* from, std::int64_t stride, std::int64_t row, std::int64_t last,
+                         std::int64_t few) {
+  const auto at = [&](std::int64_t r) HWY_ATTR {
+    const hn::FixedTag<float, 4> four;
+    const T* start = from + std::min(row + r, last) * stride;
+    if constexpr (kFour) return load_as(four, start);
+    return load_some_as(four, start, few);
+  };
   if constexpr (kLanes == 4) {
     return at(0);
   } else {
@@ -334,16 +319,16 @@ HWY_INLINE V gather_rows(const T* from, std::int64_t stride, std::int64_t row, s
   }
 }
 
-// Four rows of the result: n <= kLanes columns.
-template <class T>
+// Four rows of the result, or `few` of them: n <= kLanes columns.
+template <bool kFour, class T>
 HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float* to,
-                                  std::int64_t to_stride, std::int64_t n) {
+                                  std::int64_t to_stride, std::int64_t n, std::int64_t few) {
   const D d;
   const hn::Repartition<double, D> wide;
-  const V r0 = gather_rows(from, from_stride, 0, n - 1);
-  const V r1 = gather_rows(from, from_stride, 1, n - 1);
-  const V r2 = gather_rows(from, from_stride, 2, n - 1);
-  const V r3 = gather_rows(from, from_stride, 3, n - 1);
+  const V r0 = gather_rows<kFour>(from, from_stride, 0, n - 1, few);
+  const V r1 = gather_rows<kFour>(from, from_stride, 1, n - 1, few);
+  const V r2 = gather_rows<kFour>(from, from_stride, 2, n - 1, few);
+  const V r3 = gather_rows<kFour>(from, from_stride, 3, n - 1, few);
   const auto low01 = hn::BitCast(wide, hn::InterleaveLower(d, r0, r1));
   const auto low23 = hn::BitCast(wide, hn::InterleaveLower(d, r2, r3));
   const auto high01 = hn::BitCast(wide, hn::InterleaveUpper(d, r0, r1));
@@ -354,6 +339,7 @@ HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float
                      hn::BitCast(d, hn::InterleaveUpper(wide, high01, high23))};
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
+    if (!kFour && i >= few) break;
     if (n == kLanes) {
       hn::StoreU(rows[i], d, to + i * to_stride);
     } else {
@@ -364,9 +350,9 @@ HWY_INLINE void transpose_squares(const T* from, std::int64_t from_stride, float
 
 #else
 
-template <class T>
+template <bool, class T>
 HWY_INLINE void transpose_squares(const T* from, std::int64_t, float* to, std::int64_t to_stride,
-                                  std::int64_t) {
+                                  std::int64_t, std::int64_t) {
   for (std::int64_t i = 0; i < 4; ++i) to[i * to_stride] = load(from + i).raw;
 }
 
@@ -381,11 +367,15 @@ void transpose(const void* from, std::int64_t from_stride, float* to, std::int64
     const std::int64_t n = std::min(kLanes, columns - j);
     std::int64_t i = 0;
     for (; i + 4 <= rows; i += 4)
-      transpose_squares(column + i, from_stride, to + i * to_stride + j, to_stride, n);
+      transpose_squares<true>(column + i, from_stride, to + i * to_stride + j, to_stride, n, 4);
     if (i == rows) continue;
     if (rows >= 4) {  // the last four rows, some of them again
       i = rows - 4;
-      transpose_squares(column + i, from_stride, to + i * to_stride + j, to_stride, n);
+      transpose_squares<true>(column + i, from_stride, to + i * to_stride + j, to_stride, n, 4);
+      continue;
+    }
+    if constexpr (kMasks<T>) {
+      transpose_squares<false>(column, from_stride, to + j, to_stride, n, rows);
       continue;
     }
     for (; i < rows; ++i) {

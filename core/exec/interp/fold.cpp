@@ -238,6 +238,57 @@ void exact_finish(FoldBlock& f, void* dst) {
   }
 }
 
+// deviations_f32, variance_f32 -------------------------------------------------------------------
+// In double, value by value, so that nothing depends on how a sweep is cut: acc is the mean of what
+// was seen, extra the sum of squared deviations from it. Source: B. P. Welford, "Note on a method
+// for calculating corrected sums of squares and products", Technometrics 4 (3), 1962.
+
+void deviations_reset(FoldBlock& f) {
+  sum_reset(f);
+  std::memset(f.extra, 0, static_cast<std::size_t>(f.groups) * sizeof(double));
+  *f.depth = 0;
+}
+
+HWY_INLINE void deviate(double& mean, double& squares, double a, double share) {
+  const double before = a - mean;
+  mean += before * share;
+  squares += before * (a - mean);
+}
+
+void deviations_along(FoldBlock& f) {
+  double* mean = static_cast<double*>(f.acc);
+  double* squares = static_cast<double*>(f.extra);
+  const float* a = static_cast<const float*>(f.a);
+  for (int64_t i = 0; i < f.n; ++i) {
+    const double share = 1.0 / static_cast<double>(*f.depth + i + 1);
+    for (int64_t g = 0; g < f.groups; ++g) {
+      deviate(mean[g], squares[g], static_cast<double>(a[g * f.n + i]), share);
+    }
+  }
+  *f.depth += f.n;
+}
+
+void deviations_down(FoldBlock& f) {
+  double* mean = static_cast<double*>(f.acc);
+  double* squares = static_cast<double*>(f.extra);
+  const float* a = static_cast<const float*>(f.a);
+  for (int64_t y = 0; y < f.n; ++y, a += f.groups) {
+    const double share = 1.0 / static_cast<double>(++*f.depth);
+    for (int64_t g = 0; g < f.groups; ++g) {
+      deviate(mean[g], squares[g], static_cast<double>(a[g]), share);
+    }
+  }
+}
+
+template <bool kMean>
+void deviations_finish(FoldBlock& f, void* dst) {
+  const double* squares = static_cast<const double*>(f.extra);
+  float* to = static_cast<float*>(dst);
+  for (int64_t g = 0; g < f.groups; ++g) {
+    to[g] = static_cast<float>(kMean ? squares[g] / f.count : squares[g]);
+  }
+}
+
 // max, min of floats -----------------------------------------------------------------------------
 
 template <class Float>
@@ -584,6 +635,10 @@ TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish<false>)
 TILEVM_FOLD(mean_f32, sum_reset, sum_along, sum_down, sum_finish<true>)
 TILEVM_FOLD(sum_f64, exact_reset, exact_along, exact_down, exact_finish<false>)
 TILEVM_FOLD(mean_f64, exact_reset, exact_along, exact_down, exact_finish<true>)
+TILEVM_FOLD(deviations_f32, deviations_reset, deviations_along, deviations_down,
+            deviations_finish<false>)
+TILEVM_FOLD(variance_f32, deviations_reset, deviations_along, deviations_down,
+            deviations_finish<true>)
 TILEVM_BEST(max_f32, Max<float>)
 TILEVM_BEST(max_f64, Max<double>)
 TILEVM_BEST(min_f32, Min<float>)

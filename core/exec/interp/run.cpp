@@ -105,7 +105,7 @@ class Runner {
     const std::size_t address_at = take(n_operands * sizeof(uint64_t));
     const std::size_t direct_at = take(n_operands);
     const std::size_t fold_at = take(p_.folds.size() * sizeof(FoldBlock));
-    const std::size_t depth_at = take(p_.folds.size() * sizeof(int));
+    const std::size_t depth_at = take(p_.folds.size() * sizeof(int64_t));
     std::size_t pool_at[kPools];
     std::size_t pool_pitch[kPools];
     for (int pool = 0; pool < kPools; ++pool) {
@@ -165,7 +165,7 @@ class Runner {
       FoldBlock& f = *new (&fold_[i]) FoldBlock{};
       f.acc = fold_memory;
       f.extra = fold_memory + bytes;
-      f.depth = reinterpret_cast<int*>(base + depth_at) + i;
+      f.depth = reinterpret_cast<int64_t*>(base + depth_at) + i;
       f.count = folded_points();
       fold_memory += 2 * bytes;
     }

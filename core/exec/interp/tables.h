@@ -32,7 +32,7 @@ struct MapEntry {
 struct FoldBlock {
   void* acc;              // groups of 8 bytes
   void* extra;            // the same again: indices
-  int* depth;             // not 0: an arg fold has seen a value
+  std::int64_t* depth;    // values that an arg fold or a variance has seen: of the former 0 or 1
   const void* a;          // dense
   const std::int64_t* b;  // index of element i of group g: b[g * b_group + i * b_step]
   std::int64_t groups;

@@ -84,6 +84,7 @@ class A64 : public Processor {
   // Every pointer by what the frame has at `array`.
   void advance(int n, std::size_t array, bool back = false) {
     for (int i = 0; i < n; ++i) {
+      if (stays(i, array)) continue;
       const a64::Gp moved = pointer(i, kTemp);
       a.ldr(kTemp2, field(array + 8 * at(i)));
       back ? a.sub(moved, moved, kTemp2) : a.add(moved, moved, kTemp2);
@@ -142,6 +143,26 @@ class A64 : public Processor {
     const std::uint32_t offset = static_cast<std::uint32_t>(there.offset) / 8;
     a.embedUInt32(0xf9800000 | offset << 10 | there.base.id() << 5);
   }
+  // Some rows from those on that are so far ahead; nothing if that is 0.
+  void fetch_rows(int mem, int bytes, int copies, int rows) {
+    const auto over = a.newLabel();
+    a.ldr(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
+    a.cbz(kTemp2, over);
+    a.add(kTemp2, pointer(mem, kTemp), kTemp2);
+    for (int row = 0; row < rows; ++row) {
+      if (row > 0) {
+        a.ldr(kTemp, field(offsetof(Frame, y_stride) + 8 * at(mem)));
+        a.add(kTemp2, kTemp2, kTemp);
+      }
+      a.mov(kTemp, kTemp2);
+      const Address there = at_column(kTemp, bytes, 0);
+      for (int byte = 0; byte < copies * lanes_ * bytes; byte += 64) {
+        const std::uint32_t offset = static_cast<std::uint32_t>(there.offset + byte) / 8;
+        a.embedUInt32(0xf9800000 | offset << 10 | there.base.id() << 5);
+      }
+    }
+    a.bind(over);
+  }
 
   // Loops ---------------------------------------------------------------------------------------
   // What values are in which registers is the same at the end of a body as at its start.
@@ -166,6 +187,35 @@ class A64 : public Processor {
       a.b_ne(loop);
       same_state(then);
     }
+    a.cbnz(kRows, loop);
+    a.bind(done);
+  }
+
+  // All rows: those that make no group run `body` first, a row at a time.
+  template <class Body>
+  void for_odd_rows(int operands, int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.ldr(kRows, field(offsetof(Frame, rows)));
+    a.tst(kRows, group - 1);
+    a.b_eq(done);
+    a.bind(loop);
+    same_state(body);
+    advance(operands, offsetof(Frame, y_stride));
+    a.sub(kRows, kRows, 1);
+    a.tst(kRows, group - 1);
+    a.b_ne(loop);
+    a.bind(done);
+  }
+  // The others, behind for_odd_rows: `body` goes through a group, pointers included.
+  template <class Body>
+  void for_row_groups(int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.cbz(kRows, done);
+    a.bind(loop);
+    same_state(body);
+    a.sub(kRows, kRows, group);
     a.cbnz(kRows, loop);
     a.bind(done);
   }

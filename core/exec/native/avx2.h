@@ -303,6 +303,11 @@ class Avx2 : public X86 {
     a.vblendvps(ymm(acc), ymm(acc), ymm(s), ymm(unordered(s, s)));
   }
   void add_to(F& acc, const F& x) { a.vaddps(ymm(acc), ymm(acc), ymm(in_register(x))); }
+  // acc += x * y
+  void add_product_to(F& acc, const F& x, const F& y) {
+    const F s = in_register(x);
+    source(y, [&](const auto& t) { a.vfmadd231ps(ymm(acc), ymm(s), t); });
+  }
   void add_double_to(F& acc, const F& x) { a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

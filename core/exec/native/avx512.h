@@ -318,6 +318,11 @@ class Avx512 : public X86 {
     a.k(k(unordered(s, s))).vmovaps(zmm(acc), zmm(s));
   }
   void add_to(F& acc, const F& x) { a.vaddps(zmm(acc), zmm(acc), zmm(in_register(x))); }
+  // acc += x * y
+  void add_product_to(F& acc, const F& x, const F& y) {
+    const F s = in_register(x);
+    source(y, [&](const auto& t) { a.vfmadd231ps(zmm(acc), zmm(s), t); });
+  }
   void add_double_to(F& acc, const F& x) { a.vaddpd(zmm(acc), zmm(acc), zmm(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

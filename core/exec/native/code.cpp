@@ -39,6 +39,7 @@ constexpr int64_t kRowsAhead = 8;              // that a fold over rows fetches 
 constexpr int64_t kRowsAtOnce = 16;
 constexpr int64_t kBytesAtOnce = 64 << 10;
 constexpr int64_t kKeptBytes = 64 << 10;
+constexpr int64_t kRowsPerKept = 6;  // at least, a vector that is kept: it is read and written
 constexpr int64_t kCachedBytes = 512 << 10;  // that later passes find in the second cache
 constexpr int64_t kLeastLine = 1 << 10;      // of a row, to be read in order
 constexpr int64_t kCacheLine = 64;
@@ -346,7 +347,8 @@ class Run {
     if (impl_.passes > 1 && space.rows * Impl::sweeps(space) * wide * bytes <= kCachedBytes) return;
     cols_ = std::min(cols_, whole(kKeptBytes * impl_.lanes / vector_bytes()));
     apart_ = cols_ * bytes < kLeastLine && distance > 2 * cols_ * bytes;
-    const int64_t rows = apart_ ? 1 : kBytesAtOnce / (cols_ * bytes);
+    const int64_t rows =
+        apart_ ? 1 : std::max(kBytesAtOnce / (cols_ * bytes), kRowsPerKept * impl_.kept);
     rows_ = std::max(rows / kRowsAtOnce, int64_t{1}) * kRowsAtOnce;
     in_parts_ = rows_ < space.rows && (cols_ > wide || apart_);
     if (!in_parts_) cols_ = space.cols;
@@ -435,7 +437,9 @@ class Run {
     frame_.y_stride[i] = y_stride;
     frame_.reduced_step[i] = reduced_stride - (impl_.folds_rows() ? rows * y_stride : 0);
     frame_.reduced_back[i] = reduced_stride * (frame_.reduced - 1);
-    frame_.ahead[i] = in_parts_ ? 0 : kRowsAhead * y_stride;
+    // The next part, unless all is in the second cache.
+    const bool cached = rows * std::abs(y_stride) <= kCachedBytes;
+    frame_.ahead[i] = (!in_parts_ ? kRowsAhead : cached ? 0 : rows_) * y_stride;
   }
 
   Status call() { return static_cast<Status>(impl_.entry(&frame_)); }

@@ -18,6 +18,12 @@ inline bool compensated(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::sum_f64 || op == Op::mean_f64;
 }
+// In lo and hi the sum of values less `shift`, in index_lo and index_hi that of their squares, the
+// latter times kRowsInTree.
+inline bool is_deviations(bytecode::Op op) {
+  using bytecode::Op;
+  return op == Op::deviations_f32 || op == Op::variance_f32;
+}
 inline bool is_extremum(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::max_f32 || op == Op::min_f32;
@@ -40,16 +46,34 @@ inline bool wants_largest(bytecode::Op op) {
          op == Op::argmax_i32 || op == Op::argmax_i64 || op == Op::max_f64 || op == Op::argmax_f64;
 }
 
-// A fold over rows has no copies to ask at once whether one is NaN.
+// Two copies, or two rows of a tree, are asked at once whether one is NaN.
 template <class T>
 bool Emitter<T>::masks_nan(Op op) const {
-  return is_extremum(op) && lanes_fold();
+  return is_extremum(op) && (lanes_fold() || (T::kMaskRegisters && grows_trees_));
+}
+// The fold that asks for an extremum whether there is a NaN: the first one of the same values.
+template <class T>
+int Emitter<T>::asks_nan(int begin, int i) const {
+  while (!is_extremum(op(begin)) || p_.code[at(begin)].a != p_.code[at(i)].a) ++begin;
+  return begin;
+}
+
+// Are rows of a pass folded in trees? What makes a variance is, however long.
+template <class T>
+bool Emitter<T>::grows_trees(int begin, int end) const {
+  if (!T::kManyRegisters || p_.header->fold != Fold::kRows) return false;
+  const auto any = [&](auto what) {
+    return std::any_of(p_.code.begin() + begin, p_.code.begin() + end,
+                       [&](const Instr& instr) { return what(static_cast<Op>(instr.op)); });
+  };
+  if (any(is_deviations)) return true;
+  return any(is_sum) && weight(begin, end, [](const Instr&) { return true; }) <= kShortBody;
 }
 
 // Are rows added in float32 first? That takes one more register.
 template <class T>
 bool Emitter<T>::adds_rows(Op op) const {
-  return T::kManyRegisters && is_sum(op) && p_.header->fold == Fold::kRows;
+  return T::kManyRegisters && is_sum(op) && p_.header->fold == Fold::kRows && !grows_trees_;
 }
 template <class T>
 bool Emitter<T>::any_adds_rows(int begin, int end) const {
@@ -68,6 +92,8 @@ typename T::F Emitter<T>::neutral(Op op) {
     case Op::sum_i64:
     case Op::sum_f64:
     case Op::mean_f64:
+    case Op::deviations_f32:
+    case Op::variance_f32:
       return t_.i64(0);
     case Op::prod_f64:
     case Op::prod_f32:
@@ -100,31 +126,44 @@ typename T::F Emitter<T>::neutral(Op op) {
 }
 
 template <class T>
-void Emitter<T>::start(Op op, bytecode::RegType type, Accumulator& acc) {
+void Emitter<T>::start(int begin, int i, Accumulator& acc) {
+  const Op op = this->op(i);
+  const auto type = info(p_.code[at(i)]).fields[1].type;
   if (type == bytecode::RegType::kB8) {
     acc.mask = t_.all_lanes(op == Op::all_b8);
     return;
   }
-  const bool wide =
-      type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 || sums_doubles(op);
+  const bool wide = type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 ||
+                    sums_doubles(op) || is_deviations(op);
   acc.lo = t_.own(neutral(op), wide);
   if (wide) acc.hi = t_.own(neutral(op), wide);
-  if (is_arg(op) || compensated(op)) {
-    const F first = t_.i64(compensated(op) ? 0 : INT64_MAX);
+  if (is_deviations(op)) {
+    if (p_.header->fold != Fold::kRows) throw Unsupported{"a variance of columns in one sweep"};
+    acc.shift = t_.own(t_.f32(HUGE_VALF), false);  // there was no value
+  }
+  if (is_arg(op) || compensated(op) || is_deviations(op)) {
+    const F first = t_.i64(is_arg(op) ? INT64_MAX : 0);
     acc.index_lo = t_.own(first, true);
     acc.index_hi = t_.own(first, true);
   }
-  if (masks_nan(op)) acc.mask = t_.all_lanes(false);
+  if (masks_nan(op) && asks_nan(begin, i) == i) acc.mask = t_.all_lanes(false);
   if (adds_rows(op)) acc.even = t_.own(t_.f32(0), false);
 }
 
 // Registers of an accumulator that calls for some rows leave to the next one.
 template <class T>
-int Emitter<T>::kept(Op op, bytecode::RegType type) const {
+int Emitter<T>::kept(int begin, int i) const {
+  const Op op = this->op(i);
+  const auto type = info(p_.code[at(i)]).fields[1].type;
   if (type == bytecode::RegType::kB8) return 1;
+  if (is_deviations(op)) return 5;
   const bool wide =
       type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 || sums_doubles(op);
-  return (wide ? 2 : 1) + (is_arg(op) || compensated(op) ? 2 : 0) + (masks_nan(op) ? 1 : 0);
+  int end = i;
+  while (this->op(end) != Op::end) ++end;
+  const bool asks = T::kMaskRegisters && is_extremum(op) && grows_trees(begin, end) &&
+                    asks_nan(begin, i) == i;
+  return (wide ? 2 : 1) + (is_arg(op) || compensated(op) ? 2 : 0) + (asks ? 1 : 0);
 }
 
 template <class T>
@@ -135,7 +174,7 @@ void Emitter<T>::start_folds(int begin, int end) {
     const bool shared = copy_ > 0 && lanes_fold() && in_trees(op(i));  // with the first copy
     if (shared) continue;
     note(i, "start");
-    start(op(i), info(instr).fields[1].type, fold(instr.dst));
+    start(begin, i, fold(instr.dst));
   }
 }
 
@@ -221,7 +260,7 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
     case Op::max_f32:
     case Op::min_f32:
       if (!masks_nan(op)) return t_.extremum_to(acc.lo, x.lo, op == Op::max_f32);
-      t_.set(acc.mask, t_.mor(acc.mask, x.mask));
+      if (!acc.mask.empty()) t_.set(acc.mask, t_.mor(acc.mask, x.mask));
       return op == Op::max_f32 ? t_.max_to(acc.lo, x.lo) : t_.min_to(acc.lo, x.lo);
     case Op::max_i32:
       return t_.set(acc.lo, t_.imax(acc.lo, x.lo));
@@ -268,7 +307,7 @@ void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
     acc.even = t_.in_register(x);
     return;
   }
-  if (is_extremum(op)) t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(acc.even, x)));
+  if (!acc.mask.empty()) t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(acc.even, x)));
   F sum = joined(std::exchange(acc.even, {}), x);
   if (in_trees_ == 4 && copy_ == 1) {
     acc.pair = std::move(sum);
@@ -282,6 +321,70 @@ void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
   t_.add_double_to(acc.hi, doubles.hi);
 }
 
+// The shift is the first value, if it is infinite so far.
+template <class T>
+void Emitter<T>::find_shift(Accumulator& acc, const F& x) {
+  t_.set(acc.shift, t_.select(t_.eq(acc.shift, t_.f32(HUGE_VALF)), x, acc.shift));
+}
+
+// The rows of a tree, one after the other: `level` has what is complete to the left of x. A sum of
+// equal numbers is exact, since each addition doubles. Squared deviations of two parts of n rows
+// are those of each from its own mean, and (sum - sum)^2 / 2n. Source: T. F. Chan, G. H. Golub,
+// R. J. LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
+// COMPSTAT 1982. So nothing is lost where the mean is large, nor where one value is.
+template <class T>
+void Emitter<T>::accumulate_in_tree(Op op, Accumulator& acc, const F& x) {
+  if (masks_nan(op)) {
+    op == Op::max_f32 ? t_.max_to(acc.lo, x) : t_.min_to(acc.lo, x);
+    if (acc.mask.empty()) return;
+    if (row_ % 2 == 0) {
+      acc.even = x;
+    } else {
+      t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(std::exchange(acc.even, {}), x)));
+    }
+    return;
+  }
+  const bool deviates = is_deviations(op);
+  F sum = x;
+  if (deviates) {
+    if (row_ == 0) {
+      find_shift(acc, x);
+      acc.odd = t_.mul(x, t_.f32(0));
+    } else {
+      t_.add_product_to(acc.odd, x, t_.f32(0));
+    }
+    sum = t_.sub(x, acc.shift);
+    if (row_ == kRowsInTree - 1) t_.add_to(acc.shift, std::exchange(acc.odd, {}));
+  }
+  for (int k = 0; k < kTreeLevels; ++k) {
+    if ((row_ >> k) % 2 == 0) {
+      acc.level[at(k)] = std::move(sum);
+      return;
+    }
+    const F left = std::exchange(acc.level[at(k)], {});
+    if (deviates) {
+      // Of pairs in `even`, whose half counts; of others, which count less, in `pair`.
+      const F apart = t_.sub(left, sum);
+      const F share = k == 0 ? apart : t_.mul(apart, t_.f32(std::ldexp(1.0F, -k - 1)));
+      F& squares = k == 0 ? acc.even : acc.pair;
+      squares.empty() ? static_cast<void>(squares = t_.mul(share, apart))
+                      : t_.add_product_to(squares, share, apart);
+    }
+    sum = t_.add(left, sum);
+  }
+  const Pair doubles = t_.to_double(sum);
+  t_.add_double_to(acc.lo, doubles.lo);
+  t_.add_double_to(acc.hi, doubles.hi);
+  if (!deviates) return;
+  t_.add_product_to(acc.pair, std::exchange(acc.even, {}), t_.f32(0.5F));
+  const Pair squares = t_.to_double(std::exchange(acc.pair, {}));
+  const F rows = t_.i64(std::bit_cast<std::int64_t>(double{kRowsInTree}));
+  t_.add_double_to(acc.index_lo, t_.mulpd(doubles.lo, doubles.lo));
+  t_.add_double_to(acc.index_hi, t_.mulpd(doubles.hi, doubles.hi));
+  t_.add_double_to(acc.index_lo, t_.mulpd(squares.lo, rows));
+  t_.add_double_to(acc.index_hi, t_.mulpd(squares.hi, rows));
+}
+
 template <class T>
 void Emitter<T>::accumulate(const Instr& instr) {
   const auto op = static_cast<Op>(instr.op);
@@ -289,6 +392,22 @@ void Emitter<T>::accumulate(const Instr& instr) {
   const auto& given = operand(instr.a);
   if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, folds_[0][instr.dst], given.lo);
   if (adds_rows(op)) return t_.add_to(fold(instr.dst).even, given.lo);
+  if (in_tree_ && (is_sum(op) || is_deviations(op) || masks_nan(op))) {
+    return accumulate_in_tree(op, fold(instr.dst), t_.in_register(given.lo));
+  }
+  if (is_deviations(op)) {
+    Accumulator& acc = fold(instr.dst);
+    const F one = t_.in_register(given.lo);
+    find_shift(acc, one);
+    const Pair doubles = t_.to_double(t_.sub(one, acc.shift));
+    t_.add_product_to(acc.shift, one, t_.f32(0));
+    const F rows = t_.i64(std::bit_cast<std::int64_t>(double{kRowsInTree}));
+    t_.add_double_to(acc.lo, doubles.lo);
+    t_.add_double_to(acc.hi, doubles.hi);
+    t_.add_double_to(acc.index_lo, t_.mulpd(t_.mulpd(doubles.lo, doubles.lo), rows));
+    t_.add_double_to(acc.index_hi, t_.mulpd(t_.mulpd(doubles.hi, doubles.hi), rows));
+    return;
+  }
   Accumulator x;
   if (sums_doubles(op)) {
     const F none = t_.f32(op == Op::prod_f32 ? 1.0F : 0.0F);
@@ -304,7 +423,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
     x.hi = value.hi;
   } else {
     x.lo = rest ? t_.or_else(given.lo, neutral(op)) : given.lo;
-    if (masks_nan(op)) x.mask = t_.unordered(x.lo, x.lo);
+    if (masks_nan(op) && !fold(instr.dst).mask.empty()) x.mask = t_.unordered(x.lo, x.lo);
   }
   if (is_arg(op)) {
     const Pair index = rest ? t_.or_else(pair(instr.b), t_.i64(INT64_MAX)) : pair(instr.b);
@@ -351,7 +470,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
   }
   const bool wide = !acc.hi.empty();
   if (wide || is_arg(op)) {  // the halves first
-    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}};
+    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}, {}, {}, {}};
     if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
     combine(op, acc, upper);
     if (is_sum(op)) {  // one half is enough from here on
@@ -371,7 +490,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
     return;
   }
   if (masks_nan(op)) {
-    acc.mask = t_.any(acc.mask);
+    if (!acc.mask.empty()) acc.mask = t_.any(acc.mask);
     for (int n = T::kLanes / 2; n >= 1; n /= 2) {
       const F turned = t_.turned(acc.lo, n);
       acc.lo = op == Op::max_f32 ? t_.max(turned, acc.lo) : t_.min(turned, acc.lo);
@@ -393,6 +512,24 @@ typename T::F Emitter<T>::mean_of(const F& sum, const F& lost) {
   return t_.addpd(mean, t_.finite_or_zero(t_.over_count(rest)));
 }
 
+// The halves of acc are done for. Sums of squares are of parts of kRowsInTree rows as they are.
+template <class T>
+typename T::F Emitter<T>::deviations_of(Op op, const Accumulator& acc) {
+  const F share = t_.i64(std::bit_cast<std::int64_t>(1.0 / kRowsInTree));
+  const auto half = [&](const F& sum, const F& squares) {
+    const F mean = t_.over_count(t_.mulpd(sum, sum));
+    const F r = t_.subpd(t_.mulpd(squares, share), mean);
+    return op == Op::variance_f32 ? t_.over_count(r) : r;
+  };
+  F r = t_.from_double({half(acc.lo, acc.index_lo), half(acc.hi, acc.index_hi)});
+  // NaN by infinities, although values are finite: they are further apart than roots of infinity.
+  const F infinity = t_.f32(HUGE_VALF);
+  const M far = t_.mand(t_.unordered(r, r), t_.lt(acc.shift, infinity));
+  r = t_.fma(acc.shift, t_.f32(0), t_.select(far, infinity, r));
+  if (op == Op::deviations_f32) r = t_.select(t_.eq(acc.shift, infinity), t_.f32(0), r);
+  return r;
+}
+
 // Accumulators become what they folded. `in_place`: in the registers that they have.
 template <class T>
 void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
@@ -410,7 +547,10 @@ void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
     Accumulator& acc = fold(instr.dst);
     if (lanes_fold()) fold_lanes(op(i), acc);
     acc.even = {};
-    if (sums_doubles(op(i))) {
+    if (is_deviations(op(i))) {
+      give(acc.lo, deviations_of(op(i), acc));
+      acc.hi = acc.index_lo = acc.index_hi = acc.shift = {};
+    } else if (sums_doubles(op(i))) {
       const bool mean = op(i) == Op::mean_f32;
       Pair sum{std::move(acc.lo), std::move(acc.hi)};
       if (in_place) acc.lo = sum.lo;
@@ -429,8 +569,13 @@ void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
       acc.lo = std::move(acc.index_lo);
       acc.hi = std::move(acc.index_hi);
     } else if (masks_nan(op(i))) {
-      acc.lo = t_.select(acc.mask, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo);
-      acc.mask = {};
+      const M& nan = fold(p_.code[at(asks_nan(begin, i))].dst).mask;
+      give(acc.lo, t_.select(nan, t_.f32(std::numeric_limits<float>::quiet_NaN()), acc.lo));
+    }
+  }
+  for (int i = begin; i < end; ++i) {
+    if (info(p_.code[at(i)]).cls == Class::kFold && masks_nan(op(i))) {
+      fold(p_.code[at(i)].dst).mask = {};
     }
   }
 }

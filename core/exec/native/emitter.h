@@ -23,6 +23,8 @@
 
 namespace tilevm::exec::native {
 
+bool is_deviations(bytecode::Op op);  // emit_fold.h
+
 // A register of the bytecode while code is emitted: 32-bit lanes are in lo, 64-bit lanes in both,
 // bools in mask. All lanes are equal if it does not vary over x.
 template <class T>
@@ -52,7 +54,8 @@ class Emitter final : private Owner {
         listing_(Listing::of(holder)),
         t_(holder, *this) {
     const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
-    if (!side_by_side) copies_ = 1;
+    const auto deviates = [](const Instr& instr) { return is_deviations(static_cast<Op>(instr.op)); };
+    if (!side_by_side || std::ranges::any_of(p_.code, deviates)) copies_ = 1;
     for (int copy = 0; copy < copies_; ++copy) {
       values_[at(copy)].resize(p_.header->n_registers);
       if (p_.header->fold != Fold::kNone) folds_[at(copy)].resize(p_.header->n_registers);
@@ -96,6 +99,9 @@ class Emitter final : private Owner {
   static constexpr int kLongBody = 40;
   static constexpr int kShortBody = 8;
   static constexpr int kRowsAdded = 4;  // in float32, before a fold over rows takes their sum
+  // Of short bodies so many rows are emitted one after the other, and folded in trees.
+  static constexpr int kTreeLevels = 3;
+  static constexpr int kRowsInTree = 1 << kTreeLevels;
   // Names of the loops over columns in listings.
   static constexpr const char* kSideBySide = "main loop: vectors side by side";
   static constexpr const char* kWhole = "main loop: whole vectors";
@@ -108,9 +114,12 @@ class Emitter final : private Owner {
   };
   struct Accumulator {
     F lo, hi;
-    F index_lo, index_hi;  // of a sum of float64: what rounding lost
+    F index_lo, index_hi;  // of a sum of float64: what rounding lost; of a variance: squares
     M mask;                // of an extremum of float32: where there was a NaN
     F even, pair;          // copies at hand that wait for the next one, or for the next two
+    F shift;               // of a variance: it is taken from values; NaN where one is not finite
+    F odd;                 // of a tree of rows: 0, or NaN where a value is not finite
+    std::array<F, kTreeLevels> level;  // of a tree of rows: the left part
   };
   // A value whose register was given up.
   struct Move {
@@ -124,7 +133,9 @@ class Emitter final : private Owner {
 
   void check_operands() {
     if (n_operands_ > kMaxOperands) throw Unsupported{"more than 64 operands"};
-    for (const auto& operand : p_.operands) {
+    for (int i = 0; i < n_operands_; ++i) {
+      const auto& operand = p_.operands[at(i)];
+      if (over_y(operand.cls)) t_.down |= std::uint64_t{1} << i;
       n_iotas_ += operand.role == bytecode::Role::kIota ? 1 : 0;
     }
     if (n_iotas_ > kMaxIotas) throw Unsupported{"more than four iotas"};
@@ -180,6 +191,11 @@ class Emitter final : private Owner {
           }
           copy_ = 0;
         };
+        if (grows_trees_) {
+          t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", [&] { row_trees(begin, end, row); }));
+          t_.load_pointers(n_operands_);
+          return;
+        }
         const int group = any_adds_rows(begin, end) ? kRowsAdded : 0;
         const auto add = [&] { each_copy([&] { add_rows(begin, end); }); };
         const auto rows = [&] { t_.for_rows(n_operands_, loop("rows", row), group, add); };
@@ -194,6 +210,43 @@ class Emitter final : private Owner {
     if (copies_ > 1) t_.for_whole(copies_, loop(kSideBySide, [&] { block(copies_); }));
     t_.for_whole(1, loop(kWhole, [&] { block(1); }));
     t_.for_rest([&] { t_.mask_rest(); }, loop(kRest, [&] { block(1); }));
+  }
+
+  // One sweep of a pass over rows, some rows at a time.
+  template <class Row>
+  void row_trees(int begin, int end, Row row) {
+    const auto named = [&](const char* name, auto body) {
+      return [this, name, body] {
+        if (listing_ != nullptr) listing_->begin(name);
+        body();
+        if (listing_ != nullptr) listing_->end();
+      };
+    };
+    const auto rows = [&] {
+      fetch_rows(begin, end);
+      in_tree_ = true;
+      for (row_ = 0; row_ < kRowsInTree; ++row_) {
+        row();
+        t_.advance(n_operands_, offsetof(Frame, y_stride));
+      }
+      in_tree_ = false;
+    };
+    t_.for_odd_rows(n_operands_, kRowsInTree, named("odd rows", row));
+    t_.for_row_groups(kRowsInTree, named("rows, some at a time", rows));
+  }
+
+  // The processor foresees rows that a loop goes down one by one, but not these.
+  void fetch_rows(int begin, int end) {
+    std::uint64_t fetched = 0;
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      if (info(instr).cls != Class::kLoad) continue;
+      const auto& operand = p_.operands[instr.mem];
+      const std::uint64_t bit = std::uint64_t{1} << instr.mem;
+      if (!over_x(operand.cls) || !over_y(operand.cls) || (fetched & bit) != 0) continue;
+      fetched |= bit;
+      t_.fetch_rows(instr.mem, bytecode::storage_bytes(info(instr).storage), wide_, kRowsInTree);
+    }
   }
 
   // Columns x, x + 1, ... to the last: instructions begin to end that the filter takes.
@@ -280,12 +333,13 @@ class Emitter final : private Owner {
       const int body = ++i;
       while (op(i) != Op::end) ++i;
       if (listing_ != nullptr) listing_->begin("pass", pass);
+      grows_trees_ = grows_trees(body, i);
       const int copies = p_.header->fold == Fold::kRows ? wide_ : copies_of(body, i);
       for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
       copy_ = 0;
       if (p_.header->fold == Fold::kRows) {
         const int last = passes_of(p_);
-        fetches_ = pass == 1 && last > 1;
+        fetches_ = pass == 1 && last > 1 && !grows_trees_;
         in_parts(pass, pass == last, body, i, [&] { sweep(body, i); });
         fetches_ = false;
       } else {
@@ -297,6 +351,7 @@ class Emitter final : private Owner {
         take_folds(body, i);
       }
       if (listing_ != nullptr) listing_->end();
+      grows_trees_ = false;
       ++i;
     }
   }
@@ -340,10 +395,11 @@ class Emitter final : private Owner {
   // rows that wait to be added: a call ends with a group of them.
   int kept_before(int end) const {
     int sum = 0;
+    if (p_.header->fold != Fold::kRows) return sum;
+    int begin = 0;  // of the pass
     for (int i = 0; i < end; ++i) {
-      if (p_.header->fold == Fold::kRows && info(p_.code[at(i)]).cls == Class::kFold) {
-        sum += kept(op(i), info(p_.code[at(i)]).fields[1].type);
-      }
+      if (op(i) == Op::pass) begin = i + 1;
+      if (info(p_.code[at(i)]).cls == Class::kFold) sum += kept(begin, i);
     }
     return sum;
   }
@@ -357,7 +413,7 @@ class Emitter final : private Owner {
         if (info(p_.code[at(i)]).cls != Class::kFold) continue;
         note(i, "between calls");
         Accumulator& acc = fold(p_.code[at(i)].dst);
-        for (F* part : {&acc.lo, &acc.hi, &acc.index_lo, &acc.index_hi}) {
+        for (F* part : {&acc.lo, &acc.hi, &acc.index_lo, &acc.index_hi, &acc.shift}) {
           if (!part->empty()) work(*part, t_.in_kept(vector++));
         }
         if (!acc.mask.empty()) work(acc.mask, t_.in_kept(vector++));
@@ -605,11 +661,14 @@ class Emitter final : private Owner {
 
   void start_folds(int begin, int end);
   F neutral(Op op);
-  void start(Op op, bytecode::RegType type, Accumulator& acc);
-  int kept(Op op, bytecode::RegType type) const;
+  void start(int begin, int i, Accumulator& acc);
+  int kept(int begin, int i) const;
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
   void accumulate_tree(Op op, Accumulator& acc, const F& x);
+  void accumulate_in_tree(Op op, Accumulator& acc, const F& x);
+  void find_shift(Accumulator& acc, const F& x);
+  F deviations_of(Op op, const Accumulator& acc);
   void add_exactly(F& sum, F& lost, const F& x, const F& rest);
   F mean_of(const F& sum, const F& lost);
   M wins(Op op, const Accumulator& acc, const Accumulator& x);
@@ -619,6 +678,8 @@ class Emitter final : private Owner {
   void fold_lanes(Op op, Accumulator& acc);
   void add_rows(int begin, int end);
   bool masks_nan(Op op) const;
+  int asks_nan(int begin, int i) const;
+  bool grows_trees(int begin, int end) const;
   bool adds_rows(Op op) const;
   bool any_adds_rows(int begin, int end) const;
   // Do folds go over lanes?
@@ -633,6 +694,9 @@ class Emitter final : private Owner {
   int wide_ = 1;          // copies of section code, in a fold over rows
   bool fetches_ = false;  // in the first of several passes over rows
   int in_trees_ = 1;      // copies whose elements are folded among themselves first
+  bool grows_trees_ = false;  // in a pass whose rows are folded among themselves first
+  bool in_tree_ = false;      // at such rows
+  int row_ = 0;               // which of them
   int copy_ = 0;
   int now_ = 0;
   Listing* listing_;  // null but for list()

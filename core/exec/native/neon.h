@@ -334,6 +334,10 @@ class Neon : public A64 {
     largest ? a.fmax(s4(acc), s4(s), s4(acc)) : a.fmin(s4(acc), s4(s), s4(acc));
   }
   void add_to(F& acc, const F& x) { a.fadd(s4(acc), s4(acc), s4(in_register(x))); }
+  // acc += x * y
+  void add_product_to(F& acc, const F& x, const F& y) {
+    a.fmla(s4(acc), s4(in_register(x)), s4(in_register(y)));
+  }
   void add_double_to(F& acc, const F& x) { a.fadd(d2(acc), d2(acc), d2(in_register(x))); }
 
   // Across lanes --------------------------------------------------------------------------------

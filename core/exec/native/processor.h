@@ -19,6 +19,11 @@ class Processor {
   bool failed = false;     // what was emitted is of no use: registers ran out
   bool masked = false;     // the vector at hand may be less than whole
   bool streaming = false;  // whole vectors are stored past the caches
+  std::uint64_t down = 0;  // bits of the operands that move from row to row
+
+  bool stays(int operand, std::size_t array) const {
+    return array == offsetof(Frame, y_stride) && (down >> operand & 1) == 0;
+  }
 
  protected:
   static std::size_t at(int i) { return static_cast<std::size_t>(i); }

@@ -77,6 +77,7 @@ class X86 : public Processor {
   // Every pointer by what the frame has at `array`.
   void advance(int n, std::size_t array, bool back = false) {
     for (int i = 0; i < n; ++i) {
+      if (stays(i, array)) continue;
       const auto by = field(array + 8 * at(i));
       if (i < kPointers) {
         back ? a.sub(kPointer[i], by) : a.add(kPointer[i], by);
@@ -143,6 +144,23 @@ class X86 : public Processor {
     const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
     a.prefetcht0(x86::ptr(kTemp2, kX, shift, copy * lanes_ * bytes));
   }
+  // Some rows from those on that are so far ahead, into the second cache; nothing if that is 0.
+  void fetch_rows(int mem, int bytes, int copies, int rows) {
+    const auto over = a.newLabel();
+    a.mov(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
+    a.test(kTemp2, kTemp2);
+    a.jz(over);
+    a.add(kTemp2, pointer(mem));
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    a.lea(kTemp2, x86::ptr(kTemp2, kX, shift));
+    for (int row = 0; row < rows; ++row) {
+      if (row > 0) a.add(kTemp2, field(offsetof(Frame, y_stride) + 8 * at(mem)));
+      for (int byte = 0; byte < copies * lanes_ * bytes; byte += 64) {
+        a.prefetcht1(x86::ptr(kTemp2, byte));
+      }
+    }
+    a.bind(over);
+  }
 
   // Loops ---------------------------------------------------------------------------------------
   // What values are in which registers is the same at the end of a body as at its start.
@@ -169,6 +187,37 @@ class X86 : public Processor {
       same_state(then);
       a.test(kRows, kRows);
     }
+    a.jnz(loop);
+    a.bind(done);
+  }
+
+  // All rows: those that make no group run `body` first, a row at a time.
+  template <class Body>
+  void for_odd_rows(int operands, int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.mov(kRows, field(offsetof(Frame, rows)));
+    a.test(kRows.r32(), group - 1);
+    a.jz(done);
+    a.bind(loop);
+    same_state(body);
+    advance(operands, offsetof(Frame, y_stride));
+    a.dec(kRows);
+    a.test(kRows.r32(), group - 1);
+    a.jnz(loop);
+    a.bind(done);
+  }
+  // The others, behind for_odd_rows: `body` goes through a group, pointers included.
+  template <class Body>
+  void for_row_groups(int group, Body body) {
+    const auto loop = a.newLabel();
+    const auto done = a.newLabel();
+    a.test(kRows, kRows);
+    a.jz(done);
+    a.align(asmjit::AlignMode::kCode, 16);
+    a.bind(loop);
+    same_state(body);
+    a.sub(kRows, group);
     a.jnz(loop);
     a.bind(done);
   }

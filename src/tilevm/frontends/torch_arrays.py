@@ -9,6 +9,9 @@ import torch
 
 from tilevm.errors import DeviceError, TilevmError, describe
 from tilevm.ir.types import numpy_dtype
+from tilevm.runtime import measured
+
+measured.load_once(torch.__version__)
 
 name = "torch"
 

@@ -229,9 +229,9 @@ _BY_PART = """
     squeeze_copy squeeze_copy.dim squeeze_copy.dims slice.Tensor slice_copy.Tensor narrow
     narrow_copy select.int select_copy.int split.Tensor split.sizes split_with_sizes chunk
     tensor_split.sections tensor_split.indices unsafe_split.Tensor unsafe_chunk
-    split_with_sizes_copy unbind.int flip repeat repeat_interleave.self_int tril triu diag_embed
-    diagonal diagonal_copy linalg_diagonal trace unfold unfold_copy index_select gather index.Tensor
-    _unsafe_index.Tensor embedding take neg negative cumsum constant_pad_nd pad
+    split_with_sizes_copy unbind.int flip roll repeat repeat_interleave.self_int tril triu
+    diag_embed diagonal diagonal_copy linalg_diagonal trace unfold unfold_copy index_select gather
+    index.Tensor _unsafe_index.Tensor embedding take neg negative cumsum constant_pad_nd pad
 """.split()
 # ... whose tensors are all complex in the end.
 _BY_PART_OF_ALL = """

@@ -19,7 +19,10 @@ import torch
 
 from tilevm.errors import RecorderError
 from tilevm.frontends.aten import BINARY, OVERLOADS, TEXT, UNARY
+from tilevm.runtime import measured
 from tilevm.runtime import program as runtime
+
+measured.load_once(torch.__version__)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -28,10 +28,12 @@ from tilevm.frontends.torch_imported import FloatInput, Imported
 from tilevm.frontends.torch_memory import Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.ir.types import Dim
+from tilevm.runtime import measured
 from tilevm.runtime import program as runtime
 from tilevm.stats import stats
 
 runtime.on_frozen(torch_frozen.owner)
+measured.load_once(torch.__version__)
 
 __all__ = ["Captured", "FloatInput", "Mutates", "build", "compile_aten", "or_eager", "reason_of"]
 

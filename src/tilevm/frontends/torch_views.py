@@ -212,6 +212,29 @@ def _flip(b: Importer, out: Any, x: Tensor, dims: Any) -> Any:
     return b.add("flip", x.id, axes=axes) if axes and x.rank else x
 
 
+@row("roll")
+def _roll(b: Importer, out: Any, x: Tensor, shifts: Any, dims: Any = ()) -> int:
+    """What comes from the end, before the rest: parts of one concatenation, an axis at a time."""
+    value, sizes = x.id, list(x.shape)
+    flat = not dims and x.rank != 1
+    if flat:
+        sizes = [x.fake.numel()]
+        value = b.add("reshape", value, shape=b.shape(sizes))
+    for shift, dim in zip(shifts, dims or (0,), strict=True):
+        axis = axis_of(dim, len(sizes))
+        size = sizes[axis]
+        least: Any = torch.sym_max
+        start = -shift % least(size, 1)
+        if is_number(start) and start == 0:
+            continue
+        parts = [
+            b.add("slice", value, axis=axis, start=b.size(low), stop=b.size(high), step=1)
+            for low, high in ((start, size), (0, start))
+        ]
+        value = b.add("concat", *parts, axis=axis)
+    return b.add("reshape", value, shape=b.shape(out.shape)) if flat else value
+
+
 @row("repeat")
 def _repeat(b: Importer, out: Any, x: Tensor, repeats: Any) -> int:
     sizes = [1] * (len(repeats) - x.rank) + list(x.shape)

@@ -464,6 +464,8 @@ _FOLDS = (
             _fold(f"prod_{t.value}", t, (t,), "dst = product of a; 1 if empty", _once(t, np.prod)),
         )
     ),
+    _fold("deviations_f32", F32, (F32,), "dst = sum of squared deviations of a from its mean, in one sweep; 0 if empty", _once(F32, lambda a: np.sum(np.square(a - np.mean(a))) if np.size(a) else 0.0)),
+    _fold("variance_f32", F32, (F32,), "dst = mean of squared deviations of a from its mean, in one sweep; NaN if empty", _once(F32, np.var)),
     _fold("sum_i64", I64, (I64,), "dst = sum of a, wrapping; 0 if empty", np.sum),
     _fold("prod_i64", I64, (I64,), "dst = product of a, wrapping; 1 if empty", np.prod),
     *(_fold(f"max_{t.value}", t, (t,), "dst = largest a; NaN if any is NaN; the lowest value if empty", np.max) for t in _NUMBERS),

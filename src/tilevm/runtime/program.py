@@ -235,6 +235,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_perf(knobs["perf"])
     _core.set_gdb(knobs["gdb"])
     _core.set_packed_memory(knobs["packed_memory"])
+    _core.set_library(knobs["library"])
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
     _core.set_most_segments(knobs["segments"])
@@ -321,6 +322,35 @@ def torch_direct() -> TorchDirect:
     """How the core reads tensors of the torch that is installed. Raises: ImportError."""
     state: TorchDirect = _core.torch_direct()
     return state
+
+
+def library_dtypes() -> list[str]:
+    """Of what PyTorch's library makes products for us. Raises: ImportError."""
+    return list(_core.library_dtypes())
+
+
+def measure_product(m: int, n: int, k: int, dtype: str, lies: str) -> tuple[float, float]:
+    """Processor time of a product, ours and the library's, which must have it, in seconds."""
+    seconds: tuple[float, float] | None = _core.measure_product(m, n, k, dtype, lies)
+    if seconds is None:
+        raise ValueError(f"the library has no products of {dtype}")
+    return seconds
+
+
+def set_measured(
+    sizes: tuple[list[int], list[int], list[int]], ratios: Mapping[tuple[str, str], list[float]]
+) -> None:
+    """Times of the library over ours, as `measured.Table`; empty: none. Raises: ValueError."""
+    _core.set_measured(sizes, dict(ratios))
+
+
+def widest_tier() -> str:
+    """The tier that products run on where `config.tier` is auto."""
+    try:
+        _core.check_tier("amx")
+    except ValueError:
+        return str(_core.code_memory()["target"])
+    return "amx"
 
 
 def record_launches(path: str) -> None:

@@ -65,6 +65,11 @@ def parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="versions, processor, and whether all works")
     doctor.add_argument("--json", action="store_true", help="the same for scripts")
+    doctor.add_argument(
+        "--tune",
+        action="store_true",
+        help="measure products, ours and those of PyTorch's library, and keep which are quicker",
+    )
     doctor.set_defaults(handler=_doctor)
 
     replay = commands.add_parser("replay", help="run a saved call on every tier and compare")
@@ -123,8 +128,10 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from tilevm.tools import doctor
+    from tilevm.tools import doctor, tune
 
+    if options.tune:
+        return tune.run()
     return doctor.run(as_json=options.json)
 
 

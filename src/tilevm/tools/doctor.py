@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tilevm.tools import machine
+from tilevm.tools import machine, tune
 
 FEATURES = ("avx2", "fma", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile", "asimd", "sve")
 NEEDED_BY = {
@@ -78,6 +78,7 @@ def examine() -> Iterator[Finding]:
         yield _failures()
         if find_spec("torch") is not None:
             yield _tried("tilevm.compile", _compiles)
+            yield _library()
             yield _recorder()
     yield _backend()
     found = list(machine.conflicts())
@@ -200,6 +201,26 @@ def _compiles() -> str:
             if not torch.allclose(captured(x, y), scores(x, y), rtol=1e-5, atol=1e-6):
                 raise RuntimeError("wrong results")
     return f"a function runs, and is right, with {len(captured.captures)} capture for two sizes"
+
+
+def _library() -> Finding:
+    """Which products PyTorch's library may make, and whether that was measured."""
+    import torch
+
+    from tilevm.runtime import measured, program
+
+    dtypes = ", ".join(program.library_dtypes())
+    if not dtypes:
+        return Finding("library", "none that keeps to one thread: products are ours")
+    try:
+        table = measured.read(torch.__version__)
+    except (OSError, ValueError, RuntimeError) as error:
+        return Finding("library", f"{dtypes}; measurements cannot be read: {error}", False)
+    if table is None:
+        return Finding("library", f'{dtypes}; not measured, so not used: "tilevm doctor --tune"')
+    worth = sum(x <= tune.WORTH for values in table.ratios.values() for x in values)
+    count = sum(map(len, table.ratios.values()))
+    return Finding("library", f"{dtypes}; quicker for {worth} of {count} products measured")
 
 
 def _recorder() -> Finding:
