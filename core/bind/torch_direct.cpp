@@ -36,12 +36,12 @@ bool same_memory(const dlpack::Tensor& a, const dlpack::Tensor& b) {
          a.strides == b.strides && a.byte_offset == b.byte_offset;
 }
 
-// The functions of BLAS that PyTorch's own products call, or what brings them along.
+// The functions of BLAS that PyTorch's own products call, or what brings them along. Not MKL's
+// gemm_bf16bf16f32_: it makes a team of threads, whatever number is set for the thread that calls.
 void find_library() {
   constexpr const char* kTorch = "libtorch_cpu.so";
   exec::gemm::Library library;
   find_symbol(library.f32, kTorch, "sgemm_");
-  find_symbol(library.bf16, kTorch, "gemm_bf16bf16f32_");
   find_symbol(library.set_threads, kTorch, "MKL_Set_Num_Threads_Local");
   if (library.set_threads == nullptr)
     find_symbol(library.set_threads, kTorch, "openblas_set_num_threads_local");

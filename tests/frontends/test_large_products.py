@@ -38,7 +38,8 @@ def test_large_products_are_as_precise_as_eager(spread: float, k: int, positive:
     want, got = (
         (y.double() - exact).abs() / scale for y in (x @ w, tilevm.compile(plain_product)(x, w))
     )
-    assert got.square().mean().sqrt() <= 1.5 * want.square().mean().sqrt()
+    # Without pieces, sums are of 256 or fewer, and how long eager's are depends on the processor.
+    assert got.square().mean().sqrt() <= 1.6 * want.square().mean().sqrt()
     assert got.max() <= 2 * want.max()
 
 

@@ -35,7 +35,7 @@ def _no_table() -> Iterator[None]:
 
 def products(fn: Callable[..., Any], *args: Any, **knobs: Any) -> tuple[Any, int]:
     """What the compiled function makes of its arguments, and how many products the library made."""
-    compiled = tilevm.compile(fn, **knobs)
+    compiled = tilevm.compile(fn, **{"threads": 1, **knobs})
     with torch.no_grad():
         compiled(*args)
         before = tilevm.stats()["library_products"]
@@ -164,7 +164,7 @@ def fabricated() -> measured.Table:
 def test_sizes_take_what_the_nearest_measured_ones_say() -> None:
     measured.install(fabricated())
     y = torch.randn(64, 80)
-    compiled = tilevm.compile(product)
+    compiled = tilevm.compile(product, threads=1)
     quick = {1: 0, 15: 0, 17: 1, 64: 1, 255: 1, 257: 0}
     for rows, quicker in quick.items():
         x = torch.randn(rows, 64)
