@@ -127,6 +127,14 @@ def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Ar
     return np.asarray(rng.uniform(-1, 1, () if alike else error.shape) * error)
 
 
+def _cancelled_products(node: Node, x: Array, y: Array) -> Array:
+    """How much of a product its terms' roundings are: what is smaller may as well be zero."""
+    a, b = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in (x, y))
+    eps = float(np.finfo(computed_in(node.types[0])).eps)
+    with np.errstate(all="ignore"):
+        return np.asarray(np.matmul(a, b) * np.sqrt(x.shape[-1]) * eps / 2)
+
+
 def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> Array | float:
     """The error of sums and products one after the other, in the type that holds them."""
     type_ = node.types[0]
@@ -281,6 +289,8 @@ class _Sample:
             out = out + _of_loops(node, inputs, self.rng)
         if node.op == "matmul":
             out = out + _of_products(node, inputs[0], inputs[1], self.rng)
+            if self.number % 2:
+                out = np.where(np.abs(out) <= _cancelled_products(node, *inputs), 0, out)
         if node.op in _BY_OPERAND:
             room = ulp(np.where(np.isfinite(out), inputs[0].astype(working), 0), computed)
             out = out + self.rng.uniform(-1, 1, out.shape) * room
