@@ -31,7 +31,7 @@ namespace {
 
 // A panel of B is kDepth x 2 vectors, in the first cache; a block of A is kBlockRows x kDepth, in
 // the second. Sums over more than kDepth are sums of such sums, which loses less.
-constexpr std::int64_t kDepth = 256;
+constexpr std::int64_t kDepth = 192;
 constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.
