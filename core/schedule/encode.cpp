@@ -102,10 +102,12 @@ class Encoder {
     const auto& node = nodes_[at(i)];
     return node.kind == Kind::kFold || (node.axes & graph_.reduced) != 0;
   }
+  bool live(int i) const { return live_.empty() || live_[at(i)]; }
+
   // What makes a pass run: folds and stores.
   bool roots(int i) const {
     const Kind kind = nodes_[at(i)].kind;
-    if (!live_.empty() && !live_[at(i)]) return false;
+    if (!live(i)) return false;
     return kind == Kind::kFold || (kind == Kind::kStore && body(i));
   }
 
@@ -165,7 +167,7 @@ class Encoder {
 
   void section(int time) {
     for (int i = 0; i < n_; ++i) {
-      if (!body(i) && state_[at(i)].time == time) emit(i);
+      if (live(i) && !body(i) && state_[at(i)].time == time) emit(i);
     }
   }
 

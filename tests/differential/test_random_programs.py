@@ -29,6 +29,12 @@ def test_random_programs(seed: int) -> None:
 
 # Programs that were wrong. {name: text}; each runs with several sets of random inputs.
 REGRESSIONS = {
+    "the variance over rows of a value that is the same in all of them": """graph(x: int64[A, A, 1])
+  i: int64[A, A] = argmin x, axis=2
+  r: int64[1, A, A] = reshape i, shape=[1, A, A]
+  v: float32[1, A] = var r, axes=[2], correction=0
+  return v
+""",
     "a fold of axes of size 1 alone": """graph(x: float32[1], y: bool[1], z: bfloat16[1, 1])
   p: float32[] = prod x
   s: float32[] = sum x
