@@ -537,9 +537,18 @@ High Lowering::compute(Op op, std::span<const ValueId> in, const Type& type) {
   }
   High special;
   if (op == Op::pow && power(at(in[0]), at(in[1]), type, special)) return special;
-  const ValueId x = materialise(at(in[0]), d);
+  // A number that is too small for the type that both are of, as 1e-9 is for float16, is false.
+  const auto operand = [&](ValueId v) {
+    if (info(op).rule == Rule::kLogical && in.size() == 2) {
+      const DType own = settled(at(v).type), both = settled(in_types(0), type.weak);
+      if (is_float(own) && own != both && dtype_bytes(both) <= dtype_bytes(own))
+        return materialise(value(materialise(at(v), both), {both, false, at(v).type.shape}), d);
+    }
+    return materialise(at(v), d);
+  };
+  const ValueId x = operand(in[0]);
   if (in.size() == 1) return value(emit(op, {x}, {}, to), type);
-  const ValueId y = materialise(at(in[1]), d);
+  const ValueId y = operand(in[1]);
   if (d == DType::kBool) return of_bools(op, x, y, type);
   return value(emit(op, {x, y}, {}, to), type);
 }

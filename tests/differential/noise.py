@@ -31,7 +31,7 @@ TIMES = 3.0  # how far a result may be off, against the largest deviation seen
 UNITS = 2.0
 
 # Correctly rounded by every tier: exact where its type has the exact result. (Sums are in double,
-# or of two doubles; those of float32 may add four elements before that: _of_groups.)
+# or of two doubles; those of float32 may add eight elements before that: _of_groups.)
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
     "maximum minimum copysign floor ceil round trunc amax amin size_value sum mean matmul "
@@ -79,7 +79,7 @@ def _of_groups(node: Node, x: Array, rng: np.random.Generator) -> Array | float:
     kept = bool(dict(node.params)["keepdims"])
     with np.errstate(all="ignore"):
         error = np.sqrt(np.sum(finite * finite, axis=axes, keepdims=kept))
-        if 4 * np.max(np.abs(finite)) > np.finfo(np.float32).max:
+        if 8 * np.max(np.abs(finite)) > np.finfo(np.float32).max:
             error = np.full_like(error, np.nan)  # groups may overflow
         if node.op == "mean":
             error = error * (error.size / x.size)
@@ -95,6 +95,26 @@ def _cancelled(node: Node, x: Array) -> Array:
     unit = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float64": 2.0**-53}.get(dtype, 2.0**-24)
     error = np.sqrt(np.sum(finite * finite, axis=axes, keepdims=kept)) * unit
     return np.asarray(error * (error.size / max(x.size, 1)) if node.op == "mean" else error)
+
+
+def _in_pairs(node: Node, x: Array, y: Array) -> bool:
+    """Whether a tier may multiply these by instructions for bfloat16.
+
+    They take denormals for zero, and make none, as PyTorch's products of that type do.
+    """
+    if node.types[0].dtype in LOW_PRECISION:
+        return True
+    return all(np.array_equal(reference.round_to(z, "bfloat16"), z, equal_nan=True) for z in (x, y))
+
+
+def _denormal(x: Array) -> Array:
+    return (x != 0) & (np.abs(x) < 2.0**-126)
+
+
+def _lost(a: Array, b: Array) -> Array:
+    """What products of absolute values lose where denormals are taken for zero."""
+    lost = np.matmul(a * _denormal(a), b) + np.matmul(a, b * _denormal(b))
+    return np.asarray(lost + a.shape[-1] * 2.0**-126)
 
 
 def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Array:
@@ -113,17 +133,13 @@ def _of_products(node: Node, x: Array, y: Array, rng: np.random.Generator) -> Ar
         error = steps * (most * np.finfo(computed).eps / 2)
         error += terms * float(np.finfo(computed).smallest_subnormal)
         error = np.where(most > np.finfo(computed).max, np.nan, error)  # sums may overflow
-        if node.types[0].dtype in LOW_PRECISION:
-            # Instructions for bfloat16 take denormals for zero, PyTorch's products as well: times
-            # infinity they are NaN.
+        if _in_pairs(node, x, y):
+            # Times infinity, what is taken for zero is NaN.
             tiny, infinite = (
-                [test(z).astype(np.float64) for z in (x, y)]
-                for test in (lambda z: (z != 0) & (np.abs(z) < 2.0**-126), np.isinf)
+                [test(z).astype(np.float64) for z in (x, y)] for test in (_denormal, np.isinf)
             )
             met = np.matmul(infinite[0], tiny[1]) + np.matmul(tiny[0], infinite[1])
-            lost = np.matmul(a * tiny[0], b) + np.matmul(a, b * tiny[1])
-            met = met + (lost > error)
-            error = np.where(met > 0, np.nan, error)
+            error = np.where(met > 0, np.nan, error + _lost(a, b))
     return np.asarray(rng.uniform(-1, 1, () if alike else error.shape) * error)
 
 
@@ -132,7 +148,8 @@ def _cancelled_products(node: Node, x: Array, y: Array) -> Array:
     a, b = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in (x, y))
     eps = float(np.finfo(computed_in(node.types[0])).eps)
     with np.errstate(all="ignore"):
-        return np.asarray(np.matmul(a, b) * np.sqrt(x.shape[-1]) * eps / 2)
+        least = np.matmul(a, b) * np.sqrt(x.shape[-1]) * eps / 2
+        return np.asarray(least + _lost(a, b) if _in_pairs(node, x, y) else least)
 
 
 def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> Array | float:
@@ -144,10 +161,12 @@ def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> 
     x, *rest = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in inputs)
     axis = dict(node.params)["axis"]
     if node.op.startswith("cum"):
-        eps, terms = float(np.finfo("float32" if low else "float64").eps), x.shape[axis]
+        held = "float32" if low else "float64"
+        eps, terms = float(np.finfo(held).eps), x.shape[axis]
         fold = np.cumsum if node.op == "cumsum" else np.cumprod
         with np.errstate(all="ignore"):
             most = fold(x, axis=axis)
+            largest = np.maximum.accumulate(most, axis=axis)
     else:
         eps = {"bfloat16": 2.0**-7, "float16": 2.0**-10, "float32": 2.0**-23}.get(
             type_.dtype, 2.0**-52
@@ -155,8 +174,17 @@ def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> 
         terms = inputs[1].shape[axis] + 1
         meaning = BY_NAME[node.op].meaning
         assert meaning is not None
-        most = meaning(x, inputs[1], rest[1], axis=axis)
+        largest = most = meaning(x, inputs[1], rest[1], axis=axis)
+        held = computed_in(type_)
+        if node.op == "scatter_mul":
+            with np.errstate(all="ignore"):
+                largest = meaning(np.maximum(x, 1), inputs[1], np.maximum(rest[1], 1), axis=axis)
     error = np.where(np.isfinite(most), most, 0) * eps * terms / 2
+    # What is too large for the type once, or too small, stays so.
+    error = np.where(largest > np.finfo(held).max, np.nan, error)
+    if node.op == "cumprod":
+        least = np.minimum.accumulate(np.where(most == 0, 1, most), axis=axis)
+        error = np.where(least < np.finfo(held).tiny, np.nan, error)
     return np.asarray(rng.uniform(-1, 1, error.shape) * error)
 
 
@@ -288,9 +316,11 @@ class _Sample:
         if node.op in _SUMS:
             out = out + _of_loops(node, inputs, self.rng)
         if node.op == "matmul":
-            out = out + _of_products(node, inputs[0], inputs[1], self.rng)
+            off = out + _of_products(node, inputs[0], inputs[1], self.rng)
             if self.number % 2:
-                out = np.where(np.abs(out) <= _cancelled_products(node, *inputs), 0, out)
+                zero = np.abs(out) <= _cancelled_products(node, *inputs)
+                off = np.where(zero | (np.abs(off) <= _cancelled_products(node, *inputs)), 0, off)
+            out = off
         if node.op in _BY_OPERAND:
             room = ulp(np.where(np.isfinite(out), inputs[0].astype(working), 0), computed)
             out = out + self.rng.uniform(-1, 1, out.shape) * room

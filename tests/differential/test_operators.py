@@ -16,7 +16,7 @@ from tilevm.errors import DTypeError
 from tilevm.ir.graph import Graph, GraphBuilder
 from tilevm.ir.ops import BY_NAME, OPS, Class
 from tilevm.ir.reference import evaluate
-from tilevm.ir.types import DTYPES, INTEGERS, Size, Symbol, Type, numpy_dtype
+from tilevm.ir.types import DTYPES, INTEGERS, Size, Symbol, Type, dtype_name, numpy_dtype
 from tilevm.ir.types import FLOATS as FLOAT_DTYPES
 
 Array = Any
@@ -256,6 +256,19 @@ def test_zero_keeps_its_sign_where_eager_keeps_it(dtype: str, tier: str) -> None
     for graph, inputs, theirs in cases:
         (found,) = run(compiled(graph), tier, inputs)
         np.testing.assert_array_equal(np.signbit(wide(found)), torch.signbit(theirs).numpy())
+
+
+@pytest.mark.parametrize("op", ["logical_and", "logical_or", "logical_xor"])
+@pytest.mark.parametrize(
+    ("x", "y"), [("bfloat16", "float16"), ("float32", "float16"), ("float64", "bfloat16")]
+)
+def test_what_is_too_small_for_the_common_type_is_false(op: str, x: str, y: str) -> None:
+    small = torch.tensor({"float64": 1e-300}.get(x, 1e-9), dtype=getattr(torch, x))
+    line = torch.tensor([5.0, -2.0, 0.0], dtype=getattr(torch, y))
+    for inputs in ([small, line], [line, small]):
+        graph = graph_of(op, [Type(dtype_name(i.dtype), tuple(i.shape)) for i in inputs])
+        (found,) = run(compiled(graph), "auto", inputs)
+        assert found.tolist() == getattr(torch, op)(*inputs).tolist()
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -12,16 +12,24 @@ from tests.differential.random_programs import Input, check_seed, failure, rando
 from tilevm.ir.text import from_text
 
 
-# A failing program shrinks by itself, node by node: shrinking its seed says nothing.
+# A failing program shrinks by itself, node by node: shrinking its seed says nothing. The seeds are
+# always the same, so that a failure is of a change: random_programs.py draws others.
 @settings(
     max_examples=300,
+    derandomize=True,
     deadline=None,
-    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
     print_blob=True,
 )
 @given(seed=st.integers(0, 2**32 - 1))
 @example(seed=93395)  # a product that cancels to zero, or nearly, and is asked which
+@example(seed=100001411)  # squares that overflow as sums of eight, but not of four
+@example(seed=100008808)  # whether a product of a denormal is zero
+@example(seed=100009680)  # an infinite bfloat16 in float32, times a denormal
+@example(seed=100014026)  # products of bfloat16 that were too large once
+@example(seed=100129362)  # ... and too small
+@example(seed=100122251)  # a product of float32 that was too large once
 def test_random_programs(seed: int) -> None:
     report = check_seed(seed)
     assert report is None, report

@@ -7,6 +7,7 @@ import ctypes
 import io
 import math
 import operator
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,23 @@ from torch.utils.data import default_collate  # noqa: E402
 import tilevm  # noqa: E402
 
 Function = Callable[..., Any]
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_addresses_asked_for_again_and_again_keep_nothing() -> None:
+    def ask(times: int) -> None:
+        with tilevm.fuse():
+            for _ in range(times):
+                (grid() + 1).data_ptr()
+
+    ask(1000)
+    before = resident_bytes()
+    ask(50_000)
+    assert resident_bytes() - before < 8e6  # of 50,000 results' memory
 
 
 def saved(x: Any) -> Any:

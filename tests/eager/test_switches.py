@@ -36,6 +36,38 @@ def off() -> Iterator[None]:
     assert_off()
 
 
+def test_arguments_of_a_block() -> None:
+    for block in (tilevm.fuse(), tilevm.fuse(None), tilevm.fuse(function=None, enabled=True)):
+        with block as same_block:
+            assert same_block is block
+            assert block.enabled  # type: ignore[attr-defined]
+            assert_on()
+            with tilevm.fuse(enabled=False):
+                assert_off()
+    assert tilevm.fuse(enabled=False)(lambda: tilevm.fuse.active())() is False
+    assert tilevm.fuse(function=tilevm.fuse.active)() is True
+    fuse: Any = tilevm.fuse
+    with pytest.raises(TypeError, match=r"takes a function or nothing, not bool\n.*enabled=False"):
+        fuse(False)
+    with pytest.raises(TypeError, match="takes a function or nothing"):
+        fuse(len, len)
+    with pytest.raises(TypeError, match="unexpected argument 'enable'"):
+        fuse(enable=False)
+
+
+def test_blocks_that_are_made_again_and_again_begin_anew() -> None:
+    kept = [tilevm.fuse() for _ in range(40)]
+    del kept
+    for enabled in (False, True, True, False):
+        block = tilevm.fuse(enabled=enabled)
+        with block:
+            assert tilevm.fuse.active() is enabled
+            with block:
+                pass
+        with pytest.raises(RuntimeError, match="was not entered"):
+            block.__exit__(None, None, None)
+
+
 def test_a_block() -> None:
     with tilevm.fuse():
         assert_on()

@@ -696,18 +696,31 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   }
   trace.clear();
   ++generation_;
-  // Freed without the lock: what owns the memory of an input may need Python's.
-  const auto live = std::exchange(live_, {});
-  const auto made = std::exchange(made_, {});
-  const auto gradients = std::exchange(gradients_, {});
-  const auto held = std::exchange(held_, {});
-  const auto written = std::exchange(written_, {});
-  if (!written.empty()) {
+  if (!written_.empty()) {
     written_by_storage_.clear();
     writes_.store(false, std::memory_order_relaxed);
   }
+  // Freed without the lock: what owns the memory of an input may need Python's.
+  Gone gone = std::exchange(gone_, {});
+  gone.live.swap(live_);
+  gone.made.swap(made_);
+  gone.gradients.swap(gradients_);
+  gone.held.swap(held_);
+  gone.written.swap(written_);
+  lock.unlock();
+  gone.clear();
+  lock.lock();
+  gone_ = std::move(gone);
   lock.unlock();
   if (lost.kind != Kind::kNone) raise(lost);
+}
+
+void Recording::Gone::clear() {
+  live.clear();
+  made.clear();
+  gradients.clear();
+  held.clear();
+  written.clear();
 }
 
 void Recording::exported(const at::TensorBase& tensor) {
@@ -734,7 +747,9 @@ void Recording::exported(const at::TensorBase& tensor) {
   while (next != exported_.end() && next->first < made.end) {
     first = std::min(first, next->first);
     made.end = std::max(made.end, next->second.end);
-    std::ranges::move(next->second.storages, std::back_inserter(made.storages));
+    // (Memory that is used again and again is exported as often.)
+    std::ranges::copy_if(next->second.storages, std::back_inserter(made.storages),
+                         [](const auto& storage) { return !storage.expired(); });
     next = exported_.erase(next);
   }
   exported_.emplace(first, std::move(made));

@@ -11,6 +11,11 @@
 
 namespace tilevm::eager {
 
+// Switches recording on or off for this thread; returns what was.
+bool record_here(bool on);
+// Puts what makes blocks into the module, and what leaves them.
+bool add_blocks(PyObject* module);
+
 // Whether what the dispatcher would do is to record: this thread records, and no mode, transform,
 // autocast or profiler is on.
 bool only_recording();

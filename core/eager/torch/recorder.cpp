@@ -13,6 +13,7 @@
 
 #include "eager/torch/call.h"
 #include "eager/torch/protocol.h"
+#include "eager/torch/python.h"
 #include "eager/torch/record.h"
 
 namespace tilevm::eager {
@@ -501,27 +502,13 @@ void install_rest() {
 
 // ---- The module
 
-template <class Body>
-PyObject* guarded(Body&& body) {
-  try {
-    return body();
-  } catch (const c10::IndexError& e) {
-    PyErr_SetString(PyExc_IndexError, e.what_without_backtrace());
-  } catch (const c10::Error& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what_without_backtrace());
-  } catch (const std::exception& e) {
-    PyErr_SetString(PyExc_RuntimeError, e.what());
-  }
-  return nullptr;
-}
-
 // install(engine, [(name, text), ...])
 PyObject* py_install(PyObject*, PyObject* args) {
   PyObject *capsule, *rows;
   if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &rows)) return nullptr;
   auto* const engine = static_cast<Engine*>(PyCapsule_GetPointer(capsule, kEngineName));
   if (engine == nullptr) return nullptr;
-  return guarded([&]() -> PyObject* {
+  return recorded([&]() -> PyObject* {
     set_engine(engine);
     engine->set_finish([](Failure& failure) noexcept {
       try {
@@ -551,13 +538,6 @@ PyObject* py_install(PyObject*, PyObject* args) {
   });
 }
 
-// Returns what was.
-bool record_here(bool on) {
-  const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-  if (before != on) c10::impl::tls_set_dispatch_key_included(kKey, on);
-  return before;
-}
-
 PyObject* py_switch(PyObject*, PyObject* on) {
   const int wanted = PyObject_IsTrue(on);
   if (wanted < 0) return nullptr;
@@ -578,14 +558,14 @@ PyObject* py_pending(PyObject*, PyObject* object) {
 }
 
 PyObject* py_end_block(PyObject*, PyObject* quietly) {
-  return guarded([&]() -> PyObject* {
+  return recorded([&]() -> PyObject* {
     Recording::mine().end_block(PyObject_IsTrue(quietly) == 1);
     Py_RETURN_NONE;
   });
 }
 
 PyObject* py_flush(PyObject*, PyObject*) {
-  return guarded([]() -> PyObject* {
+  return recorded([]() -> PyObject* {
     Recording& mine = Recording::mine();
     std::unique_lock lock(mine.mutex);
     mine.flush(lock, "asked");
@@ -593,117 +573,11 @@ PyObject* py_flush(PyObject*, PyObject*) {
   });
 }
 
-// ---- A block, as a context manager
-
-// The blocks that this thread is in, the last to be entered last. They need not end in that order:
-// those of two coroutines do not.
-struct Open {
-  std::uint64_t id;
-  bool on;
-};
-struct OpenBlocks {
-  std::vector<Open> blocks;
-  bool outside = false;  // whether the thread recorded before the first of them
-};
-thread_local OpenBlocks open_blocks;
-std::atomic<std::uint64_t> last_block{0};
-
-struct Block {
-  PyObject_HEAD bool on;
-  int depth;                             // of blocks that this object has opened
-  std::array<std::uint64_t, 16> opened;  // which ones
-};
-
-PyObject* block_new(PyTypeObject* type, PyObject* args, PyObject* names) {
-  static const char* keywords[] = {"enabled", nullptr};
-  int on = 1;
-  if (names == nullptr && PyTuple_GET_SIZE(args) == 1) {  // as `tilevm.fuse()` makes it
-    on = PyObject_IsTrue(PyTuple_GET_ITEM(args, 0));
-    if (on < 0) return nullptr;
-  } else if (!PyArg_ParseTupleAndKeywords(args, names, "|p", const_cast<char**>(keywords), &on)) {
-    return nullptr;
-  }
-  auto* const self = reinterpret_cast<Block*>(type->tp_alloc(type, 0));
-  if (self != nullptr) self->on = on != 0;
-  return reinterpret_cast<PyObject*>(self);
-}
-
-PyObject* block_enter(PyObject* object, PyObject*) {
-  auto& self = *reinterpret_cast<Block*>(object);
-  if (self.depth == static_cast<int>(self.opened.size())) {
-    PyErr_SetString(PyExc_RuntimeError,
-                    "tilevm.fuse: this block is inside of itself too often\n  make a new one for "
-                    "each `with`");
-    return nullptr;
-  }
-  return guarded([&]() -> PyObject* {
-    const bool before = c10::impl::tls_is_dispatch_key_included(kKey);
-    if (before && !self.on) {  // what follows does not know of what waits
-      Recording& mine = Recording::mine();
-      std::unique_lock lock(mine.mutex);
-      mine.flush(lock, "switched off");
-    }
-    if (open_blocks.blocks.empty()) open_blocks.outside = before;
-    const std::uint64_t id = ++last_block;
-    open_blocks.blocks.push_back({id, self.on});
-    self.opened[static_cast<std::size_t>(self.depth++)] = id;
-    record_here(self.on);
-    Py_INCREF(object);
-    return object;
-  });
-}
-
-PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
-  auto& self = *reinterpret_cast<Block*>(object);
-  if (self.depth == 0) {
-    PyErr_SetString(PyExc_RuntimeError, "tilevm.fuse: the block was not entered");
-    return nullptr;
-  }
-  const std::uint64_t id = self.opened[static_cast<std::size_t>(--self.depth)];
-  std::vector<Open>& open = open_blocks.blocks;
-  // Nothing, if another thread entered it.
-  if (std::erase_if(open, [&](const Open& block) { return block.id == id; }) == 0) Py_RETURN_NONE;
-  const bool on = open.empty() ? open_blocks.outside : open.back().on;
-  if (!record_here(on) || on) Py_RETURN_NONE;
-  return guarded([&]() -> PyObject* {
-    Recording::mine().end_block(n > 0 && args[0] != Py_None);
-    Py_RETURN_NONE;
-  });
-}
-
-// leave(): this thread is in no block, and does not record.
-PyObject* py_leave(PyObject*, PyObject*) {
-  open_blocks.blocks.clear();
-  record_here(false);
-  Py_RETURN_NONE;
-}
-
-PyMethodDef block_methods[] = {
-    {"__enter__", block_enter, METH_NOARGS, nullptr},
-    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(block_exit)),
-     METH_FASTCALL, nullptr},
-    {nullptr, nullptr, 0, nullptr}};
-
-PyObject* block_enabled(PyObject* object, void*) {
-  return PyBool_FromLong(reinterpret_cast<Block*>(object)->on);
-}
-
-PyGetSetDef block_members[] = {{"enabled", block_enabled, nullptr, nullptr, nullptr},
-                               {nullptr, nullptr, nullptr, nullptr, nullptr}};
-
-PyType_Slot block_slots[] = {{Py_tp_getset, block_members},
-                             {Py_tp_new, reinterpret_cast<void*>(block_new)},
-                             {Py_tp_methods, block_methods},
-                             {0, nullptr}};
-PyType_Spec block_spec = {"tilevm._recorder.Block", static_cast<int>(sizeof(Block)), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, block_slots};
-
 PyMethodDef methods[] = {
     {"install", py_install, METH_VARARGS,
      "install(engine, rows): put the recorder's kernels into PyTorch's dispatcher, once."},
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
-    {"leave", py_leave, METH_NOARGS, "In a forked child: end all blocks, with nothing recorded."},
     {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
     {"end_block", py_end_block, METH_O,
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
@@ -727,8 +601,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 PyMODINIT_FUNC PyInit__recorder() {
   PyObject* const m = PyModule_Create(&tilevm::eager::definition);
   if (m == nullptr) return nullptr;
-  PyObject* const block = PyType_FromSpec(&tilevm::eager::block_spec);
-  if (block == nullptr || PyModule_AddObject(m, "Block", block) != 0) return nullptr;
+  if (!tilevm::eager::add_blocks(m)) return nullptr;
   PyModule_AddStringConstant(m, "torch_version", TORCH_VERSION);
   PyModule_AddIntConstant(m, "engine_version", tilevm::eager::kEngineVersion);
   return m;

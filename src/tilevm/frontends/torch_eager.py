@@ -33,7 +33,6 @@ _REMEDY = (
 )
 _lock = threading.Lock()
 _module: Any = None
-_block: Callable[[bool], Any]
 
 
 def _minor(version: str) -> str:
@@ -61,12 +60,14 @@ def _rows() -> list[tuple[str, str]]:
 
 def recorder() -> Any:
     """The recorder, ready to switch on. Raises: RecorderError."""
-    global _module, _block  # noqa: PLW0603
+    global _module  # noqa: PLW0603
     if _module is None:
         with _lock:
             if _module is None:
                 module = _load()
-                _block = _block_class(module)
+                module.Block.__call__ = _in_block
+                # From here on calls of `fuse` get to the recorder without Python between.
+                type.__setattr__(Fuse, "__call__", module.block)
                 _module = module
     return _module
 
@@ -179,10 +180,7 @@ class Fuse:
     def __call__(self, function: None = ..., *, enabled: bool = ...) -> Block: ...
     def __call__(self, function: Any = None, *, enabled: bool = True) -> Any:
         """A block, or `function` in one."""
-        if _module is None:
-            recorder()
-        block = _block(enabled)
-        return block if function is None else block(function)
+        return recorder().block(function, enabled=enabled)
 
     @staticmethod
     def enable() -> None:
@@ -206,25 +204,18 @@ class Fuse:
 fuse = Fuse()
 
 
-def _block_class(module: Any) -> Callable[[bool], Block]:
-    """The recorder's context manager, as a decorator besides."""
+def _in_block(block: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """A block as a decorator."""
+    on = block.enabled
+    if inspect.isgeneratorfunction(function):
+        return _generator(function, on)
 
-    def call(self: Any, function: Callable[..., Any]) -> Callable[..., Any]:
-        on = self.enabled
-        if inspect.isgeneratorfunction(function):
-            return _generator(function, on)
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with fuse(enabled=on):
+            return function(*args, **kwargs)
 
-        @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            with fuse(enabled=on):
-                return function(*args, **kwargs)
-
-        return run
-
-    made: Callable[[bool], Block] = type(
-        "Block", (module.Block,), {"__call__": call, "__slots__": ()}
-    )
-    return made
+    return run
 
 
 def _generator(function: Callable[..., Any], on: bool) -> Callable[..., Any]:
