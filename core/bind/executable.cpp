@@ -288,14 +288,14 @@ std::size_t index_of(const char* const (&names)[kCount], const std::string& name
 
 constexpr const char* kUses[] = {"off", "measured", "always"};
 constexpr const char* kLie[] = {"rows", "columns", "ahead"};
-constexpr const char* kMultiplied[] = {"float32", "bfloat16"};
+constexpr const char* kMultiplied[] = {"float32"};  // of what the library makes products
 
 void set_measured(std::array<std::vector<std::int64_t>, 3> sizes, const nb::dict& ratios) {
   exec::gemm::Measured measured{std::move(sizes), {}};
   for (const auto& [name, list] : ratios) {
     const auto [dtype, lies] = nb::cast<std::pair<std::string, std::string>>(name);
-    measured.ratios[index_of(kMultiplied, dtype)][index_of(kLie, lies)] =
-        nb::cast<std::vector<float>>(list);
+    index_of(kMultiplied, dtype);
+    measured.ratios[index_of(kLie, lies)] = nb::cast<std::vector<float>>(list);
   }
   if (!exec::gemm::set_measured(std::move(measured)))
     throw nb::value_error("lists that do not belong together");
@@ -306,11 +306,10 @@ std::optional<std::pair<double, double>> measure_product(std::int64_t m, std::in
                                                          const std::string& lies) {
   constexpr std::int64_t kMost = 1 << 15;
   if (std::min({m, n, k}) < 1 || std::max({m, n, k}) > kMost) throw nb::value_error("sizes");
-  const auto storage =
-      index_of(kMultiplied, dtype) == 0 ? bytecode::Storage::kF32 : bytecode::Storage::kBF16;
+  index_of(kMultiplied, dtype);
   const auto how = static_cast<exec::gemm::Lies>(index_of(kLie, lies));
   const nb::gil_scoped_release unlocked;
-  const auto seconds = exec::gemm::measure({m, n, k}, storage, how);
+  const auto seconds = exec::gemm::measure({m, n, k}, how);
   if (!seconds) return std::nullopt;
   return std::pair{seconds->ours, seconds->library};
 }
@@ -319,7 +318,6 @@ std::vector<std::string> library_dtypes() {
   TorchDirect::get();
   std::vector<std::string> found;
   if (exec::gemm::library().f32 != nullptr) found.emplace_back(kMultiplied[0]);
-  if (exec::gemm::library().bf16 != nullptr) found.emplace_back(kMultiplied[1]);
   return found;
 }
 

@@ -68,10 +68,14 @@ def _looked_at(env: dict[str, Any], order: int) -> Outcome:
     found: dict[str, torch.Tensor] = {}
     for name in names:
         x = every[name]
-        # Whether autograd adds to a gradient in place depends on who else holds it.
-        version = "" if name.endswith(".grad") else f"version {x._version}, "
+        # Whether autograd adds to a gradient in place depends on who else holds it, and so do
+        # strides that say nothing.
+        gradient = any(x is g for g in gradients.values())
+        version = "" if gradient else f"version {x._version}, "
+        sizes = zip(x.stride(), x.shape, strict=True)
+        strides = tuple(0 if gradient and size == 1 else stride for stride, size in sizes)
         facts[name] = (
-            f"{x.dtype} {list(x.shape)} strides {x.stride()} from {x.storage_offset()}, "
+            f"{x.dtype} {list(x.shape)} strides {strides} from {x.storage_offset()}, "
             f"{version}grad {x.requires_grad}, leaf {_is_leaf(x)}"
         )
         found[name] = x.data.clone()

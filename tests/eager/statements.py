@@ -12,9 +12,9 @@ UNARY = (
     "abs neg sign relu exp expm1 tanh sigmoid sin cos erf floor ceil round trunc square sqrt log1p "
     "isnan isfinite logical_not positive rsqrt reciprocal exp2 log frac nan_to_num"
 ).split()
-# The kernel that PyTorch takes for gelu makes NaN of infinity, for some layouts.
+# The kernel that PyTorch takes for gelu makes NaN of what is near infinity, for some layouts.
 FUNCTIONS = (
-    "F.gelu({}.nan_to_num()) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) "
+    "F.gelu({}.nan_to_num(0,9,-9).clamp(-99,99)) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) "
     "F.mish({}) F.gelu({},approximate='tanh') F.logsigmoid({}) F.hardswish({}) F.relu6({}) "
     "F.normalize({})"
 ).split()

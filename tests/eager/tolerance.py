@@ -74,7 +74,10 @@ def _is_rounded(x: torch.Tensor) -> bool:
     return x.is_floating_point() or (x.is_complex() and not x.is_conj())
 
 
-_BY_OPERAND = frozenset("gelu silu gelu_backward silu_backward softmax _softmax var std".split())
+_BY_OPERAND = frozenset(
+    "gelu silu gelu_backward silu_backward softmax _softmax log_softmax _log_softmax logsumexp "
+    "var std".split()
+)
 
 
 def _sizes(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:

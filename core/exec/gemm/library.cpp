@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <bit>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -57,10 +55,8 @@ std::optional<Side> side(const Matrix& x, std::int64_t rows, std::int64_t column
   return std::nullopt;
 }
 
-Gemm function(const Library& library, Storage storage) {
-  return storage == Storage::kF32    ? library.f32
-         : storage == Storage::kBF16 ? library.bf16
-                                     : nullptr;
+const float* floats(const Matrix& x) {
+  return reinterpret_cast<const float*>(x.data);
 }
 
 // By rows, as ours are: its columns are our rows, so the factors change places.
@@ -70,29 +66,19 @@ void call(const Library& library, const Sizes& sizes, const Matrix& a, const Mat
   const std::int64_t lead = std::max(c_stride, sizes.n);
   const float one = 1, zero = 0;
   const int before = library.set_threads(1);
-  function(library, a.storage)(&right->how, &left->how, &sizes.n, &sizes.m, &sizes.k, &one, b.data,
-                               &right->lead, a.data, &left->lead, &zero, c, &lead);
+  library.f32(&right->how, &left->how, &sizes.n, &sizes.m, &sizes.k, &one, floats(b), &right->lead,
+              floats(a), &left->lead, &zero, c, &lead);
   library.set_threads(before);
 }
 
-std::uint16_t brain_of(float x) {  // of one that is a bfloat16
-  return static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(x) >> 16);
-}
-
-std::vector<std::byte> stored(const std::vector<float>& values, Storage storage) {
-  const auto item = static_cast<std::size_t>(bytecode::storage_bytes(storage));
-  std::vector<std::byte> bytes(values.size() * item);
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::uint16_t half = brain_of(values[i]);
-    std::memcpy(bytes.data() + i * item,
-                storage == Storage::kF32 ? static_cast<const void*>(&values[i]) : &half, item);
-  }
-  return bytes;
+Matrix matrix(const std::vector<float>& values, std::int64_t row_stride,
+              std::int64_t column_stride) {
+  return {reinterpret_cast<const std::byte*>(values.data()), row_stride, column_stride,
+          Storage::kF32};
 }
 
 // A product of small integers, which is exact, with gaps between the rows of everything.
-bool is_right(const Library& library, Storage storage, const Sizes& sizes, bool turned_a,
-              bool turned_b) {
+bool is_right(const Library& library, const Sizes& sizes, bool turned_a, bool turned_b) {
   constexpr std::int64_t kGap = 3;
   constexpr float kOutside = -7;
   const auto made = [&](std::int64_t rows, std::int64_t columns, bool turned, int seed) {
@@ -103,14 +89,12 @@ bool is_right(const Library& library, Storage storage, const Sizes& sizes, bool 
   };
   const std::vector<float> x = made(sizes.m, sizes.k, turned_a, 1);
   const std::vector<float> y = made(sizes.k, sizes.n, turned_b, 4);
-  const std::vector<std::byte> xs = stored(x, storage), ys = stored(y, storage);
-  const auto matrix = [&](const std::vector<std::byte>& data, std::int64_t rows,
-                          std::int64_t columns, bool turned) {
-    return turned ? Matrix{data.data(), 1, rows + kGap, storage}
-                  : Matrix{data.data(), columns + kGap, 1, storage};
+  const auto laid = [](const std::vector<float>& values, std::int64_t rows, std::int64_t columns,
+                       bool turned) {
+    return turned ? matrix(values, 1, rows + kGap) : matrix(values, columns + kGap, 1);
   };
-  const Matrix a = matrix(xs, sizes.m, sizes.k, turned_a);
-  const Matrix b = matrix(ys, sizes.k, sizes.n, turned_b);
+  const Matrix a = laid(x, sizes.m, sizes.k, turned_a);
+  const Matrix b = laid(y, sizes.k, sizes.n, turned_b);
   const std::int64_t stride = sizes.n + kGap;
   std::vector<float> c(at(sizes.m * stride), kOutside);
   call(library, sizes, a, b, c.data(), stride);
@@ -126,12 +110,12 @@ bool is_right(const Library& library, Storage storage, const Sizes& sizes, bool 
   return true;
 }
 
-bool works(const Library& library, Storage storage) {
-  if (function(library, storage) == nullptr) return false;
+bool works(const Library& library) {
+  if (library.f32 == nullptr) return false;
   for (const Sizes& sizes : {Sizes{1, 1, 1}, Sizes{3, 5, 7}, Sizes{17, 33, 40}}) {
     for (const bool turned_a : {false, true}) {
       for (const bool turned_b : {false, true}) {
-        if (!is_right(library, storage, sizes, turned_a, turned_b)) return false;
+        if (!is_right(library, sizes, turned_a, turned_b)) return false;
       }
     }
   }
@@ -169,8 +153,7 @@ double processor_seconds() {
 
 void set_library(Library library) {
   if (library.set_threads == nullptr) library = {};
-  if (!works(library, Storage::kF32)) library.f32 = nullptr;
-  if (!works(library, Storage::kBF16)) library.bf16 = nullptr;
+  if (!works(library)) library.f32 = nullptr;
   State& s = state();
   const std::lock_guard lock(s.mutex);
   s.libraries.push_back(std::make_unique<const Library>(library));
@@ -185,9 +168,8 @@ const Library& library() noexcept {
 
 void set_library_use(Use use) noexcept { state().use.store(use, std::memory_order_relaxed); }
 
-std::optional<float> Measured::at(const Sizes& wanted, Storage storage, Lies lies) const {
-  const std::size_t which = storage == Storage::kBF16 ? 1 : 0;
-  const std::vector<float>& list = ratios[which][static_cast<std::size_t>(lies)];
+std::optional<float> Measured::at(const Sizes& wanted, Lies lies) const {
+  const std::vector<float>& list = ratios[static_cast<std::size_t>(lies)];
   if (list.empty()) return std::nullopt;
   const std::int64_t of[] = {wanted.m, wanted.n, wanted.k};
   std::size_t place = 0;
@@ -205,10 +187,8 @@ bool set_measured(Measured measured) {
     if (std::ranges::adjacent_find(axis, std::greater_equal{}) != axis.end()) return false;
     if (!axis.empty() && axis.front() < 1) return false;
   }
-  for (const auto& of_storage : measured.ratios) {
-    for (const auto& list : of_storage) {
-      if (!list.empty() && list.size() != count) return false;
-    }
+  for (const auto& list : measured.ratios) {
+    if (!list.empty() && list.size() != count) return false;
   }
   State& s = state();
   const std::lock_guard lock(s.mutex);
@@ -218,7 +198,7 @@ bool set_measured(Measured measured) {
 }
 
 bool library_can(const Sizes& sizes, const Matrix& a, const Matrix& b) noexcept {
-  return a.storage == b.storage && function(library(), a.storage) != nullptr &&
+  return a.storage == Storage::kF32 && b.storage == Storage::kF32 && library().f32 != nullptr &&
          std::max({sizes.m, sizes.n, sizes.k}) <= INT32_MAX &&
          side(a, sizes.m, sizes.k).has_value() && side(b, sizes.k, sizes.n).has_value();
 }
@@ -231,7 +211,7 @@ bool prefers_library(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
   const Measured* table = state().table.load(std::memory_order_acquire);
   if (table == nullptr || &tiles != &exec::gemm::tiles() || !library_can(sizes, a, b)) return false;
   const Lies lies = ahead ? Lies::kAhead : b.column_stride == 1 ? Lies::kRows : Lies::kColumns;
-  const std::optional<float> ratio = table->at(sizes, a.storage, lies);
+  const std::optional<float> ratio = table->at(sizes, lies);
   return ratio && *ratio <= kWorth;
 }
 
@@ -246,12 +226,11 @@ std::int64_t library_products() noexcept {
 }
 void reset_library_products() noexcept { state().products.store(0, std::memory_order_relaxed); }
 
-std::optional<Seconds> measure(const Sizes& sizes, Storage storage, Lies lies) {
-  const std::vector<std::byte> x = stored(numbers(sizes.m * sizes.k), storage);
-  const std::vector<std::byte> y = stored(numbers(sizes.k * sizes.n), storage);
-  const Matrix a{x.data(), sizes.k, 1, storage};
+std::optional<Seconds> measure(const Sizes& sizes, Lies lies) {
+  const std::vector<float> x = numbers(sizes.m * sizes.k), y = numbers(sizes.k * sizes.n);
   const bool turned = lies == Lies::kColumns;
-  const Matrix b{y.data(), turned ? 1 : sizes.n, turned ? sizes.k : 1, storage};
+  const Matrix a = matrix(x, sizes.k, 1);
+  const Matrix b = matrix(y, turned ? 1 : sizes.n, turned ? sizes.k : 1);
   if (!library_can(sizes, a, b)) return std::nullopt;
   const Tiles& tiles = exec::gemm::tiles();
   const bool ahead = lies == Lies::kAhead;

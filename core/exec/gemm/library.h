@@ -12,16 +12,15 @@
 
 namespace tilevm::exec::gemm {
 
-// c = a b with columns contiguous, as Fortran's gemm: how a and b lie ('N' or 'T'), m, n, k, alpha,
+// c = a b of float32 with columns contiguous, as Fortran's gemm: how a and b lie ('N' or 'T'), m, n, k, alpha,
 // a, its leading dimension, b, its, beta, c, its. Integers of 32 bits are read from the low half.
 using Gemm = void (*)(const char*, const char*, const std::int64_t*, const std::int64_t*,
-                      const std::int64_t*, const float*, const void*, const std::int64_t*,
-                      const void*, const std::int64_t*, const float*, float*, const std::int64_t*);
+                      const std::int64_t*, const float*, const float*, const std::int64_t*,
+                      const float*, const std::int64_t*, const float*, float*, const std::int64_t*);
 
 // Null: there is no such function.
 struct Library {
   Gemm f32 = nullptr;
-  Gemm bf16 = nullptr;  // with float32 results
   // Threads of calls by this thread, from now on; 0: as many as others have. Returns what it was.
   int (*set_threads)(int) = nullptr;
 };
@@ -40,13 +39,13 @@ inline constexpr std::size_t kLies = 3;
 enum class Lies : std::uint8_t { kRows, kColumns, kAhead };
 
 // Times of the library over ours, by sizes that were measured: ascending m, n, k; ratios in this
-// order, the last varies fastest. Those of bfloat16 come second. Empty: not measured.
+// order, the last varies fastest. Empty: not measured.
 struct Measured {
   std::array<std::vector<std::int64_t>, 3> sizes;
-  std::array<std::array<std::vector<float>, kLies>, 2> ratios;
+  std::array<std::vector<float>, kLies> ratios;
 
   // Of the nearest sizes, each by its logarithm; none for less than half of the smallest.
-  std::optional<float> at(const Sizes& sizes, Storage storage, Lies lies) const;
+  std::optional<float> at(const Sizes& sizes, Lies lies) const;
 };
 // On the micro-kernels that tiles() gives; those of other tiers were not measured. False: the
 // lists have other lengths than they should. An empty table takes the last one back.
@@ -68,7 +67,7 @@ void reset_library_products() noexcept;
 struct Seconds {
   double ours, library;
 };
-// None: the library has no such product. Throws std::bad_alloc.
-std::optional<Seconds> measure(const Sizes& sizes, Storage storage, Lies lies);
+// None: there is no library. Throws std::bad_alloc.
+std::optional<Seconds> measure(const Sizes& sizes, Lies lies);
 
 }  // namespace tilevm::exec::gemm

@@ -24,7 +24,7 @@ MOST_BYTES = 1 << 18
 MOST_SIZES = 16  # of an axis
 MOST_SIZE = 1 << 31
 AXES = ("rows", "columns", "depths")  # m, n, k of a product
-DTYPES = ("float32", "bfloat16")
+DTYPES = ("float32",)
 # How right factors lie: rows contiguous, columns contiguous, packed ahead by us.
 LIES = ("rows", "columns", "ahead")
 
