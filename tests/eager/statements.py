@@ -14,7 +14,8 @@ UNARY = (
 ).split()
 # The kernel that PyTorch takes for gelu makes NaN of what is near infinity, for some layouts.
 FUNCTIONS = (
-    "F.gelu({}.nan_to_num(0,9,-9).clamp(-99,99)) F.silu({}) F.leaky_relu({}) F.softplus({}) F.hardtanh({}) F.elu({}) "
+    "F.gelu({}.nan_to_num(0,9,-9).clamp(-99,99)) F.silu({}) F.leaky_relu({}) F.softplus({}) "
+    "F.hardtanh({}) F.elu({}) "
     "F.mish({}) F.gelu({},approximate='tanh') F.logsigmoid({}) F.hardswish({}) F.relu6({}) "
     "F.normalize({})"
 ).split()

@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import gc
 import json
+import random
 import statistics
 import sys
 import time
@@ -161,17 +162,29 @@ def warm_up() -> None:
             looked_at(x.grad)
 
 
-def segments(many: int = 20) -> dict[str, float]:
-    """Microseconds of recording, of a flush that compiles, and of one whose segment is known."""
+def _operators(x: torch.Tensor, y: torch.Tensor, rng: random.Random) -> torch.Tensor:
+    """20 operators, element by element, of which each reads the result before."""
+    unary = (torch.tanh, torch.exp, torch.relu, torch.sigmoid, torch.abs, torch.neg)
+    binary = (torch.add, torch.mul, torch.sub, torch.maximum)
+    values = [x, y]
+    for _ in range(20):
+        if rng.random() < 0.4:
+            values.append(rng.choice(unary)(values[-1]))
+        else:
+            values.append(rng.choice(binary)(values[-1], rng.choice(values)))
+    return values[-1]
+
+
+def segments(many: int = 100) -> dict[str, float]:
+    """Microseconds of recording, of a flush that compiles, and of one whose segment is known.
+
+    Segments are of 20 operators.
+    """
     x, y = torch.rand(8, 8), torch.rand(8, 8)
     recording, new, cached = [], [], []
     with torch.no_grad(), tilevm.fuse():
         for i in range(many):
-            z = chain(x, y)
-            for _ in range(i + 1):  # a segment like no other
-                z = torch.tanh(z) * y
-            for _ in range(i % 7):
-                z = z.exp() - x
+            z = _operators(x, y, random.Random(i))  # a segment like no other
             new.append(_timed(z.data_ptr))
         for _ in range(10 * many):
             begin = time.perf_counter()
