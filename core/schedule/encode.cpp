@@ -19,6 +19,7 @@ std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
 // Operations an element that are worth less than a round trip through scratch memory.
 constexpr int kCheapAgain = 3;
+constexpr int kWidening = 3;  // a load of bfloat16 or float16: with spreading and shifting
 
 class Encoder {
  public:
@@ -130,6 +131,7 @@ class Encoder {
   bool dear(int i, int& room) const {
     const auto& node = nodes_[at(i)];
     if (!body(i) || node.kind == Kind::kFold) return false;
+    if (state_[at(i)].scratch < 0 && widens(node)) return (room -= kWidening) < 0;
     if (state_[at(i)].scratch >= 0 || node.kind == Kind::kLoad || node.kind == Kind::kIota ||
         node.kind == Kind::kConst) {
       return --room < 0;
@@ -143,6 +145,31 @@ class Encoder {
   bool dear_again(int i) const {
     int room = kCheapAgain;
     return dear(i, room);
+  }
+
+  // A load that converts from a narrower float.
+  bool widens(const KernelNode& node) const {
+    if (node.kind != Kind::kLoad) return false;
+    const bytecode::Storage from = graph_.operands[at(node.operand)].storage;
+    return (from == bytecode::Storage::kBF16 || from == bytecode::Storage::kF16) &&
+           from != bytecode::info(node.type).storage;
+  }
+
+  // Whether later passes than this read a value itself, and not what is kept of it.
+  bool read_later(int i, int pass) const {
+    for (int c = i + 1; c < n_; ++c) {
+      if (std::ranges::find(nodes_[at(c)].in, i) == nodes_[at(c)].in.end()) continue;
+      const auto& s = state_[at(c)];
+      if (s.last > pass && (s.time > pass || !dear_again(c))) return true;
+    }
+    return false;
+  }
+
+  // Whether a value of this pass is worth scratch memory for those that follow. Where a load
+  // converts, what it becomes is an operand as it lies.
+  bool worth_keeping(int i, int pass) const {
+    if (state_[at(i)].last <= pass) return false;
+    return dear_again(i) || (widens(nodes_[at(i)]) && read_later(i, pass));
   }
 
   // Body values that the pass asks for, in order_.
@@ -193,7 +220,7 @@ class Encoder {
       // Scratch is laid out for one block of rows at a time; other sweeps compute again.
       const bool can_keep =
           cls_.fold == Fold::kColumns && node.kind != Kind::kStore && node.kind != Kind::kFold;
-      if (first && can_keep && s.last > pass && dear_again(i)) keep(i);
+      if (first && can_keep && worth_keeping(i, pass)) keep(i);
     }
     builder_.end_pass();
     line(-1);

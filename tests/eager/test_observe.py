@@ -33,10 +33,13 @@ def resident_bytes() -> int:
 
 
 def test_addresses_asked_for_again_and_again_keep_nothing() -> None:
+    kept = grid()
+
     def ask(times: int) -> None:
         with tilevm.fuse():
             for _ in range(times):
                 (grid() + 1).data_ptr()
+                kept.add_(1).numpy()
 
     ask(1000)
     before = resident_bytes()

@@ -747,9 +747,10 @@ void Recording::exported(const at::TensorBase& tensor) {
   while (next != exported_.end() && next->first < made.end) {
     first = std::min(first, next->first);
     made.end = std::max(made.end, next->second.end);
-    // (Memory that is used again and again is exported as often.)
-    std::ranges::copy_if(next->second.storages, std::back_inserter(made.storages),
-                         [](const auto& storage) { return !storage.expired(); });
+    for (auto& known : next->second.storages) {  // memory may be exported again and again
+      if (known != made.storages.front() && !known.expired())
+        made.storages.push_back(std::move(known));
+    }
     next = exported_.erase(next);
   }
   exported_.emplace(first, std::move(made));
