@@ -318,8 +318,8 @@ class _Sample:
         if node.op == "matmul":
             off = out + _of_products(node, inputs[0], inputs[1], self.rng)
             if self.number % 2:
-                zero = np.abs(out) <= _cancelled_products(node, *inputs)
-                off = np.where(zero | (np.abs(off) <= _cancelled_products(node, *inputs)), 0, off)
+                least = np.fmin(np.abs(out), np.abs(off))
+                off = np.where(least <= _cancelled_products(node, *inputs), 0, off)
             out = off
         if node.op in _BY_OPERAND:
             room = ulp(np.where(np.isfinite(out), inputs[0].astype(working), 0), computed)

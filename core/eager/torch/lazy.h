@@ -190,9 +190,9 @@ class Recording {
   std::vector<std::pair<std::size_t, c10::intrusive_ptr<c10::TensorImpl>>> gradients_;
   std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
   std::vector<Filled> filled_;                         // ... and its memory
-  std::vector<c10::Storage> held_;  // memory of inputs
-  std::vector<Write> written_;  // later ones win
-  std::vector<Value> targets_;  // of a flush: the inputs that these are
+  std::vector<c10::Storage> held_;                     // memory of inputs
+  std::vector<Write> written_;                         // later ones win
+  std::vector<Value> targets_;                         // of a flush: the inputs that these are
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;
   // What a flush has done with. Kept empty for the next one, which then allocates nothing.
   struct Gone {
