@@ -288,13 +288,18 @@ std::size_t index_of(const char* const (&names)[kCount], const std::string& name
 
 constexpr const char* kUses[] = {"off", "measured", "always"};
 constexpr const char* kLie[] = {"rows", "columns", "ahead"};
-constexpr const char* kMultiplied[] = {"float32"};  // of what the library makes products
+
+// Of what the library makes products. Other dtypes raise ValueError.
+constexpr const char* kMultiplied = "float32";
+void need_multiplied(const std::string& dtype) {
+  if (dtype != kMultiplied) throw nb::value_error(dtype.c_str());
+}
 
 void set_measured(std::array<std::vector<std::int64_t>, 3> sizes, const nb::dict& ratios) {
   exec::gemm::Measured measured{std::move(sizes), {}};
   for (const auto& [name, list] : ratios) {
     const auto [dtype, lies] = nb::cast<std::pair<std::string, std::string>>(name);
-    index_of(kMultiplied, dtype);
+    need_multiplied(dtype);
     measured.ratios[index_of(kLie, lies)] = nb::cast<std::vector<float>>(list);
   }
   if (!exec::gemm::set_measured(std::move(measured)))
@@ -306,7 +311,7 @@ std::optional<std::pair<double, double>> measure_product(std::int64_t m, std::in
                                                          const std::string& lies) {
   constexpr std::int64_t kMost = 1 << 15;
   if (std::min({m, n, k}) < 1 || std::max({m, n, k}) > kMost) throw nb::value_error("sizes");
-  index_of(kMultiplied, dtype);
+  need_multiplied(dtype);
   const auto how = static_cast<exec::gemm::Lies>(index_of(kLie, lies));
   const nb::gil_scoped_release unlocked;
   const auto seconds = exec::gemm::measure({m, n, k}, how);
@@ -317,7 +322,7 @@ std::optional<std::pair<double, double>> measure_product(std::int64_t m, std::in
 std::vector<std::string> library_dtypes() {
   TorchDirect::get();
   std::vector<std::string> found;
-  if (exec::gemm::library().f32 != nullptr) found.emplace_back(kMultiplied[0]);
+  if (exec::gemm::library().f32 != nullptr) found.emplace_back(kMultiplied);
   return found;
 }
 

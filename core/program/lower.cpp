@@ -539,7 +539,7 @@ High Lowering::compute(Op op, std::span<const ValueId> in, const Type& type) {
   if (op == Op::pow && power(at(in[0]), at(in[1]), type, special)) return special;
   // A number that is too small for the type that both are of, as 1e-9 is for float16, is false.
   const auto operand = [&](ValueId v) {
-    if (info(op).rule == Rule::kLogical && in.size() == 2) {
+    if (info(op).rule == Rule::kLogical) {
       const DType own = settled(at(v).type), both = settled(in_types(0), type.weak);
       if (is_float(own) && own != both && dtype_bytes(both) <= dtype_bytes(own))
         return materialise(value(materialise(at(v), both), {both, false, at(v).type.shape}), d);

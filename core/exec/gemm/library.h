@@ -12,8 +12,9 @@
 
 namespace tilevm::exec::gemm {
 
-// c = a b of float32 with columns contiguous, as Fortran's gemm: how a and b lie ('N' or 'T'), m, n, k, alpha,
-// a, its leading dimension, b, its, beta, c, its. Integers of 32 bits are read from the low half.
+// c = a b of float32 with columns contiguous, as Fortran's gemm: how a and b lie ('N' or 'T'), m,
+// n, k, alpha, a, its leading dimension, b, its, beta, c, its. Integers of 32 bits are read from
+// the low half.
 using Gemm = void (*)(const char*, const char*, const std::int64_t*, const std::int64_t*,
                       const std::int64_t*, const float*, const float*, const std::int64_t*,
                       const float*, const std::int64_t*, const float*, float*, const std::int64_t*);
