@@ -71,6 +71,8 @@ std::string chain_text(host::Executable& exe, int which) {
   for (const SizeId size : chain.rows)
     text += (text.back() == '[' ? "" : ", ") + program.sizes.print(size);
   text += "]";
+  if (chain.grouped >= 0)
+    text += ", in groups that end at " + typed(program, fuse::ends_of_groups(program, chain));
   for (const fuse::Chain::Stage& stage : chain.stages) {
     text += "\n      ";
     if (stage.kernel < 0) {
@@ -239,10 +241,8 @@ nb::list kernel_rows(const host::Executable& exe, bool with_assembly) {
     nb::list nodes;
     for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
       std::string text = node_text(graph, i);
-      const std::int32_t line = graph.nodes[i].line;
-      if (line >= 0 && static_cast<std::size_t>(line) < program.lines.size()) {
-        text += "  ; " + program.lines[static_cast<std::size_t>(line)];
-      }
+      const std::string line = program.line_of(graph.nodes[i].line);
+      if (!line.empty()) text += "  ; " + line;
       nodes.append(std::string(node_kind(graph.nodes[i].kind)) + " " + text);
     }
     nb::list variants;
@@ -297,11 +297,8 @@ nb::list callouts(PyObject* self) {
     const Node& node = plan.program.nodes[static_cast<std::size_t>(step.node)];
     const std::int64_t target = node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
     if (target == kItemTarget) continue;
-    const bool known =
-        node.line >= 0 && static_cast<std::size_t>(node.line) < plan.program.lines.size();
-    result.append(nb::make_tuple(
-        framework(self).target_name(target),
-        known ? plan.program.lines[static_cast<std::size_t>(node.line)] : std::string()));
+    result.append(
+        nb::make_tuple(framework(self).target_name(target), plan.program.line_of(node.line)));
   }
   return result;
 }
