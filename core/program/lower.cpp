@@ -830,6 +830,7 @@ Program Lowering::run() {
 }  // namespace
 
 Program lower(Program program) {
+  unify_sizes(program);
   return with_concats_last(with_channels_last(Lowering(std::move(program)).run()));
 }
 

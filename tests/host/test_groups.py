@@ -117,7 +117,9 @@ def test_they_run_in_one_step_with_what_follows() -> None:
     def gated(x: Any, ends: Any) -> Any:
         return F.silu(F.grouped_mm(x, w, offs=ends)) * F.grouped_mm(x, u, offs=ends)
 
-    for fn, args, products in ((norm, (x, w, ends), 1), (gated, (x, ends), 2)):
+    cases = [(norm, (x, w, ends), 1), (gated, (x, ends), 2)]
+    cases.append((swiglu, (x, w, u, ends, tensor(14, 1)), 2))  # its sizes are checked to be equal
+    for fn, args, products in cases:
         steps = str(tilevm.explain(fn)(*args)).partition("steps:")[2].partition("cuts:")[0]
         assert steps.count("chain over rows") == 1
         assert "in groups that end at" in steps
