@@ -390,7 +390,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
   const auto op = static_cast<Op>(instr.op);
   const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
   const auto& given = operand(instr.a);
-  if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, folds_[0][instr.dst], given.lo);
+  if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, fold(0, instr.dst), given.lo);
   if (adds_rows(op)) return t_.add_to(fold(instr.dst).even, given.lo);
   if (in_tree_ && (is_sum(op) || is_deviations(op) || masks_nan(op))) {
     return accumulate_in_tree(op, fold(instr.dst), t_.in_register(given.lo));
@@ -455,7 +455,7 @@ void Emitter<T>::join_copies(int begin, int end, int copies) {
     if (info(instr).cls != Class::kFold || in_trees(op(i))) continue;
     note(i, "join the vectors");
     for (int copy = 1; copy < copies; ++copy) {
-      combine(op(i), folds_[0][instr.dst], std::exchange(folds_[at(copy)][instr.dst], {}));
+      combine(op(i), fold(0, instr.dst), std::exchange(fold(copy, instr.dst), {}));
     }
   }
 }

@@ -56,9 +56,14 @@ class Emitter final : private Owner {
     const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
     const auto deviates = [](const Instr& instr) { return is_deviations(static_cast<Op>(instr.op)); };
     if (!side_by_side || std::ranges::any_of(p_.code, deviates)) copies_ = 1;
+    std::size_t n_folds = 0;
+    if (p_.header->fold != Fold::kNone) fold_at_.resize(p_.header->n_registers);
+    for (const Instr& instr : p_.code) {
+      if (info(instr).cls == Class::kFold) fold_at_[instr.dst] = n_folds++;
+    }
     for (int copy = 0; copy < copies_; ++copy) {
       values_[at(copy)].resize(p_.header->n_registers);
-      if (p_.header->fold != Fold::kNone) folds_[at(copy)].resize(p_.header->n_registers);
+      folds_[at(copy)].resize(n_folds);
     }
   }
 
@@ -479,7 +484,8 @@ class Emitter final : private Owner {
   const F& vector(int reg) const { return operand(reg).lo; }
   const M& mask(int reg) const { return operand(reg).mask; }
   Pair pair(int reg) const { return {operand(reg).lo, operand(reg).hi}; }
-  Accumulator& fold(int reg) { return folds_[at(copy_)][at(reg)]; }
+  Accumulator& fold(int reg) { return fold(copy_, reg); }
+  Accumulator& fold(int copy, int reg) { return folds_[at(copy)][fold_at_[at(reg)]]; }
 
   // Does the instruction belong into the loop over columns (of a program without folds)?
   bool at_columns(const Instr& instr) const {
@@ -704,6 +710,7 @@ class Emitter final : private Owner {
   asmjit::Label leave_;  // the end of a block of columns
   std::array<std::vector<Value<T>>, kMaxCopies> values_;
   std::array<std::vector<Accumulator>, kMaxCopies> folds_;
+  std::vector<std::size_t> fold_at_;  // by register
   bool stores_at_last_ = false;
   std::vector<int> made_at_, first_use_, last_use_;  // by register
   std::vector<Use> uses_;

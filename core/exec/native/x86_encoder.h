@@ -96,6 +96,16 @@ class Encoder : public x86::Assembler {
     if (!quick()) return x86::Assembler::name(d, t, imm);                        \
     return vex<Code{__VA_ARGS__}>(Code{__VA_ARGS__}.digit, d.id(), t.id(), imm); \
   }
+#define TILEVM_WHOLE(name, load, store)                         \
+  using x86::Assembler::name;                                   \
+  Error name(const x86::Gp& d, const Mem& t) {                  \
+    if (!quick(d, t)) return x86::Assembler::name(d, t);        \
+    return rex<load>(d.id(), t);                                \
+  }                                                             \
+  Error name(const Mem& t, const x86::Gp& s) {                  \
+    if (!quick(s, t)) return x86::Assembler::name(t, s);        \
+    return rex<store>(s.id(), t);                               \
+  }
 #define TILEVM_ONE(kind, name, type, vex, ...) \
   using x86::Assembler::name;                  \
   kind(name, type, vex, __VA_ARGS__)
@@ -144,11 +154,17 @@ class Encoder : public x86::Assembler {
   TILEVM_BOTH(TILEVM_VMI, vpsrld, 0x72, 1, 1, 0, 2)
   TILEVM_BOTH(TILEVM_VMI, vpsrad, 0x72, 1, 1, 0, 4)
 
+  // Of 64 bits.
+  TILEVM_WHOLE(mov, 0x8b, 0x89)
+  TILEVM_WHOLE(add, 0x03, 0x01)
+  TILEVM_WHOLE(sub, 0x2b, 0x29)
+
 #undef TILEVM_RVM
 #undef TILEVM_RM
 #undef TILEVM_STORE
 #undef TILEVM_RMI
 #undef TILEVM_VMI
+#undef TILEVM_WHOLE
 #undef TILEVM_ONE
 #undef TILEVM_BOTH
 
@@ -184,6 +200,10 @@ class Encoder : public x86::Assembler {
            (!mem.hasIndex() || mem.indexType() == asmjit::RegType::kX86_Gpq);
   }
 
+  bool quick(const x86::Gp& reg, const Mem& mem) const {
+    return reg.isGpq() && !mem.hasBaseLabel() && quick(mem);
+  }
+
   static unsigned low(unsigned reg) { return reg & 7U; }
   static unsigned bit3(unsigned reg) { return (reg >> 3) & 1U; }
   static unsigned bit4(unsigned reg) { return (reg >> 4) & 1U; }
@@ -215,6 +235,15 @@ class Encoder : public x86::Assembler {
     const unsigned base = constant ? 0 : mem.baseId(), index = mem.hasIndex() ? mem.indexId() : 0;
     return done(memory(vex_prefix<c>(reg, vvvv, bit3(index), bit3(base)), reg, mem, 0, imm >= 0),
                 imm);
+  }
+
+  template <std::uint8_t opcode>
+  Error rex(unsigned reg, const Mem& mem) {
+    std::uint8_t* to = _bufferPtr;
+    const unsigned index = mem.hasIndex() ? mem.indexId() : 0;
+    *to++ = byte(0x48 | bit3(reg) << 2 | bit3(index) << 1 | bit3(mem.baseId()));
+    *to++ = opcode;
+    return done(memory(to, reg, mem, 0, false), -1);
   }
 
   // Numbers of registers are inverted in prefixes.
