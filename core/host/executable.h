@@ -13,6 +13,7 @@
 #include "fuse/plan.h"
 #include "host/arena.h"
 #include "host/framework.h"
+#include "host/nest.h"
 #include "host/profile.h"
 #include "exec/memory.h"
 #include "host/sizes.h"
@@ -39,6 +40,11 @@ struct Options {
   bool apart = false;
   // Which are complex outside, and pairs of reals along a last dim here.
   std::vector<int> complex_inputs, complex_outputs;
+  // A part of another executable: numbers come as bits, and outputs are tensors, each in memory of
+  // its own.
+  bool nested = false;
+  // By number of a call-out, what runs instead of it.
+  std::vector<std::pair<std::int64_t, Nest>> nests;
   schedule::Settings settings;  // of its kernels
 };
 
@@ -58,6 +64,7 @@ struct Source {
   ValueId value = -1;
   SizeId size = shape::kNoSize;
   Object constant = nullptr;
+  std::int64_t bits = 0;                                // kConstant: float64, int64 or bool
   bytecode::Storage storage = bytecode::Storage::kI64;  // kNumber
 
   // Whether the object is made for each use, and is to be dropped after it.
@@ -80,6 +87,7 @@ struct HostStep {
   ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
   View view;                 // kView, kReshape
   std::int64_t target = 0;   // kCall
+  std::int32_t nest = -1;    // kCall: index of nests, what runs instead; -1: the framework calls
   std::vector<Source> args;  // kCall
   std::int32_t n_out = 0;    // kCall
   std::vector<std::string> names;  // kCall: of results, for errors
@@ -99,7 +107,10 @@ struct Call {
   std::span<const Object> inputs;
   std::span<Object> outputs;
   const Seen* seen = nullptr;  // by input, or null: none was looked at
-  bool began = false;          // inputs were accepted: something may have been done
+  // Of a nested executable: its inputs, instead of `inputs`, and where results lie, by output.
+  const Passed* passed = nullptr;
+  Record* results = nullptr;
+  bool began = false;  // inputs were accepted: something may have been done
 };
 
 // References of a program, given back whatever becomes of its executable.
@@ -145,6 +156,9 @@ class Executable {
   const fuse::Plan& plan() const { return plan_; }  // kernels are in kernels()
   const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
   const std::vector<HostStep>& steps() const { return steps_; }
+  const std::vector<Nest>& nests() const { return nests_; }
+  // Whether an input is to be passed as a tensor, since a call-out takes it.
+  bool needs_tensor(std::size_t input) const { return needs_tensor_[input]; }
   const ArenaPlan& arena() const { return arena_; }
   // Whether calls note what each of their steps takes; off at first, and then it costs a branch.
   void set_profiled(bool on) noexcept;
@@ -162,6 +176,7 @@ class Executable {
   void compile_inputs(const Options& options);
   void order_steps();
   void compile_steps();
+  void compile_nests(const Options& options);
   void compile_memory();
   void compile_targets(const Options& options);
   void compile_complex(const Options& options);
@@ -258,6 +273,13 @@ class Executable {
   void run_chain(Frame& frame, int chain);
   void run_loop(Frame& frame, int node);
   void call_out(Frame& frame, const HostStep& step) const;
+  bool is_argument(const HostStep& step, std::size_t arg) const;
+  void run_nest(Frame& frame, const HostStep& step) const;
+  Passed passed(Frame& frame, const Source& source, bool as_tensor) const;
+  void run_part(Frame& frame, const HostStep& step, const Part& part, const Record* carried,
+                const Object* tensors, std::span<Object> results, Record* records) const;
+  void branch(Frame& frame, const HostStep& step, const Nest& nest) const;
+  void repeat(Frame& frame, const HostStep& step, const Nest& nest) const;
   void read_item(Frame& frame, const HostStep& step) const;
   Tape* tape_of(Frame& frame) const;
   void begin_tape(Frame& frame, Tape* tape) const;
@@ -272,8 +294,8 @@ class Executable {
   Object new_tensor(ValueId value, std::int64_t elements, Record& record) const;
   Object result(Frame& frame, std::size_t output) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
-                bool complex = false) const;
-  Object fresh_copy(Frame& frame, std::size_t output) const;
+                bool complex = false, Record* made = nullptr) const;
+  Object fresh_copy(Frame& frame, std::size_t output, Record* made = nullptr) const;
   // The order of dims in memory that an output asks for; empty: as they are counted.
   std::span<const std::int32_t> order_of(std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
@@ -285,6 +307,9 @@ class Executable {
   Framework& framework_;
   std::vector<schedule::Kernel> kernels_;
   std::vector<HostStep> steps_;
+  std::vector<Nest> nests_;
+  std::vector<bool> needs_tensor_;  // by input
+  bool nested_ = false;
   SizeProgram sizes_;
   std::vector<Lifetime> lifetimes_;  // only while compiling; then arena_ has them
   ArenaPlan arena_;

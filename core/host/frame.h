@@ -22,6 +22,8 @@ struct Executable::Frame {
   std::vector<schedule::ChainLaunch> chains;         // by chain: what one launch is made of
   std::vector<std::shared_ptr<const float>> packed;  // that a running chain reads
   std::vector<Object> args;                          // of a call-out, then its results
+  std::vector<Passed> passed;                        // to a part of a step
+  std::vector<Record> carried;                       // by a loop: twice as many as it has results
   std::vector<std::int64_t> offsets, ends;           // by buffer of the arena, in its block
   std::vector<exec::Block> blocks;                   // by stage: memory of its buffers
   std::int64_t output_bytes = 0;                     // allocated for results in this call

@@ -240,7 +240,9 @@ void Executable::run(Call& call, Profile* profile) {
         const Record& record = frame.records[index(output.value)];
         const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
                           (ordered_[done] && !lies_in(order_of(done), record));
-        outputs[done] = copy ? fresh_copy(frame, done) : result(frame, done);
+        Record* const made = call.results == nullptr ? nullptr : &call.results[done];
+        if (made != nullptr) *made = record;
+        outputs[done] = copy ? fresh_copy(frame, done, made) : result(frame, done);
       } else {
         const Object object = number(frame, output);
         outputs[done] = output.makes_object() ? object : framework_.retain(object);
@@ -264,10 +266,21 @@ void Executable::read_inputs(Frame& frame, const Call& call) const {
   const Program& program = plan_.program;
   const std::span<const Object> inputs = call.inputs;
   frame.inputs = inputs;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const ValueId value = program.inputs[i];
     const Type& type = program.type(value);
     Record& record = frame.records[index(value)];
+    if (call.passed != nullptr) {
+      const Passed& passed = call.passed[i];
+      frame.tensors[index(value)] = passed.tensor;
+      if (!type.weak) record = *passed.record;
+      record.root = type.weak ? -1 : value;
+      if (!type.weak) continue;
+      frame.numbers[index(value)] = passed.number;
+      record.rank = 0;
+      record.data = reinterpret_cast<std::byte*>(&frame.numbers[index(value)]);
+      continue;
+    }
     const bool complex = complex_of_[index(value)] >= 0;
     frame.tensors[index(value)] = complex ? nullptr : inputs[i];
     if (!type.weak) {

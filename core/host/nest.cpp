@@ -1,0 +1,185 @@
+// Branches, and loops over graphs: parts are executables that run on memory of this call.
+#include "host/nest.h"
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "host/errors.h"
+#include "host/executable.h"
+#include "host/frame.h"
+#include "host/item.h"
+#include "trace/trace.h"
+
+namespace tilevm::host {
+namespace {
+
+using Kind = fuse::Step::Kind;
+
+// After so many turns of a loop, other Python threads may run.
+constexpr int kTurns = 32;
+
+struct Owned {
+  Framework& framework;
+  Object object;
+  ~Owned() { framework.drop(object); }
+};
+
+}  // namespace
+
+// Finds the steps that run parts, and compares these with what the program says of the step.
+void Executable::compile_nests(const Options& options) {
+  const Program& program = plan_.program;
+  for (HostStep& step : steps_) {
+    if (step.kind != Kind::kCall) continue;
+    const auto found =
+        std::ranges::find(options.nests, step.target, [](const auto& nest) { return nest.first; });
+    if (found == options.nests.end()) continue;
+    const Nest& nest = found->second;
+    const bool repeats = nest.kind == Nest::Kind::kRepeat;
+    const auto same = [](const Type& a, const Type& b) {
+      return a.dtype == b.dtype && a.weak == b.weak && a.shape.rank == b.shape.rank;
+    };
+    bool fits = nest.parts.size() == 2 && static_cast<std::size_t>(step.n_out) <= step.args.size();
+    for (std::size_t p = 0; fits && p < nest.parts.size(); ++p) {
+      const Part& part = nest.parts[p];
+      const Program& inner = part.executable->plan_.program;
+      const bool tests = repeats && p == 0;
+      fits = part.executable->nested_ && part.inputs.size() == inner.inputs.size() &&
+             inner.outputs.size() == (tests ? 1 : static_cast<std::size_t>(step.n_out));
+      for (std::size_t i = 0; fits && i < part.inputs.size(); ++i) {
+        const auto arg = static_cast<std::size_t>(part.inputs[i] + nest.first_operand());
+        fits = part.inputs[i] >= 0 && arg < step.args.size() &&
+               same(program.type(step.args[arg].value), inner.type(inner.inputs[i]));
+      }
+      for (std::size_t o = 0; fits && o < inner.outputs.size(); ++o) {
+        const auto result = static_cast<ValueId>(o);
+        const Type& made = inner.type(inner.outputs[o]);
+        fits = !made.weak && made.dtype != DType::kOpaque &&
+               (tests || same(made, program.type(step.out + result)));
+      }
+    }
+    if (!fits) throw ShapeError("nests: a part is no executable for its step");
+    step.nest = static_cast<std::int32_t>(nests_.size());
+    nests_.push_back(nest);
+  }
+}
+
+// Whether a step takes this argument as a tensor of the framework's.
+bool Executable::is_argument(const HostStep& step, std::size_t arg) const {
+  if (step.nest < 0) return step.target != kItemTarget;
+  const Nest& nest = nests_[static_cast<std::size_t>(step.nest)];
+  const int operand = static_cast<int>(arg) - nest.first_operand();
+  return std::ranges::any_of(nest.parts, [&](const Part& part) {
+    for (std::size_t i = 0; i < part.inputs.size(); ++i) {
+      if (part.inputs[i] == operand && part.executable->needs_tensor(i)) return true;
+    }
+    return false;
+  });
+}
+
+// What a part is given of an argument of its step.
+Passed Executable::passed(Frame& frame, const Source& source, bool as_tensor) const {
+  const Record& record = frame.records[index(source.value)];
+  switch (source.kind) {
+    case Source::Kind::kTensor:
+      return {&record, 0, as_tensor ? tensor(frame, source.value) : nullptr};
+    case Source::Kind::kInput:
+      return {nullptr, frame.numbers[index(source.value)], nullptr};
+    case Source::Kind::kSize:
+      return {nullptr, frame.regs[static_cast<std::size_t>(source.size)], nullptr};
+    case Source::Kind::kConstant:
+      return {nullptr, source.bits, nullptr};
+    case Source::Kind::kNumber:
+      break;
+  }
+  const Number read = read_number(record.data, source.storage);
+  const bool real = is_float(plan_.program.type(source.value).dtype);
+  return {nullptr, real ? std::bit_cast<std::int64_t>(read.real) : read.integer, nullptr};
+}
+
+// Runs a part. carried: where the first operands lie, and their tensors; null: they are those of
+// the step, too.
+void Executable::run_part(Frame& frame, const HostStep& step, const Part& part,
+                          const Record* carried, const Object* tensors, std::span<Object> results,
+                          Record* records) const {
+  const int first = nests_[static_cast<std::size_t>(step.nest)].first_operand();
+  if (frame.passed.size() < part.inputs.size()) frame.passed.resize(part.inputs.size());
+  for (std::size_t i = 0; i < part.inputs.size(); ++i) {
+    const int operand = part.inputs[i];
+    const auto at = static_cast<std::size_t>(operand);
+    if (carried != nullptr && operand < step.n_out) {
+      frame.passed[i] = {carried + at, 0, tensors[at]};
+    } else {
+      frame.passed[i] = passed(frame, step.args[at + static_cast<std::size_t>(first)],
+                               part.executable->needs_tensor(i));
+    }
+  }
+  Call call{{}, results};
+  call.passed = frame.passed.data();
+  call.results = records;
+  part.executable->run(call);
+}
+
+void Executable::branch(Frame& frame, const HostStep& step, const Nest& nest) const {
+  const ValueId decides = step.args[0].value;
+  const bool first =
+      is_true(frame.records[index(decides)], plan_.program.type(decides).dtype, "a branch");
+  const auto n = static_cast<std::size_t>(step.n_out);
+  const std::span<Object> results(frame.args.data() + most_args_, n);
+  run_part(frame, step, nest.parts[first ? 0 : 1], nullptr, nullptr, results,
+           &frame.records[index(step.out)]);
+  std::ranges::copy(results, frame.tensors.begin() + step.out);
+}
+
+void Executable::repeat(Frame& frame, const HostStep& step, const Nest& nest) const {
+  const auto n = static_cast<std::size_t>(step.n_out);
+  const Part &test = nest.parts[0], &body = nest.parts[1];
+  const Type& decides =
+      test.executable->plan_.program.type(test.executable->plan_.program.outputs[0]);
+  if (frame.carried.size() < 2 * n) frame.carried.resize(2 * n);
+  Record *now = frame.carried.data(), *next = now + n;
+  std::span<Object> held(frame.args.data(), n), made(frame.args.data() + most_args_, n);
+  bool any = false;
+  const auto drop_held = [&] {
+    for (std::size_t r = 0; any && r < n; ++r) framework_.drop(held[r]);
+  };
+  try {
+    for (int turn = 1;; ++turn) {
+      Object truth = nullptr;
+      Record where;  // of what decides
+      run_part(frame, step, test, any ? now : nullptr, held.data(), {&truth, 1}, &where);
+      const Owned owned{framework_, truth};
+      if (!is_true(where, decides.dtype, "the test of a loop")) break;
+      run_part(frame, step, body, any ? now : nullptr, held.data(), made, next);
+      drop_held();
+      std::swap(held, made);
+      std::swap(now, next);
+      any = true;
+      framework_.pause(turn % kTurns == 0);
+    }
+    for (std::size_t r = 0; !any && r < n; ++r) {
+      // What was given to the step is not its to give away.
+      const ValueId value = step.args[r].value;
+      Object& tensor = frame.tensors[index(step.out) + r];
+      tensor = copied(frame.records[index(value)], plan_.program.type(value).dtype, {}, false,
+                      &frame.records[index(step.out) + r]);
+    }
+  } catch (...) {
+    drop_held();
+    throw;
+  }
+  if (!any) return;
+  std::ranges::copy(held, frame.tensors.begin() + step.out);
+  std::copy_n(now, n, frame.records.begin() + step.out);
+}
+
+void Executable::run_nest(Frame& frame, const HostStep& step) const {
+  const Nest& nest = nests_[static_cast<std::size_t>(step.nest)];
+  const trace::Span span(nest.kind == Nest::Kind::kBranch ? "branch" : "repeat");
+  nest.kind == Nest::Kind::kBranch ? branch(frame, step, nest) : repeat(frame, step, nest);
+  for (int r = 0; r < step.n_out; ++r) frame.records[index(step.out + r)].root = step.out + r;
+  if (step.stage >= 0) run_stage(frame, step.stage);
+}
+
+}  // namespace tilevm::host
