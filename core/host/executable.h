@@ -157,6 +157,7 @@ class Executable {
   const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
   const std::vector<HostStep>& steps() const { return steps_; }
   const std::vector<Nest>& nests() const { return nests_; }
+  Framework& framework() const { return framework_; }
   // Whether an input is to be passed as a tensor, since a call-out takes it.
   bool needs_tensor(std::size_t input) const { return needs_tensor_[input]; }
   const ArenaPlan& arena() const { return arena_; }

@@ -40,7 +40,8 @@ void Executable::compile_nests(const Options& options) {
     const auto same = [](const Type& a, const Type& b) {
       return a.dtype == b.dtype && a.weak == b.weak && a.shape.rank == b.shape.rank;
     };
-    bool fits = nest.parts.size() == 2 && static_cast<std::size_t>(step.n_out) <= step.args.size();
+    bool fits = nest.parts.size() == 2 &&
+                (!repeats || static_cast<std::size_t>(step.n_out) <= step.args.size());
     for (std::size_t p = 0; fits && p < nest.parts.size(); ++p) {
       const Part& part = nest.parts[p];
       const Program& inner = part.executable->plan_.program;

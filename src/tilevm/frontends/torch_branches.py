@@ -65,7 +65,8 @@ def _is_native(graph: Captured) -> bool:
     imported = graph.imported
     results = imported.outputs == list(range(len(imported.outputs)))
     made: Any = graph.graph.output_node().args[0]
-    fakes = [node.meta["val"] for node in (made if isinstance(made, list | tuple) else (made,))]
+    nodes = made if isinstance(made, list | tuple) else (made,)
+    fakes = [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in nodes]
     known = all(isinstance(f, torch.Tensor) and short_name(f.dtype) != "opaque" for f in fakes)
     complexes = imported.complex_inputs or imported.complex_outputs
     return results and known and not (complexes or imported.float_inputs)
