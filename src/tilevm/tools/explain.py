@@ -289,8 +289,8 @@ def _assembled(
         does = f"{described['steps'][part['step']]['name']}, {part['does']}"
         own = tuple(p["parts"][i] for p in profiles if p["parts"][i] is not None)
         skipped = "" if own or not profiles else "it did not run"
-        known = {(row["op"], row["line"]) for row in explain_data.operators(part)}
-        called = tuple(c for c in callouts if (c.name, c.line) in known)
+        known = {step["name"] for step in part["steps"] if step["kind"] == "call"}
+        called = tuple(c for c in callouts if c.name in known)
         explanation = _assembled(
             f"{title}: {does}", part, callouts=called, profiles=own, untimed=skipped
         )
