@@ -14,6 +14,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import nn  # noqa: E402
+
 import tilevm  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -320,7 +322,7 @@ def test_random_numbers_in_a_branch() -> None:
 
 @pytest.mark.parametrize("door", ["compile", "backend"])
 def test_gradients(door: str) -> None:
-    weight = torch.nn.Parameter(torch.randn(5, 5))
+    weight = nn.Parameter(torch.randn(5, 5))
 
     def chosen(x: Any) -> Any:
         return torch.cond(
@@ -347,30 +349,45 @@ def test_inference_mode() -> None:
             torch.testing.assert_close(compiled(x), eager(plain, x))
 
 
+class Chosen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(64, 32), nn.Linear(64, 32)
+
+    def forward(self, x: Any) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: self.one(x).relu(), lambda x: self.other(x), (x,))
+
+
 def test_weights() -> None:
-    """Of a module, used in branches, replaced, and frozen."""
-
-    class Chosen(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = torch.nn.Linear(64, 32), torch.nn.Linear(64, 32)
-
-        def forward(self, x: Any) -> Any:
-            return torch.cond(
-                x.sum() > 0, lambda x: self.one(x).relu(), lambda x: self.other(x), (x,)
-            )
-
+    """Of a module whose layers branches call; they may change."""
     module = Chosen()
-    compiled, frozen = tilevm.compile(module), tilevm.compile(module, freeze=True)
+    compiled = tilevm.compile(module)
+    tilevm.stats.reset()
     with torch.no_grad():
         for n in (1, 7, 96):
             for sign in (1, -1, 1):
                 x = torch.rand(n, 64) * sign
-                for function in (compiled, frozen):
-                    torch.testing.assert_close(function(x), eager(module, x))
-        module.one.weight.mul_(3)
-        x = torch.rand(2, 64)
-        torch.testing.assert_close(compiled(x), eager(module, x))
+                torch.testing.assert_close(compiled(x), eager(module, x))
+            module.one.weight.mul_(3)
+            module.other.bias = nn.Parameter(torch.randn(32))
+    assert not tilevm.stats()["flushes"]
+
+
+def test_frozen_weights_are_packed_and_released() -> None:
+    def call() -> None:
+        module = Chosen()
+        compiled = tilevm.compile(module, freeze=True)
+        with torch.no_grad():
+            for sign in (1, -1, 1):
+                x = torch.rand(96, 64) * sign
+                torch.testing.assert_close(compiled(x), eager(module, x))
+
+    before = tilevm.stats()["packed_bytes"]
+    call()
+    assert tilevm.stats()["packed_bytes"] - before >= 2 * 64 * 32 * 4  # of both branches
+    torch._dynamo.reset()
+    gc.collect()
+    assert tilevm.stats()["packed_bytes"] == before
 
 
 def test_threads_call_at_once() -> None:

@@ -74,7 +74,11 @@ def _is_native(graph: Captured) -> bool:
 
 def _inner(b: Importer, graph: torch.fx.GraphModule, operands: list[Any]) -> Captured:
     """An inner graph, which takes the operands and returns a tuple."""
-    return b.compile_inner(graph.graph, [x.fake if isinstance(x, Tensor) else x for x in operands])
+    inputs = [x.fake if isinstance(x, Tensor) else x for x in operands]
+    known = (b.values.get(node) for node in b.unchanged)
+    held = {value.id for value in known if isinstance(value, Tensor)}
+    unchanged = {i for i, x in enumerate(operands) if isinstance(x, Tensor) and x.id in held}
+    return b.compile_inner(graph.graph, inputs, unchanged)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ class Importer:
         sizes: Sizes,
         *,
         may_unify: bool,
-        compile_inner: Callable[[torch.fx.Graph, list[Any]], Captured],
+        compile_inner: Callable[[torch.fx.Graph, list[Any], set[int]], Captured],
     ) -> None:
         self.graph = graph
         self.compile_inner = compile_inner
@@ -106,6 +106,7 @@ class Importer:
         self.items: set[int] = set()  # values that are floats read from tensors
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
+        self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim

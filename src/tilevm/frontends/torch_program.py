@@ -96,13 +96,18 @@ def build(
     environment: Any = next((s.node.shape_env for s in _symbolic([*inputs, *made])), None)
     unified: dict[Any, Any] = {}
 
-    def compile_inner(graph: torch.fx.Graph, inputs: list[Any]) -> Captured:
-        return build(graph, inputs, knobs, views=False, inner=True)
+    def compile_inner(graph: torch.fx.Graph, inputs: list[Any], unchanged: set[int]) -> Captured:
+        known = None if frozen is None else unchanged
+        return build(graph, inputs, knobs, views=False, inner=True, frozen=known)
 
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
+            importer.unchanged = {
+                *(placeholders[place] for place in frozen or ()),
+                *([] if frozen is None else constants),
+            }
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             torch_convolutions.images(importer)
             (output,) = graph.find_nodes(op="output")
