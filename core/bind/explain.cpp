@@ -104,6 +104,7 @@ std::string step_text(host::Executable& exe, const PythonFramework* python,
         const std::int32_t buffer = exe.arena().buffer_of[static_cast<std::size_t>(step.out)];
         where = "buffer " + std::to_string(buffer) + " of the arena";
       }
+      if (step.held >= 0) where = "memory of its own";
       if (step.place >= 0) where = "in the place of %" + std::to_string(step.place);
       return typed(program, step.out) + " = alloc, " + where;
     }

@@ -3,6 +3,7 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "host/errors.h"
 #include "host/executable.h"
@@ -50,11 +51,27 @@ Object Executable::tensor(Frame& frame, ValueId value) const {
   return held;
 }
 
-// A new tensor for a value, with the sizes and strides of `record`.
-Object Executable::new_tensor(ValueId value, std::int64_t elements, Record& record) const {
+// Memory for a value, with the sizes and strides of `record`: a new tensor, or the frame's.
+void Executable::make(Frame& frame, ValueId value, std::int32_t held, std::int64_t elements,
+                      Record& record) const {
   const DType dtype = plan_.program.type(value).dtype;
-  return made_complex_[index(value)] ? framework_.empty_complex(dtype, elements, record)
-                                     : framework_.empty(dtype, elements, record);
+  if (held < 0) {
+    frame.tensors[index(value)] = made_complex_[index(value)]
+                                      ? framework_.empty_complex(dtype, elements, record)
+                                      : framework_.empty(dtype, elements, record);
+    return;
+  }
+  exec::Block& block = frame.held[index(held)];
+  const auto bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
+  if (block.bytes < bytes) {
+    exec::release(std::exchange(block, {}));
+    block = exec::acquire(bytes);
+    if (block.data == nullptr)
+      throw MemoryError("no memory for " + std::to_string(bytes) + " bytes of a result");
+  } else {
+    exec::poison(block);
+  }
+  record.data = block.data;
 }
 
 // An output as it is handed out: a new reference.

@@ -67,6 +67,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   }
   if (!options.frozen.empty()) packings_.resize(plan_.program.values.size());
   nested_ = options.nested;
+  held_.assign(n_outputs(), false);
   order_steps();
   compile_steps();
   compile_nests(options);

@@ -82,6 +82,7 @@ struct HostStep {
   std::int32_t node = -1;   // kLoop: of the program
   int item_bytes = 0;
   bool owned = false;        // kAlloc, kReshape: the framework owns the buffer
+  std::int32_t held = -1;    // kAlloc: or else the frame, in this block of its
   bool is_view = false;      // kReshape: whatever the sizes are, no copy
   std::int32_t order = -1;   // kAlloc: index of orders, -1: row-major
   ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
@@ -90,9 +91,10 @@ struct HostStep {
   std::int32_t nest = -1;    // kCall: index of nests, what runs instead; -1: the framework calls
   std::vector<Source> args;  // kCall
   std::int32_t n_out = 0;    // kCall
-  std::vector<std::string> names;  // kCall: of results, for errors
-  int stage = -1;                  // kCall: the stage of sizes that its results complete
-  std::vector<ValueId> release;    // values whose tensors nobody needs after this step
+  std::vector<std::string> names;    // kCall: of results, for errors
+  int stage = -1;                    // kCall: the stage of sizes that its results complete
+  std::vector<ValueId> release;      // values whose tensors nobody needs after this step
+  std::vector<std::int32_t> let_go;  // nests whose results nobody needs after it
 };
 
 // Memory of an input that the caller has looked at, and found to be of the program's type and rank.
@@ -145,7 +147,7 @@ class Executable {
 
   // Runs once. Fills the outputs, or throws and fills none.
   // Any number of threads may be in here at the same time, and call-outs may call it again.
-  void run(Call& call);
+  void run(Call& call) { run(call, nullptr); }
   void run(std::span<const Object> inputs, std::span<Object> outputs) {
     Call call{inputs, outputs};
     run(call);
@@ -159,7 +161,10 @@ class Executable {
   const std::vector<Nest>& nests() const { return nests_; }
   Framework& framework() const { return framework_; }
   // Whether an input is to be passed as a tensor, since a call-out takes it.
-  bool needs_tensor(std::size_t input) const { return needs_tensor_[input]; }
+  bool needs_tensor(std::size_t input) const {
+    const std::size_t value = index(plan_.program.inputs[input]);
+    return taken_[value] || frozen_[value];
+  }
   const ArenaPlan& arena() const { return arena_; }
   // Whether calls note what each of their steps takes; off at first, and then it costs a branch.
   void set_profiled(bool on) noexcept;
@@ -173,11 +178,14 @@ class Executable {
   struct Frame;
   struct Tape;
   class Running;
+  class Kept;
 
   void compile_inputs(const Options& options);
   void order_steps();
   void compile_steps();
   void compile_nests(const Options& options);
+  void compile_held(const std::vector<int>& last, const std::vector<bool>& escapes);
+  void hold(const Executable& holder, const std::vector<bool>& outputs);
   void compile_memory();
   void compile_targets(const Options& options);
   void compile_complex(const Options& options);
@@ -241,8 +249,9 @@ class Executable {
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
 
+  void run(Call& call, Kept* kept);
   template <bool profiled>
-  void run(Call& call, Profile* profile);
+  void run(Call& call, Kept* kept, Profile* profile);
   template <bool profiled>
   void run_steps(Frame& frame, Profile* profile);
   void read_inputs(Frame& frame, const Call& call) const;
@@ -278,7 +287,8 @@ class Executable {
   void run_nest(Frame& frame, const HostStep& step) const;
   Passed passed(Frame& frame, const Source& source, bool as_tensor) const;
   void run_part(Frame& frame, const HostStep& step, const Part& part, const Record* carried,
-                const Object* tensors, std::span<Object> results, Record* records) const;
+                const Object* tensors, std::span<Object> results, Record* records,
+                Kept& kept) const;
   void branch(Frame& frame, const HostStep& step, const Nest& nest) const;
   void repeat(Frame& frame, const HostStep& step, const Nest& nest) const;
   void read_item(Frame& frame, const HostStep& step) const;
@@ -292,7 +302,8 @@ class Executable {
   bool replay(Frame& frame, const Tape& tape);
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
-  Object new_tensor(ValueId value, std::int64_t elements, Record& record) const;
+  void make(Frame& frame, ValueId value, std::int32_t held, std::int64_t elements,
+            Record& record) const;
   Object result(Frame& frame, std::size_t output) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
                 bool complex = false, Record* made = nullptr) const;
@@ -309,8 +320,11 @@ class Executable {
   std::vector<schedule::Kernel> kernels_;
   std::vector<HostStep> steps_;
   std::vector<Nest> nests_;
-  std::vector<bool> needs_tensor_;  // by input
   bool nested_ = false;
+  const Executable* holder_ = nullptr;  // whose part it is
+  std::vector<bool> held_;              // by output: left in memory of the frame
+  std::int32_t n_held_ = 0;
+  std::vector<bool> taken_;  // by root: a call-out takes it
   SizeProgram sizes_;
   std::vector<Lifetime> lifetimes_;  // only while compiling; then arena_ has them
   ArenaPlan arena_;

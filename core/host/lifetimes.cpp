@@ -59,9 +59,7 @@ void Executable::compile_memory() {
       if (!written) read(value);
     });
   }
-  needs_tensor_.clear();
-  for (const ValueId input : program.inputs)
-    needs_tensor_.push_back(escapes[index(input)] || frozen_[index(input)]);
+  taken_ = escapes;
   // What is written to an input escapes if it lies in other memory first.
   for (std::size_t o = 0; o < outputs_.size(); ++o) {
     const bool may_take_place =
@@ -74,6 +72,7 @@ void Executable::compile_memory() {
     if (targets_[o] >= 0) escape(outputs_[o], kForever);
   }
 
+  compile_held(last, escapes);
   for (HostStep& step : steps_) {
     if (step.kind != Kind::kAlloc && step.kind != Kind::kReshape) continue;
     step.owned = escapes[index(step.out)];

@@ -22,7 +22,9 @@ constexpr int kTurns = 32;
 struct Owned {
   Framework& framework;
   Object object;
-  ~Owned() { framework.drop(object); }
+  ~Owned() {
+    if (object != nullptr) framework.drop(object);
+  }
 };
 
 }  // namespace
@@ -66,6 +68,43 @@ void Executable::compile_nests(const Options& options) {
   }
 }
 
+// Results that nobody takes as tensors stay where parts make them. `last`: by root, the last step
+// that needs it; `escapes`: whether somebody takes it.
+void Executable::compile_held(const std::vector<int>& last, const std::vector<bool>& escapes) {
+  for (const HostStep& step : steps_) {
+    if (step.nest < 0) continue;
+    const Nest& nest = nests_[index(step.nest)];
+    const bool repeats = nest.kind == Nest::Kind::kRepeat;
+    std::vector<bool> stays;
+    int until = static_cast<int>(&step - steps_.data());
+    for (int r = 0; r < step.n_out; ++r) {
+      const std::size_t value = index(step.out + r);
+      stays.push_back(!escapes[value] &&
+                      !(repeats && is_argument(step, static_cast<std::size_t>(r))));
+      if (stays.back()) until = std::max(until, last[value]);
+    }
+    steps_[static_cast<std::size_t>(until)].let_go.push_back(step.nest);
+    nest.parts[0].executable->hold(*this, repeats ? std::vector<bool>{true} : stays);
+    nest.parts[1].executable->hold(*this, stays);
+  }
+}
+
+// Leaves these outputs in memory of the frame, if each is a buffer of its own.
+void Executable::hold(const Executable& holder, const std::vector<bool>& outputs) {
+  if (holder_ != nullptr && holder_ != &holder)
+    throw ShapeError("nests: a part is of another executable");
+  holder_ = &holder;
+  for (std::size_t o = 0; o < outputs.size(); ++o) {
+    const ValueId value = outputs_[o].value;
+    if (!outputs[o] || held_[o] || separate_[o] || taken_[index(value)]) continue;
+    for (HostStep& step : steps_) {
+      if (step.kind != Kind::kAlloc || step.out != value) continue;
+      step.held = n_held_++;
+      held_[o] = true;
+    }
+  }
+}
+
 // Whether a step takes this argument as a tensor of the framework's.
 bool Executable::is_argument(const HostStep& step, std::size_t arg) const {
   if (step.nest < 0) return step.target != kItemTarget;
@@ -103,7 +142,7 @@ Passed Executable::passed(Frame& frame, const Source& source, bool as_tensor) co
 // the step, too.
 void Executable::run_part(Frame& frame, const HostStep& step, const Part& part,
                           const Record* carried, const Object* tensors, std::span<Object> results,
-                          Record* records) const {
+                          Record* records, Kept& kept) const {
   const int first = nests_[static_cast<std::size_t>(step.nest)].first_operand();
   if (frame.passed.size() < part.inputs.size()) frame.passed.resize(part.inputs.size());
   for (std::size_t i = 0; i < part.inputs.size(); ++i) {
@@ -119,7 +158,7 @@ void Executable::run_part(Frame& frame, const HostStep& step, const Part& part,
   Call call{{}, results};
   call.passed = frame.passed.data();
   call.results = records;
-  part.executable->run(call);
+  part.executable->run(call, &kept);
 }
 
 void Executable::branch(Frame& frame, const HostStep& step, const Nest& nest) const {
@@ -129,7 +168,7 @@ void Executable::branch(Frame& frame, const HostStep& step, const Nest& nest) co
   const auto n = static_cast<std::size_t>(step.n_out);
   const std::span<Object> results(frame.args.data() + most_args_, n);
   run_part(frame, step, nest.parts[first ? 0 : 1], nullptr, nullptr, results,
-           &frame.records[index(step.out)]);
+           &frame.records[index(step.out)], frame.kept[index(step.nest)]);
   std::ranges::copy(results, frame.tensors.begin() + step.out);
 }
 
@@ -142,18 +181,24 @@ void Executable::repeat(Frame& frame, const HostStep& step, const Nest& nest) co
   Record *now = frame.carried.data(), *next = now + n;
   std::span<Object> held(frame.args.data(), n), made(frame.args.data() + most_args_, n);
   bool any = false;
+  Kept kept;  // where what is carried lies that is no tensor
   const auto drop_held = [&] {
-    for (std::size_t r = 0; any && r < n; ++r) framework_.drop(held[r]);
+    for (std::size_t r = 0; any && r < n; ++r) {
+      if (held[r] != nullptr) framework_.drop(held[r]);
+    }
   };
   try {
     for (int turn = 1;; ++turn) {
       Object truth = nullptr;
       Record where;  // of what decides
-      run_part(frame, step, test, any ? now : nullptr, held.data(), {&truth, 1}, &where);
+      Kept kept_truth, kept_next;
+      run_part(frame, step, test, any ? now : nullptr, held.data(), {&truth, 1}, &where,
+               kept_truth);
       const Owned owned{framework_, truth};
       if (!is_true(where, decides.dtype, "the test of a loop")) break;
-      run_part(frame, step, body, any ? now : nullptr, held.data(), made, next);
+      run_part(frame, step, body, any ? now : nullptr, held.data(), made, next, kept_next);
       drop_held();
+      kept = std::move(kept_next);
       std::swap(held, made);
       std::swap(now, next);
       any = true;
@@ -171,6 +216,7 @@ void Executable::repeat(Frame& frame, const HostStep& step, const Nest& nest) co
     throw;
   }
   if (!any) return;
+  frame.kept[index(step.nest)] = std::move(kept);
   std::ranges::copy(held, frame.tensors.begin() + step.out);
   std::copy_n(now, n, frame.records.begin() + step.out);
 }
@@ -179,7 +225,8 @@ void Executable::run_nest(Frame& frame, const HostStep& step) const {
   const Nest& nest = nests_[static_cast<std::size_t>(step.nest)];
   const trace::Span span(nest.kind == Nest::Kind::kBranch ? "branch" : "repeat");
   nest.kind == Nest::Kind::kBranch ? branch(frame, step, nest) : repeat(frame, step, nest);
-  for (int r = 0; r < step.n_out; ++r) frame.records[index(step.out + r)].root = step.out + r;
+  for (ValueId value = step.out; value < step.out + step.n_out; ++value)
+    frame.records[index(value)].root = frame.tensors[index(value)] != nullptr ? value : -1;
   if (step.stage >= 0) run_stage(frame, step.stage);
 }
 

@@ -261,6 +261,20 @@ def test_ints_of_a_call() -> None:
     assert not tilevm.stats()["flushes"]
 
 
+def test_conditions_over_sizes() -> None:
+    def chosen(x: Any) -> Any:
+        return torch.cond(2 * x.shape[0] > x.shape[1], lambda x: x + 1, lambda x: x * 2, (x,))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(chosen, backend="tilevm", dynamic=True)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for size in (*SIZES[:2], (3, 7), (8, 30), (31, 37)):
+            x = torch.rand(*size)
+            torch.testing.assert_close(compiled(x), eager(chosen, x))
+    assert not tilevm.stats()["flushes"]
+
+
 def test_sizes_that_the_data_know() -> None:
     """Branches that bring a size, and that take one."""
 

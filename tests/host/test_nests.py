@@ -153,3 +153,38 @@ def test_parts_that_do_not_fit() -> None:
         choice(good, never)
     with pytest.raises(ValueError, match="branch or repeat"):
         compiled(lambda p, x: x, TENSOR, nests={0: ("choose", [])})
+
+
+def test_memory_of_results_is_not_used_again_too_soon() -> None:
+    """Results that no caller gets lie in frames of parts, which later steps and turns read."""
+
+    def once(p: Any, x: int) -> Any:
+        made = p.call(0, [positive(p, x), x], [("float32", False, ("N", 3))])
+        again = p.call(1, [positive(p, made), made], [("float32", False, ("N", 3))])
+        looped = p.call(2, [again], [("float32", False, ("N", 3))])
+        return p.add("add", [p.add("mul", [made, again]), looped])
+
+    def scale(factor: float) -> Any:
+        return part(
+            lambda p, x: p.add("mul", [x, p.add("scalar", [], {"value": factor})]), TENSOR
+        ), [0]
+
+    def negative(p: Any, x: int) -> int:
+        return int(p.add("logical_not", [positive(p, x)]))
+
+    nests = {
+        0: ("branch", [scale(2), scale(3)]),
+        1: ("branch", [scale(-1), scale(5)]),
+        2: ("repeat", [(part(negative, TENSOR), [0]), scale(-7)]),
+    }
+    run = compiled(once, TENSOR, nests=nests)
+    _core.set_poison(True)
+    try:
+        for n in (1, 7, 65, 40_000, 2, 40_000):
+            for sign in (1, -1, 1):
+                x = np.full((n, 3), sign, np.float32)
+                made = x * (2 if sign > 0 else 3)
+                again = made * (-1 if sign > 0 else 5)
+                np.testing.assert_array_equal(run(x)[0], made * again + again * -7)
+    finally:
+        _core.set_poison(False)

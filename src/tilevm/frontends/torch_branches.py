@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 from tilevm.frontends import torch_callouts
 from tilevm.frontends.torch_imported import short_name
@@ -92,16 +93,27 @@ class _Nest:
     graphs: tuple[Captured, Captured]
 
 
+_RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+
+
+def _compared(b: Importer, condition: Any) -> int:
+    """A condition over sizes, as a tensor. Raises: Refused."""
+    relation = condition.node.expr if isinstance(condition, torch.SymBool) else None
+    if not isinstance(relation, Relational):
+        raise Refused(f"a branch depends on {condition}")
+    sides = [b.add("size_value", size=b.size(side)) for side in relation.args]
+    return b.cast(b.add(_RELATIONS[relation.rel_op], *sides), torch.bool)
+
+
 def _cond(b: Importer, decide: Any, then: Any, otherwise: Any, operands: Any) -> _Nest:
-    if not isinstance(decide, Tensor):
-        raise Refused("a branch depends on sizes alone")
+    decides = decide.id if isinstance(decide, Tensor) else _compared(b, decide)
     graphs = (_inner(b, then, list(operands)), _inner(b, otherwise, list(operands)))
     run_then, run_otherwise = (graph.run for graph in graphs)
 
     def cond(decided: torch.Tensor, *values: Any) -> Any:
         return run_then(*values) if decided.item() else run_otherwise(*values)
 
-    return _Nest("branch", cond, [decide.id], list(operands), graphs)
+    return _Nest("branch", cond, [decides], list(operands), graphs)
 
 
 def _while_loop(b: Importer, test: Any, body: Any, carried: Any, others: Any) -> _Nest:
