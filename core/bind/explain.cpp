@@ -78,6 +78,8 @@ std::string chain_text(host::Executable& exe, int which) {
   for (const SizeId size : chain.rows)
     text += (text.back() == '[' ? "" : ", ") + program.sizes.print(size);
   text += "]";
+  if (chain.grouped >= 0)
+    text += ", in groups that end at " + typed(program, fuse::ends_of_groups(program, chain));
   for (const fuse::Chain::Stage& stage : chain.stages) {
     text += "\n      ";
     if (stage.kernel < 0) {
@@ -247,10 +249,8 @@ nb::list kernel_rows(const host::Executable& exe, bool with_assembly) {
     nb::list nodes;
     for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
       std::string text = node_text(graph, i);
-      const std::int32_t line = graph.nodes[i].line;
-      if (line >= 0 && static_cast<std::size_t>(line) < program.lines.size()) {
-        text += "  ; " + program.lines[static_cast<std::size_t>(line)];
-      }
+      const std::string line = program.line_of(graph.nodes[i].line);
+      if (!line.empty()) text += "  ; " + line;
       nodes.append(std::string(node_kind(graph.nodes[i].kind)) + " " + text);
     }
     nb::list variants;
@@ -306,10 +306,9 @@ void add_callouts(const host::Executable& exe, nb::list& result) {
       continue;
     }
     const std::int32_t made = program.values[static_cast<std::size_t>(step.out)].node;
-    const auto line = static_cast<std::size_t>(program.nodes[static_cast<std::size_t>(made)].line);
+    const Node& node = program.nodes[static_cast<std::size_t>(made)];
     result.append(
-        nb::make_tuple(framework(exe).target_name(step.target),
-                       line < program.lines.size() ? program.lines[line] : std::string()));
+        nb::make_tuple(framework(exe).target_name(step.target), program.line_of(node.line)));
   }
 }
 

@@ -61,11 +61,6 @@ Places places(const host::Executable& exe) {
   return result;
 }
 
-std::string line_of(const Program& program, const Node& node) {
-  const auto line = at(node.line);
-  return node.line >= 0 && line < program.lines.size() ? program.lines[line] : std::string();
-}
-
 nb::list numbers(std::span<const ValueId> values) {
   nb::list result;
   for (const ValueId v : values) result.append(v);
@@ -101,7 +96,7 @@ nb::list plan_operators(const host::Executable& exe) {
     row["inputs"] = numbers(std::span(node.inputs.begin(), node.inputs.end()));
     row["values"] = values;
     row["types"] = types;
-    row["line"] = line_of(program, node);
+    row["line"] = program.line_of(node.line);
     row["kernel"] = where.kernel[i];
     row["step"] = where.step[i];
     result.append(row);

@@ -304,6 +304,9 @@ Meta Trace::infer(Op op, std::span<const Value> in, std::span<const Param> param
       broadcast(op, rows, columns);
       return rows;
     }
+    case Op::grouped_matmul:
+      out.sizes[1] = operands[1]->size(2);
+      return out;
     case Op::full:
       set_shape(op, out, params[0].many);
       out.dtype = static_cast<DType>(params[2].one);

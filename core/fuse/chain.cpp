@@ -53,6 +53,8 @@ class Joining {
       const Chain::Stage& product = plan_.chains[at(step.chain)].stages[0];
       readers_[at(product.a)].push_back(i);
       readers_[at(product.b)].push_back(i);
+      const ValueId ends = ends_of_groups(program_, plan_.chains[at(step.chain)]);
+      if (ends >= 0) readers_[at(ends)].push_back(i);
       tail_of_[at(product.out)] = step.chain;
     } else if (step.kind == Kind::kCall || step.kind == Kind::kLoop) {
       for (const ValueId v : program_.nodes[at(step.node)].inputs) readers_[at(v)].push_back(i);
@@ -157,6 +159,10 @@ class Joining {
            std::equal(chain.rows.begin(), chain.rows.end(), s.dims.begin());
   }
 
+  bool same_groups(const Chain& x, const Chain& y) const {
+    return ends_of_groups(program_, x) == ends_of_groups(program_, y);
+  }
+
   // A kernel behind the products that only it reads.
   void join_kernel(int i, int kernel) {
     std::vector<ValueId> found;
@@ -171,6 +177,8 @@ class Joining {
       const Bar bar = [&] {
         if (!only_for(v, i)) return Bar::kReadElsewhere;
         if (!found.empty() && !same_rows(chain, found[0])) return Bar::kOtherRows;
+        if (!found.empty() && !same_groups(chain, plan_.chains[at(tail_of_[at(found[0])])]))
+          return Bar::kOtherRows;
         if (!fits) return Bar::kNotByRows;
         if (!can_move(chain, i, v, &*fits)) return Bar::kTooEarly;
         const bool same = !stage || (fits->row_axis == stage->row_axis &&
@@ -214,6 +222,7 @@ class Joining {
     if (into < 0 || into == own || product.a == product.b || !only_for(product.a, i)) return;
     if (product.conv >= 0) return;  // its windows reach into other rows
     Chain& chain = plan_.chains[at(into)];
+    if (chain.grouped >= 0 || plan_.chains[at(own)].grouped >= 0) return;
     const Chain::Stage& last = chain.stages.back();
     if (last.kernel < 0 || !can_move(chain, i, product.a, nullptr)) return;
     const bool one_factor = shape(product.b).rank == 2;
@@ -314,7 +323,7 @@ class Joining {
 }  // namespace
 
 bool is_product(const Program& program, const Node& node) {
-  return is_convolution(node.op) ||
+  return is_convolution(node.op) || node.op == Op::grouped_matmul ||
          (node.op == Op::matmul && program.type(node.out).dtype == DType::kFloat32);
 }
 

@@ -147,6 +147,8 @@ class Scheduler {
     stage.out = node.out;
     if (is_convolution(node.op))
       stage.conv = static_cast<std::int32_t>(&node - g_.program.nodes.data());
+    if (node.op == Op::grouped_matmul)
+      chain.grouped = static_cast<std::int32_t>(&node - g_.program.nodes.data());
     const Shape& shape = g_.program.type(node.out).shape;
     chain.rows.assign(shape.dims.begin(), shape.dims.begin() + shape.rank - 1);
     Step s = step(Step::Kind::kChain);

@@ -66,6 +66,7 @@ struct Chain {
     std::int8_t column_axis = -1;
   };
   std::vector<Stage> stages;
+  std::int32_t grouped = -1;  // node of the program that says which rows have which right factor
   std::vector<SizeId> rows;     // the axes that all stages have: batches, then rows of a product
   std::vector<ValueId> panels;  // values that exist for some rows at a time only
   bool columns_too = false;     // the stages may also run for some columns at a time
@@ -104,6 +105,13 @@ struct Plan {
 };
 
 Plan fuse(Program lowered);
+
+// Of a chain whose products are of groups of rows: the value that has where each group ends; else
+// -1.
+inline ValueId ends_of_groups(const Program& program, const Chain& chain) {
+  if (chain.grouped < 0) return -1;
+  return program.nodes[static_cast<std::size_t>(chain.grouped)].inputs[2];
+}
 
 // How kernels and products find elements of `dtype` in memory.
 bytecode::Storage storage_of(DType dtype);

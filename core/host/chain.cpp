@@ -4,6 +4,7 @@
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
+#include "schedule/chain_axes.h"
 #include "trace/trace.h"
 
 namespace tilevm::host {
@@ -28,6 +29,32 @@ void set_batches(const Record& record, std::int64_t item, int n_rows, schedule::
     const int row = n_rows - 1 - (record.rank - 2) + d;
     if (record.size(d) != 1) to[static_cast<std::size_t>(row)] = record.stride(d) * item;
   }
+}
+
+// Where each of a chain's groups of rows ends, then where all `rows` do. Raises: IndexError.
+std::vector<std::int64_t> read_ends(const Program& program, const Node& node, const Record& record,
+                                    std::int64_t rows) {
+  const bool wide = program.type(node.inputs[2]).dtype == DType::kInt64;
+  const std::int64_t step = record.stride(0) * (wide ? 8 : 4);
+  std::vector<std::int64_t> ends;
+  ends.reserve(static_cast<std::size_t>(record.size(0)) + 1);
+  for (std::int64_t g = 0; g < record.size(0); ++g) {
+    const std::byte* const at = record.data + g * step;
+    const std::int64_t end = wide ? *reinterpret_cast<const std::int64_t*>(at)
+                                  : *reinterpret_cast<const std::int32_t*>(at);
+    const std::int64_t first = ends.empty() ? 0 : ends.back();
+    if (end < first || end > rows) {
+      const std::string line = program.line_of(node.line);
+      throw IndexError((line.empty() ? line : line + ": ") + "grouped_matmul: group " +
+                       std::to_string(g) + " ends at row " + std::to_string(end) +
+                       ", but begins at row " + std::to_string(first) + " of " +
+                       std::to_string(rows) +
+                       ". Ends of groups ascend, and none is behind the last row.");
+    }
+    ends.push_back(end);
+  }
+  ends.push_back(rows);
+  return ends;
 }
 
 }  // namespace
@@ -176,7 +203,7 @@ void Executable::fill_product(Frame& frame, const fuse::Chain& chain, std::size_
   stage.k = b.size(b.rank - 2);
   stage.b = {b.data, b.stride(b.rank - 2), b.stride(b.rank - 1), b_storage};
   stage.b_rows = {};
-  if (from.conv < 0) set_batches(b, b_item, n_rows, stage.b_rows);
+  if (from.conv < 0 && chain.grouped < 0) set_batches(b, b_item, n_rows, stage.b_rows);
   stage.fixed = b.root >= 0 && frozen_[index(b.root)];
 
   const Storage a_storage = fuse::storage_of(program.type(from.a).dtype);
@@ -296,6 +323,63 @@ void Executable::pack_ahead(Frame& frame, const fuse::Chain& chain, schedule::Ch
   }
 }
 
+// What has been filled in; `kernel`: one of its stages, for errors.
+void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
+                              schedule::ChainLaunch& launch, int kernel) {
+  const bool unlocks = schedule::flops(launch) > kUnlockFlops;
+  const int threads = framework_.threads();
+  const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
+  prepare(launch, tiles);
+  if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
+  schedule::Tape* const tape = begin_launch(frame, !unlocks && chain.grouped < 0);
+  if (unlocks) framework_.unlock();
+  const exec::Status status = schedule::run_chain(launch, tiles, threads, tape);
+  if (unlocks) framework_.lock();
+  frame.packed.clear();
+  if (status == exec::Status::kNoMemory) throw MemoryError("no memory for a matrix product");
+  if (status != exec::Status::kOk) fail(status, kernel);
+}
+
+// Each group of rows by itself, as if it were a product of few or many rows: only the data know
+// how many. Rows behind the last group are products of nothing.
+void Executable::launch_groups(Frame& frame, const fuse::Chain& chain,
+                               schedule::ChainLaunch& launch, int kernel) {
+  if (frame.tape != nullptr) frame.tape->launches->refused = true;
+  const Node& node = plan_.program.nodes[static_cast<std::size_t>(chain.grouped)];
+  const Record& groups = frame.records[index(node.inputs[2])];
+  const std::vector<std::int64_t> ends =
+      read_ends(plan_.program, node, groups, launch.rows[0]);
+  schedule::ChainLaunch part;
+  std::int64_t first = 0, most = 0;
+  for (std::size_t g = 0; g < ends.size(); ++g) {
+    const std::int64_t rows = ends[g] - first;
+    if (rows == 0) continue;
+    part = launch;
+    narrow_rows(part, first, rows);
+    first = ends[g];
+    for (std::size_t s = 0; s < chain.stages.size(); ++s) {
+      schedule::Stage& stage = part.stages[s];
+      if (stage.kernel != nullptr) continue;
+      if (g + 1 < ends.size()) {
+        const std::int64_t bytes = bytecode::storage_bytes(stage.b.storage);
+        const Record& b = frame.records[index(chain.stages[s].b)];
+        stage.b.data += static_cast<std::int64_t>(g) * b.stride(0) * bytes;
+      } else {
+        stage.k = 0;
+        stage.fixed = false;
+      }
+    }
+    launch_chain(frame, chain, part, kernel);
+    if (rows <= most) continue;
+    most = rows;
+    for (std::size_t s = 0; s < chain.stages.size(); ++s) {  // for explain: of the largest
+      launch.stages[s].sizes = part.stages[s].sizes;
+      launch.stages[s].way = part.stages[s].way;
+      launch.stages[s].packed = part.stages[s].packed;
+    }
+  }
+}
+
 void Executable::run_chain(Frame& frame, int which) {
   const trace::Span span("launch", "products");
   const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(which)];
@@ -315,18 +399,11 @@ void Executable::run_chain(Frame& frame, int which) {
     }
   }
   check_points(std::span(launch.rows).first(chain.rows.size()), kernel);
-  const bool unlocks = schedule::flops(launch) > kUnlockFlops;
-  const int threads = framework_.threads();
-  const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
-  prepare(launch, tiles);
-  if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
-  schedule::Tape* const tape = begin_launch(frame, !unlocks);
-  if (unlocks) framework_.unlock();
-  const exec::Status status = schedule::run_chain(launch, tiles, threads, tape);
-  if (unlocks) framework_.lock();
-  frame.packed.clear();
-  if (status == exec::Status::kNoMemory) throw MemoryError("no memory for a matrix product");
-  if (status != exec::Status::kOk) fail(status, kernel);
+  if (chain.grouped >= 0) {
+    launch_groups(frame, chain, launch, kernel);
+  } else {
+    launch_chain(frame, chain, launch, kernel);
+  }
 }
 
 }  // namespace tilevm::host

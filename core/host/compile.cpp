@@ -36,8 +36,8 @@ namespace {
 // The source line of the first operator that has one.
 std::string first_line(const Program& program, const fuse::KernelGraph& graph) {
   for (const fuse::KernelNode& node : graph.nodes) {
-    const auto line = static_cast<std::size_t>(node.line);
-    if (node.line >= 0 && line < program.lines.size()) return program.lines[line];
+    const std::string line = program.line_of(node.line);
+    if (!line.empty()) return line;
   }
   return {};
 }

@@ -226,7 +226,10 @@ class Executable {
       visit(node.out, true);
     }
     if (step.kind != fuse::Step::Kind::kChain) return;
-    for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
+    const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(step.chain)];
+    const ValueId ends = fuse::ends_of_groups(plan_.program, chain);
+    if (ends >= 0) visit(ends, false);
+    for (const auto& stage : chain.stages) {
       if (stage.kernel >= 0) {
         kernel(stage.kernel);
         continue;
@@ -281,6 +284,10 @@ class Executable {
   std::shared_ptr<const float> packed(Frame& frame, ValueId value, const exec::gemm::Factor& factor,
                                       const exec::gemm::Tiles& tiles, int threads);
   void run_chain(Frame& frame, int chain);
+  void launch_chain(Frame& frame, const fuse::Chain& chain, schedule::ChainLaunch& launch,
+                    int kernel);
+  void launch_groups(Frame& frame, const fuse::Chain& chain, schedule::ChainLaunch& launch,
+                     int kernel);
   void run_loop(Frame& frame, int node);
   void call_out(Frame& frame, const HostStep& step) const;
   bool is_argument(const HostStep& step, std::size_t arg) const;

@@ -78,10 +78,8 @@ void Executable::run_loop(Frame& frame, int n) {
 
 void Executable::fail_loop(exec::Status status, int n) const {
   const Node& node = plan_.program.nodes[static_cast<std::size_t>(n)];
-  const auto line = static_cast<std::size_t>(node.line);
-  const std::string where = node.line >= 0 && line < plan_.program.lines.size()
-                                ? plan_.program.lines[line] + ": "
-                                : std::string();
+  std::string where = plan_.program.line_of(node.line);
+  if (!where.empty()) where += ": ";
   if (status == exec::Status::kIndexOutOfRange)
     throw IndexError(where + "index out of range in self");
   throw MemoryError(where + std::string(info(node.op).name) + ": no working memory");

@@ -109,7 +109,10 @@ bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) cons
     }
   });
   if (step.kind != Kind::kChain) return may;
-  for (const auto& stage : plan_.chains[static_cast<std::size_t>(step.chain)].stages) {
+  const fuse::Chain& chain = plan_.chains[static_cast<std::size_t>(step.chain)];
+  const ValueId ends = fuse::ends_of_groups(plan_.program, chain);
+  if (ends >= 0) may = may && !overlaps(ends);
+  for (const auto& stage : chain.stages) {
     if (stage.kernel < 0) may = may && !overlaps(stage.a) && !overlaps(stage.b);
   }
   return may;

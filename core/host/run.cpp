@@ -542,10 +542,8 @@ void Executable::fail(exec::Status status, int kernel) const {
   for (const fuse::KernelNode& node : graph.nodes) {
     if (status != exec::Status::kIndexOutOfRange || node.kind != fuse::KernelNode::Kind::kGather)
       continue;
-    if (node.line < 0 || static_cast<std::size_t>(node.line) >= plan_.program.lines.size())
-      continue;
-    const std::string& line = plan_.program.lines[static_cast<std::size_t>(node.line)];
-    if (where.find(line) == std::string::npos) where += (where.empty() ? "" : " or ") + line;
+    const std::string line = plan_.program.line_of(node.line);
+    if (!line.empty() && where.find(line) == std::string::npos) where += (where.empty() ? "" : " or ") + line;
   }
   switch (status) {
     case exec::Status::kIndexOutOfRange:

@@ -238,8 +238,10 @@ class Rules {
   Type argtopk();
   Type search();
   Type matmul();
+  Type grouped_matmul();
   Type conv();
   Type conv_windows();
+  void need_factors(const std::string& what);
   void need_images();
   SizeId positions(int axis, SizeId taps, int parameters);
   void set_default(int parameter, int count, std::int64_t value, std::int64_t least);
@@ -541,6 +543,24 @@ Type Rules::matmul() {
   return result;
 }
 
+Type Rules::grouped_matmul() {
+  const Type &x = in_[0], &y = in_[1], &ends = in_[2];
+  need_factors("products of groups");
+  need_index(ends);
+  if (x.shape.rank != 2 || y.shape.rank != 3 || ends.shape.rank != 1) {
+    bad_shape("the operands have rank " + std::to_string(x.shape.rank) + ", " +
+                  std::to_string(y.shape.rank) + " and " + std::to_string(ends.shape.rank),
+              "They are [M, K], [G, K, N] and [G].");
+  }
+  same_size(x.shape[1], y.shape[1], "inner dimensions differ",
+            "The last size of x must be the last but one of y.");
+  same_size(y.shape[0], ends.shape[0], "numbers of groups differ",
+            "Give the end of each matrix's rows.");
+  Type result{x.dtype, false, x.shape};
+  result.shape[1] = y.shape[2];
+  return result;
+}
+
 // Parameter of a convolution: one integer an axis of the image, all `value` if there are none.
 void Rules::set_default(int parameter, int count, std::int64_t value, std::int64_t least) {
   Ints& ints = attrs_[static_cast<std::size_t>(parameter)].ints;
@@ -558,15 +578,21 @@ void Rules::set_default(int parameter, int count, std::int64_t value, std::int64
   }
 }
 
-// Two operands of a convolution.
-void Rules::need_images() {
+// Two factors of one dtype, which is computed in float32.
+void Rules::need_factors(const std::string& what) {
   const Type &x = in_[0], &y = in_[1];
   if (x.dtype != y.dtype || x.weak || y.weak) {
     bad_dtype("dtypes differ", "Cast one operand to the dtype of the other.");
   }
   if (!is_float(x.dtype) || x.dtype == DType::kFloat64) {
-    bad_dtype("convolutions are of float32, bfloat16 and float16", "Cast both operands.");
+    bad_dtype(what + " are of float32, bfloat16 and float16", "Cast both operands.");
   }
+}
+
+// Two operands of a convolution.
+void Rules::need_images() {
+  need_factors("convolutions");
+  const Type &x = in_[0], &y = in_[1];
   const int rank = x.shape.rank, axes = rank - 2;
   if (axes < 1 || axes > kMaxImageAxes || y.shape.rank != rank) {
     bad_shape(
@@ -777,6 +803,8 @@ Type Rules::apply() {
       return search();
     case Rule::kMatmul:
       return matmul();
+    case Rule::kGroupedMatmul:
+      return grouped_matmul();
     case Rule::kConv:
       return conv();
     case Rule::kConvWindows:

@@ -761,6 +761,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   Operands operands;
   operands.reserve(in.size());
   const bool scatters = row.rule == Rule::kScatter || row.rule == Rule::kScatterNumber;
+  const bool groups = row.rule == Rule::kGroupedMatmul;
   // Sums and products on the way may need more than a narrow type has.
   const bool narrow = type.dtype == DType::kFloat16 || type.dtype == DType::kBFloat16;
   const bool widens = narrow && (op == Op::scatter_add || op == Op::scatter_mul);
@@ -768,8 +769,8 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   for (ValueId i : in) {
     const High& h = at(i);
     DType as = d ? *d : settled(h.type);
-    // Loops read indices of these two types.
-    if (scatters && operands.size() == 1) {
+    // Loops and products read indices of these two types.
+    if ((scatters && operands.size() == 1) || (groups && operands.size() == 2)) {
       as = settled(h.type) == DType::kInt32 ? DType::kInt32 : DType::kInt64;
     }
     operands.push_back(materialise(h, as));
@@ -785,9 +786,11 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   if (op == Op::matmul && multiplied_in_kernels(type.dtype))
     return value(product(operands[0], operands[1], type), type);
   std::vector<Attr> parameters(attrs);
-  if (op == Op::conv) {
+  if (op == Op::conv || groups) {
+    operands[0] = factor(operands[0]);
+    operands[1] = factor(operands[1]);
     const Type whole{DType::kFloat32, false, type.shape};
-    const ValueId sum = emit(op, {factor(operands[0]), factor(operands[1])}, parameters, whole);
+    const ValueId sum = emit(op, std::move(operands), std::move(parameters), whole);
     return value(cast(sum, type.dtype), type);
   }
   if (op == Op::conv_windows) return value(conv_windows(operands, parameters, type), type);
@@ -837,6 +840,7 @@ Program Lowering::run() {
 }  // namespace
 
 Program lower(Program program) {
+  unify_sizes(program);
   return with_concats_last(with_channels_last(Lowering(std::move(program)).run()));
 }
 

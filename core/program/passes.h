@@ -10,6 +10,10 @@ namespace tilevm {
 // By node: whether an output or a call needs it.
 std::vector<bool> live(const Program& program);
 
+// Sizes of inputs that the program checks to be equal, or to be a number, become one in all that
+// it computes: then nobody need ask. Inputs keep theirs, and the checks stay.
+void unify_sizes(Program& program);
+
 // Drops nodes that are not.
 void sweep(Program& program);
 

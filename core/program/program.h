@@ -135,6 +135,11 @@ class Program {
   std::vector<ValueId> inputs;
   std::vector<ValueId> outputs;
   std::vector<std::string> lines;  // source locations
+  // Of a node, as it says; empty: unknown.
+  std::string line_of(std::int32_t line) const {
+    const auto at = static_cast<std::size_t>(line);
+    return line >= 0 && at < lines.size() ? lines[at] : std::string();
+  }
   std::vector<Check> checks;
 
   Program() : Program(shape::SizeTable()) {}

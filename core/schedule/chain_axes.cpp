@@ -98,4 +98,22 @@ void narrow(ChainLaunch& launch, const exec::gemm::Tiles& tiles, std::int64_t fi
   for (Panel& panel : launch.panels) panel.columns = n;
 }
 
+void narrow_rows(ChainLaunch& launch, std::int64_t first, std::int64_t n) {
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel == nullptr) {
+      if (stage.a_panel < 0) stage.a.data += first * stage.a_rows[0];
+      if (stage.out_panel < 0) stage.out += first * stage.out_rows[0];
+      continue;
+    }
+    const int axis = stage.row_axis[0];
+    if (axis < 0) continue;
+    stage.axis_sizes[at(axis)] = n;
+    for (std::size_t o = 0; o < stage.operands.size(); ++o) {
+      if (stage.panel[o] < 0)
+        move(stage.operands[o], first * stage.operands[o].stride[at(axis)]);
+    }
+  }
+  launch.rows[0] = n;
+}
+
 }  // namespace tilevm::schedule

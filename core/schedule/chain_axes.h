@@ -1,4 +1,4 @@
-// A chain's launch with fewer axes, or fewer columns.
+// A chain's launch with fewer axes, columns or rows.
 #pragma once
 
 #include "schedule/chain.h"
@@ -12,6 +12,9 @@ void simplify(ChainLaunch& launch);
 // Columns first .. first + n of a launch that may be divided so.
 void narrow(ChainLaunch& launch, const exec::gemm::Tiles& tiles, std::int64_t first,
             std::int64_t n);
+
+// Of a launch with one axis of rows: rows first .. first + n.
+void narrow_rows(ChainLaunch& launch, std::int64_t first, std::int64_t n);
 
 // The factors without the product's first columns.
 inline void skip_columns(exec::gemm::Matrix& a, exec::gemm::Matrix& b, std::int64_t count) {

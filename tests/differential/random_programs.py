@@ -63,7 +63,7 @@ DIVIDES = ("floor_div", "remainder", "fmod")
 # Which of equal elements argtopk finds, and what a search in rows that are in no order does, is
 # PyTorch's choice: see test_loops.py. Operands of convolutions seldom fit by chance:
 # test_torch_convolutions.py.
-SEPARATE = ("call", "argtopk", "searchsorted", "conv", "conv_windows")
+SEPARATE = ("call", "argtopk", "searchsorted", "grouped_matmul", "conv", "conv_windows")
 OPERATORS = [op for op in OPS if WEIGHTS[op.cls] and op.name not in SEPARATE]
 FACTORS = ("float32", "bfloat16", "float16")
 

@@ -474,6 +474,7 @@ def test_division_of_integers_by_zero_raises(op: str, dtype: str, tier: str) -> 
 def test_every_operator_of_the_table_is_tested() -> None:
     tested = {*ELEMENTWISE, *SHAPED, *GATHERS, "cast", "scalar", "size_value"}
     tested |= {op.name for op in OPS if op.cls is Class.LOOP}  # in test_loops.py
-    # PyTorch's own: tests/host/test_executable.py; tests/frontends/test_torch_convolutions.py
-    outside = {"matmul", "call", "conv", "conv_windows"}
+    # PyTorch's own: tests/host/test_executable.py; tests/host/test_groups.py;
+    # tests/frontends/test_torch_convolutions.py
+    outside = {"matmul", "grouped_matmul", "call", "conv", "conv_windows"}
     assert {op.name for op in OPS} == tested | outside

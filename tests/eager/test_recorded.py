@@ -24,6 +24,7 @@ BINARY = (
     "add sub mul div maximum minimum atan2 eq ne lt le gt ge logical_and logical_or logical_xor "
     "fmod remainder floor_divide pow"
 ).split()
+_ENDS = torch.tensor([3], dtype=torch.int32)
 # name: function of x [3, 4] of float32, y [3, 4] of float32 above 0, and k [3, 4] of int64 in 0..2
 OPERATORS: dict[str, Function] = {
     **{name: lambda x, y, k, name=name: getattr(torch, name)(y) for name in UNARY},
@@ -74,6 +75,7 @@ OPERATORS: dict[str, Function] = {
     "matmul": lambda x, y, k: x @ y.t(),
     "linear": lambda x, y, k: F.linear(x, y, y[:, 0]),
     "bmm": lambda x, y, k: torch.bmm(x[None], y.t()[None]),
+    "grouped_mm": lambda x, y, k: F.grouped_mm(x, y[:1, :, None] * y[:1, None], offs=_ENDS),
     "addmm": lambda x, y, k: torch.addmm(y[:, :3], x, y.t()),
     "embedding": lambda x, y, k: F.embedding(k, x),
     "index_select": lambda x, y, k: x.index_select(0, k[0]),

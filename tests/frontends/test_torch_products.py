@@ -403,6 +403,22 @@ def test_grouped_heads(dtype: Any, mask: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_grouped_heads_of_the_kernel_itself(dtype: Any) -> None:
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def fn(*projected: Any) -> Any:
+        heads = zip(projected, (8, 2, 2), strict=True)
+        return flash(*(x.unflatten(-1, (n, 8)).transpose(1, 2) for x, n in heads))[0]
+
+    compiled = tilevm.compile(fn)
+    q, k, v = tensors([(2, 5, 64), (2, 7, 16), (2, 7, 16)], dtype)
+    parts = [wide(x).unflatten(-1, (-1, 8)).transpose(1, 2) for x in (q, k, v)]
+    exact = sdpa(*parts, enable_gqa=True).to(dtype)
+    judge.check(array(compiled(q, k, v)), array(exact), array(fn(q, k, v)), by="largest")
+    assert not named(compiled, q, k, v)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_shapes_that_pytorch_does_without_its_kernel(dtype: Any) -> None:
     fn = tilevm.compile(lambda q, k, v: sdpa(q, k, v))
     several: list[list[Shape]] = [

@@ -225,6 +225,24 @@ def test_factors_that_are_packed_for_some_columns_at_a_time(name: str) -> None:
         check(compiled, fn, *operands(m, k, n, torch.float32))
 
 
+def test_products_whose_sizes_are_checked_to_be_equal_run_together() -> None:
+    @tilevm.kernel
+    def kernel(x: Any, w: Any, u: Any) -> Any:
+        return lang.silu(x @ w) * (x @ u)
+
+    def fn(x: Any, w: Any, u: Any) -> Any:
+        return F.silu(x @ w) * (x @ u)
+
+    x, w, u = tensor(5, 31), factor(31, 16), factor(31, 16, seed=1)
+    check(kernel, fn, x, w, u)
+    assert str(tilevm.explain(kernel)(x, w, u)).count("= product of") == 2
+    steps = str(tilevm.explain(kernel)(x, w, u)).partition("steps:")[2].partition("cuts:")[0]
+    assert steps.count("chain over rows") == 1
+    for other, problem in ((factor(31, 17), "do not broadcast"), (factor(30, 16), "inner dim")):
+        with pytest.raises(tilevm.errors.ShapeError, match=problem):
+            kernel(x, w, other)
+
+
 def test_tables_that_are_indexed_by_columns() -> None:
     @tilevm.kernel
     def kernel(x: Any, w: Any, table: Any, i: Any) -> Any:

@@ -288,6 +288,19 @@ def test_gathers_and_joins() -> None:
     agree(only(graph, X, w), x @ tensor(w))
 
 
+def test_products_of_groups() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((7, 3)).astype(np.float32)
+    w = rng.standard_normal((3, 3, 2)).astype(np.float32)
+    types = [Type("float32", x.shape), Type("float32", w.shape), Type("int32", (3,))]
+    graph = graph_of("grouped_matmul", types)
+    parts = [x[:2] @ w[0], x[2:6] @ w[2], np.zeros((1, 2), np.float32)]
+    agree(only(graph, x, w, np.array([2, 2, 6])), tensor(np.concatenate(parts)))
+    for ends in ([2, 1, 6], [2, 2, 8], [-1, 2, 6]):
+        with pytest.raises(IndexError, match="do not ascend"):
+            only(graph, x, w, np.array(ends))
+
+
 @pytest.mark.parametrize("depthwise", [False, True])
 def test_convolutions(depthwise: bool) -> None:
     rng = np.random.default_rng(0)
@@ -362,7 +375,7 @@ def test_searches() -> None:
 
 def test_every_operator_of_the_table_is_tested_here() -> None:
     elementwise = {op.name for op in OPS if op.cls is Class.ELEMENTWISE}
-    elsewhere = {"argtopk", "searchsorted", "conv", "conv_windows", "call"}
+    elsewhere = {"argtopk", "searchsorted", "grouped_matmul", "conv", "conv_windows", "call"}
     tested = elementwise | set(SHAPED) | SEPARATE | set(LOOPS) | elsewhere
     assert {op.name for op in OPS} <= tested
 

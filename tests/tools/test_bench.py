@@ -174,6 +174,14 @@ def test_work_of_attention_is_counted() -> None:
     assert causal.flops == 6 * (7 * 8 // 2) * (2 * 8 + 2 * 8)
 
 
+def test_flops_of_groups() -> None:
+    def grouped(x: Any, w: Any) -> Any:
+        return torch.nn.functional.grouped_mm(x, w, offs=torch.tensor([2, 5], dtype=torch.int32))
+
+    work = limits.count(grouped, [torch.randn(7, 4), torch.randn(2, 4, 8)])
+    assert work.flops == 2 * 7 * 4 * 8
+
+
 def test_the_limit_is_the_largest_of_three() -> None:
     rates = {"float32": 1e9, "bfloat16": 2e9}
     machine = limits.Machine(1, flops_s=rates, bandwidth={n: 1e9 for n in range(64)})

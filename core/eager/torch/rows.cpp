@@ -430,6 +430,26 @@ void matrix_vector(Call& c) {  // self, vec
   c.contiguous(c.op(Op::squeeze, {c.op(Op::matmul, {x, v})}, {axes(last)}));
 }
 
+// PyTorch's kernel wants rows, or columns, that begin at multiples of 16 bytes.
+bool is_aligned(const at::Tensor& x) {
+  const std::int64_t last = x.stride(-1), before = x.stride(-2);
+  const std::int64_t apart = last == 1 ? before : last;
+  return (last == 1 || before == 1) && apart * x.element_size() % 16 == 0;
+}
+
+void grouped_product(Call& c) {  // self, mat2, offs, bias, out_dtype
+  if (c.none(2) || !c.none(3) || !c.none(4)) Call::refuse("no groups, a bias or a dtype");
+  const Value x = c.value(std::size_t{0}), y = c.value(1), ends = c.value(2);
+  const Meta &m = c.meta(x), &n = c.meta(y), &e = c.meta(ends);
+  if (!multiplies(m.dtype) || m.dtype != n.dtype) Call::refuse("a product that no kernel computes");
+  if (m.rank != 2 || n.rank != 3 || e.rank != 1) Call::refuse("other dims");
+  if (m.size(1) != n.size(1) || n.size(0) != e.size(0)) Call::refuse("other sizes");
+  if (e.dtype != DType::kInt32 || !is_aligned(c.tensor(0)) || !is_aligned(c.tensor(1)))
+    Call::refuse("ends that are not int32, or rows that are not aligned");
+  if (n.size(2) * c.tensor(0).element_size() % 16 != 0) Call::refuse("a result with gaps");
+  c.contiguous(c.op(Op::grouped_matmul, {x, y, ends}));
+}
+
 Value scaled(Call& c, Value v, std::size_t factor) {
   return c.real(factor) == 1 ? v : c.op(Op::mul, {v, c.value(factor)});
 }
@@ -739,6 +759,7 @@ std::map<std::string, Row> make_rows() {
       {"mm", multiply(2)},
       {"mv", matrix_vector},
       {"bmm", multiply(3)},
+      {"_grouped_mm", grouped_product},
       {"addmm", multiply_add(2)},
       {"baddbmm", multiply_add(3)},
       {"cat", [](Call& c) { join(c, tensors(c, 0), false); }},

@@ -97,6 +97,31 @@ def _addr(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alp
     return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha)
 
 
+@row("transformers::grouped_mm_fallback")
+def _grouped(b: Importer, out: Any, x: Tensor, y: Tensor, ends: Tensor) -> int:
+    """Rows in groups, each with a matrix of its own, as of experts."""
+    _check("matrix multiply", out, x, y)
+    return b.add("grouped_matmul", x.id, y.id, ends.id)
+
+
+@row("_grouped_mm")
+def _grouped_mm(
+    b: Importer, out: Any, x: Tensor, y: Tensor, ends: Tensor | None, bias: Any, dtype: Any
+) -> Any:
+    if ends is None:
+        return _product(b, out, x, y)
+    if bias is not None:
+        raise Unsupported("a bias")
+    if y.rank == 3:
+        return _grouped(b, out, x, y, ends)
+    if x.rank == 2:
+        raise Unsupported("the sum over a group is a matrix")
+    # Groups of columns: rows of the right factor, turned.
+    _check("matrix multiply", out, x, y)
+    left, right = _transposed(b, y.id, 2), _transposed(b, x.id, 3)
+    return _transposed(b, b.add("grouped_matmul", left, right, ends.id), 2)
+
+
 @row("linalg_cross", "cross")
 def _cross(b: Importer, out: Any, x: Tensor, y: Tensor, dim: int | None = None) -> int:
     """A part each, so that nothing is gathered."""
@@ -362,4 +387,4 @@ def _flash(
     _no_dropout(dropout)
     if b.used(1):
         raise Unsupported("attention: its gradient takes the sums of exponentials")
-    return _attention(b, out[0], q, k, v, mask, causal, scale), None
+    return _attention(b, out[0], q, k, v, mask, causal, scale, gqa=True), None

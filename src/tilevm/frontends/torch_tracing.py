@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._dynamo import convert_frame
+from torch._subclasses import fake_impls
 from torch.export import _trace
 from torch.fx import _symbolic_trace, graph_module
 from torch.fx.experimental import symbolic_shapes
@@ -45,7 +46,7 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 @contextmanager
 def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     """All that holds for every trace, which goes through `modules`."""
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent():
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _grouped_products():
         with _alone(modules), _of_this_thread():
             yield
 
@@ -319,6 +320,33 @@ def sizes_from_zero() -> Iterator[None]:
             yield
         finally:
             module.make_symbol = make
+
+
+def _grouped_product(
+    mode: Any, function: Any, x: Any, y: Any, ends: Any = None, bias: Any = None, dtype: Any = None
+) -> Any:
+    """What PyTorch's gives, without values: it knows none but bfloat16, as on GPUs."""
+    if x.dtype is torch.bfloat16 or x.dtype is not y.dtype:
+        return NotImplemented
+    rows, columns = x.shape[-2], y.shape[-1]
+    if x.dim() == 2 and y.dim() == 2:
+        return x.new_empty(ends.shape[0], rows, columns)
+    return x.new_empty((rows, columns) if 2 in (x.dim(), y.dim()) else (*x.shape[:-1], columns))
+
+
+@contextmanager
+def _grouped_products() -> Iterator[None]:
+    """`grouped_mm` of float32 and float16, which eager code computes, can be traced."""
+    operator = getattr(torch.ops.aten, "_grouped_mm", None)
+    known: dict[Any, Any] = fake_impls.op_implementations_dict
+    if operator is None or operator.default in known:
+        yield
+        return
+    known[operator.default] = _grouped_product
+    try:
+        yield
+    finally:
+        known.pop(operator.default, None)
 
 
 @contextmanager

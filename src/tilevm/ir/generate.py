@@ -79,6 +79,7 @@ RULES = {
     "argtopk": "int64, the axis k long",
     "search": "int64, shape of y; x and y of one dtype, not bool",
     "matmul": "as x; dtypes equal, not bool; shapes as NumPy's matmul",
+    "grouped_matmul": "as x; float32, bfloat16 or float16, as y; z is an integer",
     "conv": "as x; float32, bfloat16 or float16, dtypes equal",
     "conv_windows": "as x; float32, bfloat16 or float16, dtypes equal",
     "call": "as the call says",

@@ -268,6 +268,16 @@ def _conv(x: Array, w: Array, depthwise: bool, **parameters: Sequence[int]) -> A
     return result
 
 
+def _grouped_matmul(x: Array, y: Array, ends: Array) -> Array:
+    result = np.zeros((len(x), y.shape[-1]), np.result_type(x, y))
+    starts = [0, *ends[:-1]]
+    if np.any(np.less(ends, starts)) or np.any(ends > len(x)):
+        raise IndexError(f"ends of groups do not ascend from 0 to {len(x)}: {ends}")
+    for first, end, weights in zip(starts, ends, y, strict=True):
+        result[first:end] = x[first:end] @ weights
+    return result
+
+
 def _conv_windows(x: Array, y: Array, **parameters: Sequence[int]) -> Array:
     windows = _Windows(x, **parameters)
     result = np.zeros((y.shape[-1], *windows.taps, x.shape[-1]), np.result_type(x, y))
@@ -465,6 +475,7 @@ OPS: tuple[Op, ...] = (
     Op("rms_norm", Class.COMPOSITE, 1, "float_axes", _quiet(_rms_norm), "x / sqrt(mean(x * x) + eps); weight is a separate operator", (Param("axes", Kind.AXES), Param("eps", Kind.NUMBER)), decomposition="q = mul x, x; v = mean q, axes, true; c = scalar eps; w = add v, c; i = rsqrt w; r = mul x, i"),
     # outside
     Op("matmul", Class.CALL, 2, "matmul", np.matmul, "matrix product, batched with broadcasting, as NumPy's"),
+    Op("grouped_matmul", Class.CALL, 3, "grouped_matmul", _grouped_matmul, "rows of x times the matrix of their group: [M, K], [G, K, N] to [M, N]; group g is the rows from z[g - 1] (0 for the first) up to z[g]; of rows behind the last, 0"),
     Op("conv", Class.CALL, 2, "conv", _conv, "convolution (correlation) of images [N, sizes, C] with windows [K, sizes, C], to [N, sizes, K]; `depthwise`: each channel with a window of its own, [C, sizes, 1]; of strides and dilations, empty means 1, of padding with zeros 0", (Param("stride", Kind.AXES), Param("dilation", Kind.AXES), Param("low", Kind.AXES), Param("high", Kind.AXES), Param("depthwise", Kind.BOOL, False))),
     Op("conv_windows", Class.CALL, 2, "conv_windows", _conv_windows, "of images [N, sizes, C] and numbers [N, positions, K], the sum over positions of each number times the window there: [K, taps, C], the gradient of the windows of `conv`", (Param("taps", Kind.AXES), Param("stride", Kind.AXES), Param("dilation", Kind.AXES), Param("low", Kind.AXES), Param("high", Kind.AXES))),
     Op("call", Class.CALL, -1, "call", None, "an operator of the host framework, by index into the graph's call-outs; may have several results", (Param("target", Kind.INT),)),

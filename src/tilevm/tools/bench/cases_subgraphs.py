@@ -121,6 +121,36 @@ class Mixture(torch.nn.Module):
         return (experts * shares.t().unsqueeze(-1)).sum(0)
 
 
+def _grouped(rows: torch.Tensor, matrices: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    if rows.dtype is not torch.float64:
+        return functional.grouped_mm(rows, matrices, offs=ends)
+    parts = zip(rows.tensor_split(ends[:-1].long()), matrices, strict=True)  # it has no float64
+    return torch.cat([part @ matrix for part, matrix in parts])
+
+
+class Experts(torch.nn.Module):
+    """The best two of eight experts for each token; each expert sees its tokens alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(256, 8, bias=False)
+        # Dynamo's traces know grouped products of bfloat16 only.
+        new: Any = {"dtype": torch.bfloat16}
+        self.up = torch.nn.Parameter(torch.randn(8, 1024, 256, **new) / 16)
+        self.down = torch.nn.Parameter(torch.randn(8, 256, 512, **new) / 23)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.router(x.to(self.router.weight.dtype))
+        best, chosen = torch.softmax(scores, -1).topk(2, -1)
+        best, chosen = (best / best.sum(-1, keepdim=True)).flatten(), chosen.flatten()
+        order = chosen.argsort(stable=True)
+        ends = functional.one_hot(chosen, 8).sum(0).cumsum(0).to(torch.int32)
+        gate, up = _grouped(x[order // 2], self.up.mT, ends).chunk(2, -1)
+        rows = _grouped(functional.silu(gate) * up, self.down.mT, ends)
+        shares = rows * best[order].unsqueeze(-1)
+        return shares[order.argsort(stable=True)].reshape(-1, 2, 256).sum(1)
+
+
 class DeepFm(torch.nn.Module):
     """Factorization machine beside a deep network, over 16 categories."""
 
@@ -253,6 +283,7 @@ _SUBGRAPHS: tuple[_Row, ...] = (
         _BATCHES,
         ("topk", "one_hot"),
     ),
+    ("experts", partial(random, Experts), ("x: bfloat16[B, 256]",), ("B",), _BATCHES, ()),
     ("deepfm", partial(random, DeepFm), ("ids: int64[B, 16] < 1000",), ("B",), _BATCHES, ()),
     (
         "dlrm",

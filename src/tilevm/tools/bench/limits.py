@@ -87,7 +87,15 @@ def _attention_flops(
     return 2 * _scores(query, key, causal) * (query[-1] + value[-1])
 
 
-_FLOPS = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
+def _grouped_flops(rows: Sequence[int], matrices: Sequence[int], *args: Any, **kwargs: Any) -> int:
+    """Of products of groups of rows that have a matrix each."""
+    return 2 * math.prod(rows) * matrices[-1]
+
+
+_FLOPS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._grouped_mm: _grouped_flops,
+}
 
 
 def count(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Work:
