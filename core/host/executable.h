@@ -185,7 +185,7 @@ class Executable {
   void compile_steps();
   void compile_nests(const Options& options);
   void compile_held(const std::vector<int>& last, const std::vector<bool>& escapes);
-  void hold(const Executable& holder, const std::vector<bool>& outputs);
+  void hold(const std::vector<bool>& outputs);
   void compile_memory();
   void compile_targets(const Options& options);
   void compile_complex(const Options& options);

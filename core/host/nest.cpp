@@ -48,7 +48,9 @@ void Executable::compile_nests(const Options& options) {
       const Part& part = nest.parts[p];
       const Program& inner = part.executable->plan_.program;
       const bool tests = repeats && p == 0;
-      fits = part.executable->nested_ && part.inputs.size() == inner.inputs.size() &&
+      // What a part leaves in its frame is told to one step.
+      const bool free = part.executable->holder_ == nullptr;
+      fits = free && part.executable->nested_ && part.inputs.size() == inner.inputs.size() &&
              inner.outputs.size() == (tests ? 1 : static_cast<std::size_t>(step.n_out));
       for (std::size_t i = 0; fits && i < part.inputs.size(); ++i) {
         const auto arg = static_cast<std::size_t>(part.inputs[i] + nest.first_operand());
@@ -63,6 +65,7 @@ void Executable::compile_nests(const Options& options) {
       }
     }
     if (!fits) throw ShapeError("nests: a part is no executable for its step");
+    for (const Part& part : nest.parts) part.executable->holder_ = this;
     step.nest = static_cast<std::int32_t>(nests_.size());
     nests_.push_back(nest);
   }
@@ -84,16 +87,13 @@ void Executable::compile_held(const std::vector<int>& last, const std::vector<bo
       if (stays.back()) until = std::max(until, last[value]);
     }
     steps_[static_cast<std::size_t>(until)].let_go.push_back(step.nest);
-    nest.parts[0].executable->hold(*this, repeats ? std::vector<bool>{true} : stays);
-    nest.parts[1].executable->hold(*this, stays);
+    nest.parts[0].executable->hold(repeats ? std::vector<bool>{true} : stays);
+    nest.parts[1].executable->hold(stays);
   }
 }
 
 // Leaves these outputs in memory of the frame, if each is a buffer of its own.
-void Executable::hold(const Executable& holder, const std::vector<bool>& outputs) {
-  if (holder_ != nullptr && holder_ != &holder)
-    throw ShapeError("nests: a part is of another executable");
-  holder_ = &holder;
+void Executable::hold(const std::vector<bool>& outputs) {
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     const ValueId value = outputs_[o].value;
     if (!outputs[o] || held_[o] || separate_[o] || taken_[index(value)]) continue;

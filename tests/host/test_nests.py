@@ -151,6 +151,9 @@ def test_parts_that_do_not_fit() -> None:
             choice(good, good, places)
     with pytest.raises(TypeError):
         choice(good, never)
+    choice(good, part(scaled(2), TENSOR, NUMBER))
+    with pytest.raises(errors.ShapeError, match="no executable for its step"):
+        choice(good, part(scaled(2), TENSOR, NUMBER))  # it is another's now
     with pytest.raises(ValueError, match="branch or repeat"):
         compiled(lambda p, x: x, TENSOR, nests={0: ("choose", [])})
 
