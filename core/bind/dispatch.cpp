@@ -110,13 +110,17 @@ PyObject* call(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObje
 GuardStep::Op op_named(std::string_view name) {
   using Op = GuardStep::Op;
   static constexpr std::pair<std::string_view, Op> kOps[] = {
-      {"size", Op::kSize},       {"number", Op::kNumber},   {"constant", Op::kConstant},
-      {"require", Op::kRequire}, {"+", Op::kAdd},           {"-", Op::kSub},
-      {"*", Op::kMul},           {"//", Op::kFloorDiv},     {"%", Op::kMod},
-      {"min", Op::kMin},         {"max", Op::kMax},         {"==", Op::kEqual},
-      {"!=", Op::kNotEqual},     {"<", Op::kLess},          {"<=", Op::kLessEqual},
-      {">", Op::kGreater},       {">=", Op::kGreaterEqual}, {"and", Op::kAnd},
-      {"or", Op::kOr},           {"not", Op::kNot}};
+      {"size", Op::kSize},       {"stride", Op::kStride},
+      {"number", Op::kNumber},   {"constant", Op::kConstant},
+      {"require", Op::kRequire}, {"+", Op::kAdd},
+      {"-", Op::kSub},           {"*", Op::kMul},
+      {"//", Op::kFloorDiv},     {"%", Op::kMod},
+      {"min", Op::kMin},         {"max", Op::kMax},
+      {"==", Op::kEqual},        {"!=", Op::kNotEqual},
+      {"<", Op::kLess},          {"<=", Op::kLessEqual},
+      {">", Op::kGreater},       {">=", Op::kGreaterEqual},
+      {"and", Op::kAnd},         {"or", Op::kOr},
+      {"not", Op::kNot}};
   for (const auto& [known, op] : kOps) {
     if (known == name) return op;
   }
@@ -156,7 +160,7 @@ bool read_guards(nb::handle steps, Variant& variant) {
       continue;
     }
     GuardStep made{op_named(name)};
-    if (made.op == Op::kSize) {
+    if (made.op == Op::kSize || made.op == Op::kStride) {
       if (!argument_of(step, Argument::Kind::kTensor, made.argument)) return false;
       made.axis = nb::cast<std::int32_t>(step[2]);
       const auto& argument = variant.arguments[static_cast<std::size_t>(made.argument)];

@@ -78,11 +78,13 @@ PyObject* run(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObjec
 int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   const ExecutableObject& object = *as_executable(self);
+  for (const Ref& part : object.parts) Py_VISIT(part.get());
   return object.framework ? object.framework->traverse(visit, arg) : 0;
 }
 
 int clear(PyObject* self) {
-  // A call-out that is gone raises; nobody can call what the collector found unreachable.
+  // A call-out that is gone raises; nobody can call what the collector found unreachable. Parts
+  // stay: the executable has their addresses, and what cycles go through them is cleared elsewhere.
   if (as_executable(self)->framework) as_executable(self)->framework->clear();
   return 0;
 }
@@ -93,6 +95,7 @@ void dealloc(PyObject* self) {
   ExecutableObject& object = *as_executable(self);
   object.executable.~unique_ptr();
   object.framework.~unique_ptr();
+  object.parts.~vector();
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -196,19 +199,39 @@ schedule::Tier tier_named(const std::string& tier) {
 using Order = std::optional<std::vector<std::int32_t>>;
 using Groups = std::optional<std::pair<std::vector<std::int32_t>, std::vector<std::int32_t>>>;
 
+// ("branch" or "repeat", (executable, operands) of each part). Throws ValueError, TypeError.
+host::Nest nest_of(nb::handle given, std::vector<Ref>& parts) {
+  const auto [kind, all] = nb::cast<std::pair<std::string, nb::list>>(given);
+  host::Nest nest;
+  if (kind != "branch" && kind != "repeat") throw nb::value_error("nests: branch or repeat");
+  nest.kind = kind == "branch" ? host::Nest::Kind::kBranch : host::Nest::Kind::kRepeat;
+  for (const nb::handle one : all) {
+    auto [part, inputs] = nb::cast<std::pair<nb::object, std::vector<int>>>(one);
+    if (!Py_IS_TYPE(part.ptr(), executable_type())) throw nb::type_error("nests: no executable");
+    nest.parts.push_back({as_executable(part.ptr())->executable.get(), std::move(inputs)});
+    parts.emplace_back(part.release().ptr());
+  }
+  return nest;
+}
+
 PyObject* compile(const Program& program, nb::list targets, std::vector<std::string> sources,
                   const std::string& framework, std::optional<std::vector<std::string>> input_names,
                   nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
                   std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
                   std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
-                  std::vector<int> complex_outputs, bool allow_grad, bool detached, bool single,
-                  const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
+                  std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
+                  bool detached, bool single, const std::optional<std::string>& tier, int threads,
+                  std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
   options.targets = std::move(written_to);
   options.apart = apart;
   options.complex_inputs = std::move(complex_inputs);
   options.complex_outputs = std::move(complex_outputs);
+  options.nested = nested;
+  std::vector<Ref> parts;
+  for (const auto& [target, nest] : nests)
+    options.nests.emplace_back(nb::cast<std::int64_t>(target), nest_of(nest, parts));
   if (tier) options.settings.tier = tier_named(*tier);
   options.settings.verify = verify;
   if (input_names) options.input_names = std::move(*input_names);
@@ -246,6 +269,7 @@ PyObject* compile(const Program& program, nb::list targets, std::vector<std::str
   self->vectorcall = run;
   new (&self->framework) std::unique_ptr<PythonFramework>(std::move(python));
   new (&self->executable) std::unique_ptr<host::Executable>(std::move(made));
+  new (&self->parts) std::vector<Ref>(std::move(parts));
   self->single = single;
   self->lower_us = phases.lower_us;
   self->fuse_us = phases.fuse_us;
@@ -346,14 +370,16 @@ void bind_executable(nb::module_& m) {
          nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
          std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
          std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
-         std::vector<int> complex_outputs, bool allow_grad, bool detached, bool single,
-         std::optional<std::string> tier, int threads, std::optional<bool> verify) {
+         std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
+         bool detached, bool single, std::optional<std::string> tier, int threads,
+         std::optional<bool> verify) {
         try {
-          return nb::steal(compile(
-              program, targets, std::move(sources), framework, std::move(input_names), int_symbols,
-              std::move(output_orders), std::move(whole_outputs), std::move(memory_groups),
-              std::move(frozen), std::move(written_to), apart, std::move(complex_inputs),
-              std::move(complex_outputs), allow_grad, detached, single, tier, threads, verify));
+          return nb::steal(compile(program, targets, std::move(sources), framework,
+                                   std::move(input_names), int_symbols, std::move(output_orders),
+                                   std::move(whole_outputs), std::move(memory_groups),
+                                   std::move(frozen), std::move(written_to), apart,
+                                   std::move(complex_inputs), std::move(complex_outputs), nested,
+                                   nests, allow_grad, detached, single, tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -370,9 +396,10 @@ void bind_executable(nb::module_& m) {
       nb::arg("memory_groups") = nb::none(), nb::arg("frozen") = std::vector<int>(),
       nb::arg("written_to") = std::vector<int>(), nb::arg("apart") = false,
       nb::arg("complex_inputs") = std::vector<int>(),
-      nb::arg("complex_outputs") = std::vector<int>(), nb::arg("allow_grad") = false,
-      nb::arg("detached") = false, nb::arg("single") = false, nb::arg("tier") = nb::none(),
-      nb::arg("threads") = 0, nb::arg("verify") = nb::none(),
+      nb::arg("complex_outputs") = std::vector<int>(), nb::arg("nested") = false,
+      nb::arg("nests") = nb::dict(), nb::arg("allow_grad") = false, nb::arg("detached") = false,
+      nb::arg("single") = false, nb::arg("tier") = nb::none(), nb::arg("threads") = 0,
+      nb::arg("verify") = nb::none(),
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "sources: of each what it calls as text, which is kept for whoever asks for the program.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
@@ -385,7 +412,8 @@ void bind_executable(nb::module_& m) {
       "written to, and is then, or -1; elements of such an input must not share memory.\n"
       "apart: nor may it share memory with another input: else calls raise, and change nothing.\n"
       "complex_inputs, complex_outputs: which are complex outside, and here pairs of reals along\n"
-      "a last dim.\n"
+      "a last dim. nested: for a step of another executable. nests: by target, what runs instead\n"
+      "of it: (\"branch\" or \"repeat\", [(nested executable, which operands it takes), ...]).\n"
       "allow_grad: take tensors that\n"
       "require gradients. detached: results that share memory are no views of each other, as\n"
       "autograd sees it. single: return the only output, not a tuple of one. tier, threads,\n"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "bind/framework.h"
 #include "host/executable.h"
@@ -13,6 +14,7 @@ struct ExecutableObject {
   vectorcallfunc vectorcall;
   std::unique_ptr<PythonFramework> framework;  // outlives executable
   std::unique_ptr<host::Executable> executable;
+  std::vector<Ref> parts;                // executables that steps of this one run
   bool single;                           // return the only output itself, not a tuple
   double lower_us, fuse_us, compile_us;  // compile_us: both, and the host program
 };

@@ -24,8 +24,8 @@ const PythonFramework& framework(PyObject* self) {
   return *reinterpret_cast<ExecutableObject*>(self)->framework;
 }
 
-const char* kind_name(Kind kind) {
-  switch (kind) {
+const char* kind_name(const host::Executable& exe, const host::HostStep& step) {
+  switch (step.kind) {
     case Kind::kAlloc:
       return "alloc";
     case Kind::kView:
@@ -41,9 +41,16 @@ const char* kind_name(Kind kind) {
     case Kind::kLoop:
       return "loop";
     case Kind::kCall:
-      return "call";
+      if (step.nest < 0) return "call";
+      return exe.nests()[static_cast<std::size_t>(step.nest)].kind == host::Nest::Kind::kBranch
+                 ? "branch"
+                 : "repeat";
   }
   return "?";
+}
+
+const PythonFramework& framework(const host::Executable& exe) {
+  return static_cast<const PythonFramework&>(exe.framework());
 }
 
 // Values that a kernel reads or writes.
@@ -99,6 +106,7 @@ std::string step_text(host::Executable& exe, const PythonFramework* python,
         const std::int32_t buffer = exe.arena().buffer_of[static_cast<std::size_t>(step.out)];
         where = "buffer " + std::to_string(buffer) + " of the arena";
       }
+      if (step.held >= 0) where = "memory of its own";
       if (step.place >= 0) where = "in the place of %" + std::to_string(step.place);
       return typed(program, step.out) + " = alloc, " + where;
     }
@@ -126,8 +134,8 @@ std::string step_text(host::Executable& exe, const PythonFramework* python,
       std::vector<ValueId> results, args;
       for (int r = 0; r < step.n_out; ++r) results.push_back(step.out + r);
       for (const host::Source& arg : step.args) args.push_back(arg.value);
-      return join(program, results) + " = call " + python->target_name(step.target) + "(" +
-             join(program, args) + ")";
+      return join(program, results) + " = " + kind_name(exe, step) + " " +
+             python->target_name(step.target) + "(" + join(program, args) + ")";
     }
   }
   return "?";
@@ -148,7 +156,7 @@ nb::list step_rows(host::Executable& exe, const PythonFramework* python) {
   nb::list result;
   for (const host::HostStep& step : exe.steps()) {
     nb::dict row;
-    row["kind"] = kind_name(step.kind);
+    row["kind"] = kind_name(exe, step);
     row["text"] = step_text(exe, python, step);
     row["name"] = "";
     row["kernels"] = kernels_of(exe, step);
@@ -288,18 +296,26 @@ nb::str plan_text(PyObject* self) {
   return nb::str(text.c_str());
 }
 
-// (name, source line) of each call-out, in order.
-nb::list callouts(PyObject* self) {
-  const fuse::Plan& plan = executable(self).plan();
-  nb::list result;
-  for (const fuse::Step& step : plan.steps) {
-    if (step.kind != Kind::kCall) continue;
-    const Node& node = plan.program.nodes[static_cast<std::size_t>(step.node)];
-    const std::int64_t target = node.op == Op::matmul ? host::kMatmulTarget : node.attrs[0].ints[0];
-    if (target == kItemTarget) continue;
+void add_callouts(const host::Executable& exe, nb::list& result) {
+  const Program& program = exe.plan().program;
+  for (const host::HostStep& step : exe.steps()) {
+    if (step.kind != Kind::kCall || step.target == kItemTarget) continue;
+    if (step.nest >= 0) {
+      const host::Nest& nest = exe.nests()[static_cast<std::size_t>(step.nest)];
+      for (const host::Part& part : nest.parts) add_callouts(*part.executable, result);
+      continue;
+    }
+    const std::int32_t made = program.values[static_cast<std::size_t>(step.out)].node;
+    const Node& node = program.nodes[static_cast<std::size_t>(made)];
     result.append(
-        nb::make_tuple(framework(self).target_name(target), plan.program.line_of(node.line)));
+        nb::make_tuple(framework(exe).target_name(step.target), program.line_of(node.line)));
   }
+}
+
+// (name, source line) of each call-out, in order, with those of graphs inside.
+nb::list callouts(PyObject* self) {
+  nb::list result;
+  add_callouts(executable(self), result);
   return result;
 }
 
@@ -346,6 +362,29 @@ PyObject* explained_method(PyObject* self, PyObject* with_assembly) {
 
 }  // namespace
 
+namespace {
+
+// Of each part that a step runs: the step, what it does there, and all that explain shows of it.
+nb::list parts(host::Executable& exe, bool with_assembly) {
+  constexpr const char* kDoes[][2] = {{"if true", "if false"}, {"test", "body"}};
+  nb::list result;
+  for (std::size_t s = 0; s < exe.steps().size(); ++s) {
+    const std::int32_t which = exe.steps()[s].nest;
+    if (which < 0) continue;
+    const host::Nest& nest = exe.nests()[static_cast<std::size_t>(which)];
+    for (std::size_t p = 0; p < nest.parts.size(); ++p) {
+      host::Executable& part = *nest.parts[p].executable;
+      nb::dict row = explained(part, &framework(part), with_assembly);
+      row["step"] = s;
+      row["does"] = kDoes[nest.kind == host::Nest::Kind::kBranch ? 0 : 1][p];
+      result.append(row);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
 nb::dict explained(host::Executable& exe, const PythonFramework* python, bool with_assembly) {
   const Program& program = exe.plan().program;
   nb::dict result;
@@ -357,6 +396,7 @@ nb::dict explained(host::Executable& exe, const PythonFramework* python, bool wi
   result["interface"] = plan_interface(exe);
   result["memory"] = plan_memory(exe);
   result["symbols"] = plan_symbols(program);
+  result["parts"] = parts(exe, with_assembly);
   return result;
 }
 

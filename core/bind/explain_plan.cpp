@@ -166,6 +166,24 @@ nb::dict plan_memory(const host::Executable& exe) {
   return result;
 }
 
+namespace {
+
+// What the parts of steps took when they last ran, in the order of `explained`; None: they have
+// not.
+nb::list part_rows(const host::Executable& exe) {
+  nb::list result;
+  for (const host::HostStep& step : exe.steps()) {
+    if (step.nest < 0) continue;
+    for (const host::Part& part : exe.nests()[at(step.nest)].parts) {
+      const std::optional<host::Profile> last = part.executable->profile();
+      result.append(last ? nb::object(profile_row(*part.executable, *last)) : nb::none());
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
 nb::dict profile_row(const host::Executable& exe, const host::Profile& profile) {
   const Program& program = exe.plan().program;
   nb::list steps;
@@ -197,6 +215,7 @@ nb::dict profile_row(const host::Executable& exe, const host::Profile& profile) 
   result["steps"] = steps;
   result["sizes"] = sizes;
   result["places"] = places;
+  result["parts"] = part_rows(exe);
   return result;
 }
 

@@ -128,6 +128,14 @@ void PythonFramework::lock() noexcept {
   in_python([] { PyEval_RestoreThread(saved_thread); });
 }
 
+void PythonFramework::pause(bool time) {
+  if (time) {
+    unlock();
+    lock();
+  }
+  if (in_python([] { return PyErr_CheckSignals(); }) != 0) throw host::ForeignError();
+}
+
 void PythonFramework::add_target(PyObject* callable, std::string source) {
   Py_INCREF(callable);
   std::string name = name_of(callable);

@@ -39,6 +39,7 @@ class PythonFramework : public host::Framework {
   std::uint64_t owner(Object tensor) override;
   void unlock() noexcept override;
   void lock() noexcept override;
+  void pause(bool time) override;
 
   // source: what is called, as text; empty: the callable's name.
   void add_target(PyObject* callable, std::string source);

@@ -233,6 +233,9 @@ bool Variant::holds(const Arguments& args) const {
       case Op::kSize:
         stack[depth++] = args.seen(argument).shape[step.axis];
         break;
+      case Op::kStride:
+        stack[depth++] = args.seen(argument).strides[step.axis];
+        break;
       case Op::kNumber: {
         int overflow = 0;
         stack[depth++] = PyLong_AsLongLongAndOverflow(args[argument], &overflow);

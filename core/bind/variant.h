@@ -54,10 +54,12 @@ struct Argument {
   Ref value;  // kText, kSame
 };
 
-// Conditions over sizes and ints, in postfix order. What overflows or divides by 0 does not hold.
+// Conditions over sizes, strides and ints, in postfix order. What overflows or divides by 0 does
+// not hold.
 struct GuardStep {
   enum class Op : std::uint8_t {
     kSize,
+    kStride,
     kNumber,
     kConstant,
     kRequire,
@@ -79,7 +81,7 @@ struct GuardStep {
     kNot
   };
   Op op;
-  std::int32_t argument = 0, axis = 0;  // kSize, kNumber
+  std::int32_t argument = 0, axis = 0;  // kSize, kStride, kNumber
   std::int64_t value = 0;               // kConstant
 };
 

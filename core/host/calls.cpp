@@ -3,10 +3,12 @@
 #include <bit>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
+#include "host/item.h"
 
 namespace tilevm::host {
 namespace {
@@ -49,11 +51,27 @@ Object Executable::tensor(Frame& frame, ValueId value) const {
   return held;
 }
 
-// A new tensor for a value, with the sizes and strides of `record`.
-Object Executable::new_tensor(ValueId value, std::int64_t elements, Record& record) const {
+// Memory for a value, with the sizes and strides of `record`: a new tensor, or the frame's.
+void Executable::make(Frame& frame, ValueId value, std::int32_t held, std::int64_t elements,
+                      Record& record) const {
   const DType dtype = plan_.program.type(value).dtype;
-  return made_complex_[index(value)] ? framework_.empty_complex(dtype, elements, record)
-                                     : framework_.empty(dtype, elements, record);
+  if (held < 0) {
+    frame.tensors[index(value)] = made_complex_[index(value)]
+                                      ? framework_.empty_complex(dtype, elements, record)
+                                      : framework_.empty(dtype, elements, record);
+    return;
+  }
+  exec::Block& block = frame.held[index(held)];
+  const auto bytes = static_cast<std::size_t>(elements * dtype_bytes(dtype));
+  if (block.bytes < bytes) {
+    exec::release(std::exchange(block, {}));
+    block = exec::acquire(bytes);
+    if (block.data == nullptr)
+      throw MemoryError("no memory for " + std::to_string(bytes) + " bytes of a result");
+  } else {
+    exec::poison(block);
+  }
+  record.data = block.data;
 }
 
 // An output as it is handed out: a new reference.
@@ -68,9 +86,9 @@ Object Executable::result(Frame& frame, std::size_t output) const {
                                  : fresh_copy(frame, output);
 }
 
-// A new tensor with the elements of `record`, its dims in `order` or row-major.
+// A new tensor with the elements of `record`, its dims in `order` or row-major; `where` it lies.
 Object Executable::copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
-                          bool complex) const {
+                          bool complex, Record* where) const {
   const int item = dtype_bytes(dtype);
   if (item == 0) throw DTypeError("a tensor of a dtype that kernels do not know must be copied");
   Record fresh = record;
@@ -83,14 +101,15 @@ Object Executable::copied(const Record& record, DType dtype, std::span<const std
   const Object made = complex ? framework_.empty_complex(dtype, elements, fresh)
                               : framework_.empty(dtype, elements, fresh);
   copy(record, fresh, item);
+  if (where != nullptr) *where = fresh;
   return made;
 }
 
 // An output whose memory is also another's, though in the program it was a tensor of its own.
-Object Executable::fresh_copy(Frame& frame, std::size_t output) const {
+Object Executable::fresh_copy(Frame& frame, std::size_t output, Record* made) const {
   const ValueId value = outputs_[output].value;
   return copied(frame.records[index(value)], plan_.program.type(value).dtype, order_of(output),
-                complex_[output] && targets_[output] < 0);
+                complex_[output] && targets_[output] < 0, made);
 }
 
 std::span<const std::int32_t> Executable::order_of(std::size_t output) const {
@@ -112,21 +131,16 @@ Object Executable::number(const Frame& frame, const Source& source) const {
     default:
       break;
   }
-  const auto read = [&]<typename T>(T x) {
-    std::memcpy(&x, record.data, sizeof(T));
-    return x;
-  };
+  const Number read = read_number(record.data, source.storage);
   switch (source.storage) {
     case bytecode::Storage::kF32:
-      return framework_.from_real(read(float{}));
     case bytecode::Storage::kF64:
-      return framework_.from_real(read(double{}));
+      return framework_.from_real(read.real);
     case bytecode::Storage::kI32:
-      return framework_.from_integer(read(std::int32_t{}));
     case bytecode::Storage::kI64:
-      return framework_.from_integer(read(std::int64_t{}));
+      return framework_.from_integer(read.integer);
     case bytecode::Storage::kB8:
-      return framework_.from_boolean(read(std::uint8_t{}) != 0);
+      return framework_.from_boolean(read.integer != 0);
     default:  // no kernel makes numbers of narrower types
       break;
   }
@@ -138,43 +152,10 @@ void Executable::read_item(Frame& frame, const HostStep& step) const {
   const ValueId in = step.args[0].value;
   const Record& from = frame.records[index(in)];
   const DType dtype = plan_.program.type(in).dtype;
-  for (int d = 0; d < from.rank; ++d) {
-    if (from.size(d) == 1) continue;
-    throw ShapeError("item: a tensor of " + std::to_string(from.elements()) +
-                     " elements is not one number");
-  }
-  std::int64_t integer = 0;
-  double real = 0;
-  const auto read = [&]<typename T>(T x) {
-    std::memcpy(&x, from.data, sizeof(T));
-    return x;
-  };
-  switch (dtype) {
-    case DType::kFloat32:
-      real = read(float{});
-      break;
-    case DType::kFloat64:
-      real = read(double{});
-      break;
-    case DType::kInt64:
-      integer = read(std::int64_t{});
-      break;
-    case DType::kInt32:
-      integer = read(std::int32_t{});
-      break;
-    case DType::kInt16:
-      integer = read(std::int16_t{});
-      break;
-    case DType::kInt8:
-      integer = read(std::int8_t{});
-      break;
-    case DType::kUInt8:
-    case DType::kBool:
-      integer = read(std::uint8_t{});
-      break;
-    default:
-      throw DTypeError("item: of a tensor of " + std::string(dtype_name(dtype)));
-  }
+  check_one(from, "item");
+  if (dtype == DType::kOpaque || dtype == DType::kBFloat16 || dtype == DType::kFloat16)
+    throw DTypeError("item: of a tensor of " + std::string(dtype_name(dtype)));
+  const auto [integer, real] = read_number(from.data, fuse::storage_of(dtype));
   std::int64_t& slot = frame.numbers[index(step.out)];
   slot = is_float(dtype) ? std::bit_cast<std::int64_t>(real) : integer;
   Record& number = frame.records[index(step.out)];
@@ -193,6 +174,7 @@ void Executable::read_item(Frame& frame, const HostStep& step) const {
 
 void Executable::call_out(Frame& frame, const HostStep& step) const {
   if (step.target == kItemTarget) return read_item(frame, step);
+  if (step.nest >= 0) return run_nest(frame, step);
   const std::span<Object> args(frame.args.data(), step.args.size());
   const std::span<Object> results(frame.args.data() + most_args_,
                                   static_cast<std::size_t>(step.n_out));

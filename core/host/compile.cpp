@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <bit>
 
 #include "host/errors.h"
 #include "host/executable.h"
@@ -8,8 +9,6 @@ namespace tilevm::host {
 namespace {
 
 using Kind = fuse::Step::Kind;
-
-constexpr int kForever = INT32_MAX;
 
 bool is_call(const Node& node) {
   return kOps[static_cast<std::size_t>(node.op)].cls == OpClass::kCall;
@@ -67,8 +66,11 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
     frozen_[index(plan_.program.inputs[static_cast<std::size_t>(input)])] = true;
   }
   if (!options.frozen.empty()) packings_.resize(plan_.program.values.size());
+  nested_ = options.nested;
+  held_.assign(n_outputs(), false);
   order_steps();
   compile_steps();
+  compile_nests(options);
   compile_orders(options);
   compile_targets(options);
   find_dense_reshapes();
@@ -92,8 +94,18 @@ Source Executable::source_of(ValueId value) {
   Source source;
   source.value = value;
   if (!v.type.weak) return source;
-  if (v.node < 0) {
+  if (v.node < 0 && !nested_) {
     source.kind = Source::Kind::kInput;
+    return source;
+  }
+  const auto storage = [&] {
+    return v.type.dtype == DType::kBool    ? bytecode::Storage::kB8
+           : v.type.dtype == DType::kInt64 ? bytecode::Storage::kI64
+                                           : bytecode::Storage::kF64;
+  };
+  if (v.node < 0) {
+    source.kind = Source::Kind::kNumber;
+    source.storage = storage();
     return source;
   }
   const Node& node = program.nodes[static_cast<std::size_t>(v.node)];
@@ -103,6 +115,9 @@ Source Executable::source_of(ValueId value) {
   } else if (node.op == Op::scalar) {
     const Attr& attr = node.attrs[0];
     source.kind = Source::Kind::kConstant;
+    source.bits = attr.number_kind == Attr::NumberKind::kFloat
+                      ? std::bit_cast<std::int64_t>(attr.number)
+                      : attr.integer;
     source.constant = constants_.keep([&] {
       return attr.number_kind == Attr::NumberKind::kInt ? framework_.from_integer(attr.integer)
              : attr.number_kind == Attr::NumberKind::kBool
@@ -114,9 +129,7 @@ Source Executable::source_of(ValueId value) {
     source.storage = number_storage_[index(value)];
   } else if (node.op == Op::call && node.attrs[0].ints[0] == kItemTarget) {
     source.kind = Source::Kind::kNumber;
-    source.storage = v.type.dtype == DType::kBool    ? bytecode::Storage::kB8
-                     : v.type.dtype == DType::kInt64 ? bytecode::Storage::kI64
-                                                     : bytecode::Storage::kF64;
+    source.storage = storage();
   }
   return source;
 }
@@ -327,14 +340,15 @@ void Executable::separate_outputs(const Options& options) {
                                        [&](ValueId root) { return is_input[index(root)]; });
   }
   if (options.output_groups.empty()) return;
-  constexpr std::int32_t kFree = -1;
+  constexpr std::int32_t kFree = -1, kNested = -2;  // and below: each output a group of its own
   std::vector<std::int32_t> group_of(plan_.program.values.size(), kFree);
   for (std::size_t i = 0; i < n_inputs(); ++i) {
     group_of[index(plan_.program.inputs[i])] = options.input_groups[i];
   }
   for (std::size_t o = 0; o < outputs_.size(); ++o) {
     if (outputs_[o].kind != Source::Kind::kTensor) continue;
-    const std::int32_t group = options.output_groups[o];
+    const std::int32_t group =
+        nested_ ? kNested - static_cast<std::int32_t>(o) : options.output_groups[o];
     const std::vector<ValueId>& roots = roots_[index(outputs_[o].value)];
     for (const ValueId root : roots) {
       const std::int32_t taken = group_of[index(root)];
@@ -345,116 +359,7 @@ void Executable::separate_outputs(const Options& options) {
   }
 }
 
-// Who owns each buffer, how long it lives, and where it lies.
-void Executable::compile_memory() {
-  Program& program = plan_.program;
-  std::vector<int> last(program.values.size(), -1);
-  std::vector<bool> escapes(program.values.size(), false);
-  std::vector<int> last_tensor(program.values.size(), -1);  // step that takes the value as a tensor
-  const auto touch = [&](ValueId value, int step) {
-    for (const ValueId root : roots_[index(value)]) {
-      last[index(root)] = std::max(last[index(root)], step);
-    }
-  };
-  const auto escape = [&](const Source& source, int step) {
-    if (source.kind != Source::Kind::kTensor) {
-      if (source.kind == Source::Kind::kNumber) touch(source.value, step);
-      return;
-    }
-    touch(source.value, step);
-    last_tensor[index(source.value)] = step;
-    for (const ValueId root : roots_[index(source.value)]) escapes[index(root)] = true;
-  };
-  is_read_.assign(program.values.size(), false);
-  const auto read = [&](ValueId value) {
-    for (const ValueId root : roots_[index(value)]) is_read_[index(root)] = true;
-  };
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const HostStep& step = steps_[i];
-    const int now = static_cast<int>(i);
-    if (step.in >= 0) touch(step.in, now);
-    if (step.kind == Kind::kReshape) read(step.in);
-    if (step.kind == Kind::kCall) {
-      for (const Source& arg : step.args) {
-        read(arg.value);
-        if (step.target == kItemTarget) {
-          touch(arg.value, now);
-        } else {
-          escape(arg, now);
-        }
-      }
-      for (int r = 0; r < step.n_out; ++r) touch(step.out + r, now);
-    } else if (step.out >= 0) {
-      touch(step.out, now);
-    }
-    visit_operands(step, [&](ValueId value, bool written) {
-      touch(value, now);
-      if (!written) read(value);
-    });
-  }
-  // What is written to an input escapes if it lies in other memory first.
-  for (std::size_t o = 0; o < outputs_.size(); ++o) {
-    const bool may_take_place =
-        targets_[o] >= 0 && outputs_[o].kind == Source::Kind::kTensor &&
-        roots_[index(outputs_[o].value)] == std::vector<ValueId>{outputs_[o].value};
-    if (!may_take_place) escape(outputs_[o], kForever);
-  }
-  if (writes_) place_targets(last, escapes);
-  for (std::size_t o = 0; o < outputs_.size(); ++o) {
-    if (targets_[o] >= 0) escape(outputs_[o], kForever);
-  }
-
-  for (HostStep& step : steps_) {
-    if (step.kind != Kind::kAlloc && step.kind != Kind::kReshape) continue;
-    step.owned = escapes[index(step.out)];
-    if (step.owned) holders_.push_back(step.out);
-    places_ = places_ || step.place >= 0;
-  }
-  for (const HostStep& step : steps_) {
-    for (int r = 0; step.kind == Kind::kCall && r < step.n_out; ++r)
-      holders_.push_back(step.out + r);
-  }
-  // Views made for call-outs and outputs hold tensors too.
-  for (std::size_t v = 0; v < program.values.size(); ++v) {
-    const auto value = static_cast<ValueId>(v);
-    if (last_tensor[v] < 0 || roots_[v].empty() || roots_[v].front() == value) continue;
-    if (std::find(holders_.begin(), holders_.end(), value) == holders_.end())
-      holders_.push_back(value);
-  }
-  for (const ValueId holder : holders_) {
-    const bool is_root = std::find(roots_[index(holder)].begin(), roots_[index(holder)].end(),
-                                   holder) != roots_[index(holder)].end();
-    const int until = std::max(is_root ? last[index(holder)] : -1, last_tensor[index(holder)]);
-    if (until >= 0 && until != kForever)
-      steps_[static_cast<std::size_t>(until)].release.push_back(holder);
-  }
-
-  const std::vector<int> writer = writers();
-  std::vector<std::vector<std::size_t>> dying(steps_.size());  // lifetimes, by their last step
-  for (std::size_t i = 0; i < steps_.size(); ++i) {
-    const HostStep& step = steps_[i];
-    if ((step.kind != Kind::kAlloc && step.kind != Kind::kReshape) || step.owned || step.is_view)
-      continue;
-    const SizeId elements = program.sizes.product(program.type(step.out).shape.span());
-    const SizeId bytes = program.sizes.mul(elements, program.sizes.constant(step.item_bytes));
-    Lifetime life{step.out, bytes, 0, static_cast<int>(i), last[index(step.out)], step.order};
-    const int at = writer[index(step.out)];
-    if (step.kind == Kind::kAlloc && at >= 0) {
-      for (const std::size_t other : dying[static_cast<std::size_t>(at)]) {
-        Lifetime& dies = lifetimes_[other];
-        if (life.over >= 0 || dies.is_replaced || dies.order != step.order) continue;
-        if (roots_[index(dies.value)].size() != 1) continue;
-        if (!may_replace(steps_[static_cast<std::size_t>(at)], dies.value, step.out)) continue;
-        life.over = dies.value;
-        dies.is_replaced = true;
-      }
-    }
-    dying[static_cast<std::size_t>(life.last)].push_back(lifetimes_.size());
-    lifetimes_.push_back(life);
-  }
-}
-
-// Symbols that inputs bind.
+// Which inputs and outputs are complex outside.
 void Executable::compile_complex(const Options& options) {
   complex_of_.assign(plan_.program.values.size(), -1);
   complex_.assign(n_outputs(), false);
@@ -502,6 +407,7 @@ void Executable::compile_complex_results() {
   }
 }
 
+// Symbols that inputs bind.
 void Executable::compile_inputs(const Options& options) {
   Program& program = plan_.program;
   std::vector<Arrival> arrivals;

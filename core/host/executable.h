@@ -13,6 +13,7 @@
 #include "fuse/plan.h"
 #include "host/arena.h"
 #include "host/framework.h"
+#include "host/nest.h"
 #include "host/profile.h"
 #include "exec/memory.h"
 #include "host/sizes.h"
@@ -39,6 +40,11 @@ struct Options {
   bool apart = false;
   // Which are complex outside, and pairs of reals along a last dim here.
   std::vector<int> complex_inputs, complex_outputs;
+  // A part of another executable: numbers come as bits, and outputs are tensors, each in memory of
+  // its own.
+  bool nested = false;
+  // By number of a call-out, what runs instead of it.
+  std::vector<std::pair<std::int64_t, Nest>> nests;
   schedule::Settings settings;  // of its kernels
 };
 
@@ -58,6 +64,7 @@ struct Source {
   ValueId value = -1;
   SizeId size = shape::kNoSize;
   Object constant = nullptr;
+  std::int64_t bits = 0;                                // kConstant: float64, int64 or bool
   bytecode::Storage storage = bytecode::Storage::kI64;  // kNumber
 
   // Whether the object is made for each use, and is to be dropped after it.
@@ -75,16 +82,19 @@ struct HostStep {
   std::int32_t node = -1;   // kLoop: of the program
   int item_bytes = 0;
   bool owned = false;        // kAlloc, kReshape: the framework owns the buffer
+  std::int32_t held = -1;    // kAlloc: or else the frame, in this block of its
   bool is_view = false;      // kReshape: whatever the sizes are, no copy
   std::int32_t order = -1;   // kAlloc: index of orders, -1: row-major
   ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
   View view;                 // kView, kReshape
   std::int64_t target = 0;   // kCall
+  std::int32_t nest = -1;    // kCall: index of nests, what runs instead; -1: the framework calls
   std::vector<Source> args;  // kCall
   std::int32_t n_out = 0;    // kCall
-  std::vector<std::string> names;  // kCall: of results, for errors
-  int stage = -1;                  // kCall: the stage of sizes that its results complete
-  std::vector<ValueId> release;    // values whose tensors nobody needs after this step
+  std::vector<std::string> names;    // kCall: of results, for errors
+  int stage = -1;                    // kCall: the stage of sizes that its results complete
+  std::vector<ValueId> release;      // values whose tensors nobody needs after this step
+  std::vector<std::int32_t> let_go;  // nests whose results nobody needs after it
 };
 
 // Memory of an input that the caller has looked at, and found to be of the program's type and rank.
@@ -99,7 +109,10 @@ struct Call {
   std::span<const Object> inputs;
   std::span<Object> outputs;
   const Seen* seen = nullptr;  // by input, or null: none was looked at
-  bool began = false;          // inputs were accepted: something may have been done
+  // Of a nested executable: its inputs, instead of `inputs`, and where results lie, by output.
+  const Passed* passed = nullptr;
+  Record* results = nullptr;
+  bool began = false;  // inputs were accepted: something may have been done
 };
 
 // References of a program, given back whatever becomes of its executable.
@@ -134,7 +147,7 @@ class Executable {
 
   // Runs once. Fills the outputs, or throws and fills none.
   // Any number of threads may be in here at the same time, and call-outs may call it again.
-  void run(Call& call);
+  void run(Call& call) { run(call, nullptr); }
   void run(std::span<const Object> inputs, std::span<Object> outputs) {
     Call call{inputs, outputs};
     run(call);
@@ -145,6 +158,13 @@ class Executable {
   const fuse::Plan& plan() const { return plan_; }  // kernels are in kernels()
   const std::vector<schedule::Kernel>& kernels() const { return kernels_; }
   const std::vector<HostStep>& steps() const { return steps_; }
+  const std::vector<Nest>& nests() const { return nests_; }
+  Framework& framework() const { return framework_; }
+  // Whether an input is to be passed as a tensor, since a call-out takes it.
+  bool needs_tensor(std::size_t input) const {
+    const std::size_t value = index(plan_.program.inputs[input]);
+    return taken_[value] || frozen_[value];
+  }
   const ArenaPlan& arena() const { return arena_; }
   // Whether calls note what each of their steps takes; off at first, and then it costs a branch.
   void set_profiled(bool on) noexcept;
@@ -158,10 +178,14 @@ class Executable {
   struct Frame;
   struct Tape;
   class Running;
+  class Kept;
 
   void compile_inputs(const Options& options);
   void order_steps();
   void compile_steps();
+  void compile_nests(const Options& options);
+  void compile_held(const std::vector<int>& last, const std::vector<bool>& escapes);
+  void hold(const std::vector<bool>& outputs);
   void compile_memory();
   void compile_targets(const Options& options);
   void compile_complex(const Options& options);
@@ -228,8 +252,9 @@ class Executable {
   std::unique_ptr<Frame> take_frame();
   void give_frame(std::unique_ptr<Frame> frame) noexcept;
 
+  void run(Call& call, Kept* kept);
   template <bool profiled>
-  void run(Call& call, Profile* profile);
+  void run(Call& call, Kept* kept, Profile* profile);
   template <bool profiled>
   void run_steps(Frame& frame, Profile* profile);
   void read_inputs(Frame& frame, const Call& call) const;
@@ -265,6 +290,14 @@ class Executable {
                      int kernel);
   void run_loop(Frame& frame, int node);
   void call_out(Frame& frame, const HostStep& step) const;
+  bool is_argument(const HostStep& step, std::size_t arg) const;
+  void run_nest(Frame& frame, const HostStep& step) const;
+  Passed passed(Frame& frame, const Source& source, bool as_tensor) const;
+  void run_part(Frame& frame, const HostStep& step, const Part& part, const Record* carried,
+                const Object* tensors, std::span<Object> results, Record* records,
+                Kept& kept) const;
+  void branch(Frame& frame, const HostStep& step, const Nest& nest) const;
+  void repeat(Frame& frame, const HostStep& step, const Nest& nest) const;
   void read_item(Frame& frame, const HostStep& step) const;
   Tape* tape_of(Frame& frame) const;
   void begin_tape(Frame& frame, Tape* tape) const;
@@ -276,11 +309,12 @@ class Executable {
   bool replay(Frame& frame, const Tape& tape);
   Object tensor(Frame& frame, ValueId value) const;
   Object number(const Frame& frame, const Source& source) const;
-  Object new_tensor(ValueId value, std::int64_t elements, Record& record) const;
+  void make(Frame& frame, ValueId value, std::int32_t held, std::int64_t elements,
+            Record& record) const;
   Object result(Frame& frame, std::size_t output) const;
   Object copied(const Record& record, DType dtype, std::span<const std::int32_t> order,
-                bool complex = false) const;
-  Object fresh_copy(Frame& frame, std::size_t output) const;
+                bool complex = false, Record* made = nullptr) const;
+  Object fresh_copy(Frame& frame, std::size_t output, Record* made = nullptr) const;
   // The order of dims in memory that an output asks for; empty: as they are counted.
   std::span<const std::int32_t> order_of(std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
@@ -292,6 +326,12 @@ class Executable {
   Framework& framework_;
   std::vector<schedule::Kernel> kernels_;
   std::vector<HostStep> steps_;
+  std::vector<Nest> nests_;
+  bool nested_ = false;
+  const Executable* holder_ = nullptr;  // whose part it is
+  std::vector<bool> held_;              // by output: left in memory of the frame
+  std::int32_t n_held_ = 0;
+  std::vector<bool> taken_;  // by root: a call-out takes it
   SizeProgram sizes_;
   std::vector<Lifetime> lifetimes_;  // only while compiling; then arena_ has them
   ArenaPlan arena_;

@@ -2,6 +2,8 @@
 // that a call allocates nothing but its outputs.
 #pragma once
 
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "host/executable.h"
@@ -11,6 +13,21 @@ namespace tilevm::host {
 
 // Arenas up to this size stay with their frame between calls.
 inline constexpr std::size_t kKeepBytes = 64 << 10;
+
+// A frame whose memory has results that the call's caller reads.
+class Executable::Kept {
+ public:
+  Kept();
+  Kept(Executable& of, std::unique_ptr<Frame> frame);
+  Kept(Kept&& other) noexcept;
+  Kept& operator=(Kept&& other) noexcept;  // other: what this was
+  ~Kept();
+  void let_go() noexcept;
+
+ private:
+  Executable* of_ = nullptr;
+  std::unique_ptr<Frame> frame_;
+};
 
 struct Executable::Frame {
   std::vector<std::int64_t> regs;  // size program
@@ -22,8 +39,12 @@ struct Executable::Frame {
   std::vector<schedule::ChainLaunch> chains;         // by chain: what one launch is made of
   std::vector<std::shared_ptr<const float>> packed;  // that a running chain reads
   std::vector<Object> args;                          // of a call-out, then its results
+  std::vector<Passed> passed;                        // to a part of a step
+  std::vector<Record> carried;                       // by a loop: twice as many as it has results
   std::vector<std::int64_t> offsets, ends;           // by buffer of the arena, in its block
   std::vector<exec::Block> blocks;                   // by stage: memory of its buffers
+  std::vector<exec::Block> held;                     // results that are no tensors
+  std::vector<Kept> kept;                            // by nest: where its results are
   std::int64_t output_bytes = 0;                     // allocated for results in this call
   // Memory of an input, and by value whether it is an input that shares memory with no other.
   struct Range {
@@ -39,7 +60,22 @@ struct Executable::Frame {
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);
+    for (const exec::Block& block : held) exec::release(block);
   }
 };
+
+inline Executable::Kept::Kept() = default;
+inline Executable::Kept::Kept(Executable& of, std::unique_ptr<Frame> frame)
+    : of_(&of), frame_(std::move(frame)) {}
+inline Executable::Kept::Kept(Kept&& other) noexcept = default;
+inline Executable::Kept& Executable::Kept::operator=(Kept&& other) noexcept {
+  std::swap(of_, other.of_);
+  std::swap(frame_, other.frame_);
+  return *this;
+}
+inline Executable::Kept::~Kept() { let_go(); }
+inline void Executable::Kept::let_go() noexcept {
+  if (frame_) of_->give_frame(std::move(frame_));
+}
 
 }  // namespace tilevm::host

@@ -60,6 +60,9 @@ class Framework {
   virtual void unlock() noexcept = 0;
   virtual void lock() noexcept = 0;
   virtual int threads() noexcept = 0;
+  // Between turns of a loop that may never end: throws ForeignError if the user stops it, and lets
+  // other Python threads run if it is `time`.
+  virtual void pause(bool /*time*/) {}
 };
 
 // Where there are no complex tensors.

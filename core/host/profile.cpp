@@ -173,6 +173,9 @@ std::vector<Work> work(const Executable& executable, const Profile& profile) {
 
 void Executable::set_profiled(bool on) noexcept {
   profiled_.store(on, std::memory_order_relaxed);
+  for (const Nest& nest : nests_) {
+    for (const Part& part : nest.parts) part.executable->set_profiled(on);
+  }
   if (on) return;
   const std::lock_guard lock(mutex_);
   profile_.reset();

@@ -93,17 +93,28 @@ class Executable::Running {
  public:
   explicit Running(Executable& exe) : exe_(exe), frame_(exe.take_frame()) {}
   ~Running() {
-    for (const ValueId holder : exe_.holders_) {
-      Object& tensor = frame_->tensors[exe_.index(holder)];
-      if (tensor != nullptr) exe_.framework_.drop(std::exchange(tensor, nullptr));
-    }
+    if (!frame_) return;
+    drop_tensors();
     exe_.give_frame(std::move(frame_));
   }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   Frame& frame() { return *frame_; }
+  // The frame, to whoever reads results in it.
+  Kept keep() {
+    drop_tensors();
+    return {exe_, std::move(frame_)};
+  }
 
  private:
+  void drop_tensors() {
+    for (const ValueId holder : exe_.holders_) {
+      Object& tensor = frame_->tensors[exe_.index(holder)];
+      if (tensor != nullptr) exe_.framework_.drop(std::exchange(tensor, nullptr));
+    }
+    for (Kept& kept : frame_->kept) kept.let_go();
+  }
+
   Executable& exe_;
   std::unique_ptr<Frame> frame_;
 };
@@ -132,11 +143,16 @@ std::unique_ptr<Executable::Frame> Executable::take_frame() {
   frame->ends.resize(arena_.buffers.size());
   frame->blocks.resize(static_cast<std::size_t>(sizes_.stages()));
   frame->apart.resize(n_values);
+  frame->held.resize(static_cast<std::size_t>(n_held_));
+  frame->kept.resize(nests_.size());
   return frame;
 }
 
 void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
   for (exec::Block& block : frame->blocks) {
+    if (block.bytes > kKeepBytes) exec::release(std::exchange(block, {}));
+  }
+  for (exec::Block& block : frame->held) {
     if (block.bytes > kKeepBytes) exec::release(std::exchange(block, {}));
   }
   frame.reset(spare_.exchange(frame.release(), std::memory_order_acq_rel));
@@ -148,13 +164,14 @@ void Executable::give_frame(std::unique_ptr<Frame> frame) noexcept {
   }
 }
 
-void Executable::run(Call& call) {
+// kept: takes the frame, if results are left in it; null: they are not.
+void Executable::run(Call& call, Kept* kept) {
   const trace::Span span("call");
   if (!profiled_.load(std::memory_order_relaxed)) [[likely]]
-    return run<false>(call, nullptr);
+    return run<false>(call, kept, nullptr);
   auto profile = std::make_unique<Profile>();
   profile->steps_ns.reserve(steps_.size());
-  run<true>(call, profile.get());
+  run<true>(call, kept, profile.get());
   const std::lock_guard lock(mutex_);
   profile_ = std::move(profile);
 }
@@ -202,12 +219,13 @@ void Executable::run_steps(Frame& frame, Profile* profile) {
       Object& held = frame.tensors[index(value)];
       if (held != nullptr) framework_.drop(std::exchange(held, nullptr));
     }
+    for (const std::int32_t nest : step.let_go) frame.kept[index(nest)].let_go();
     if constexpr (profiled) profile->steps_ns.push_back(watch.lap_ns());
   }
 }
 
 template <bool profiled>
-void Executable::run(Call& call, Profile* profile) {
+void Executable::run(Call& call, Kept* kept, Profile* profile) {
   Running running(*this);
   Frame& frame = running.frame();
   [[maybe_unused]] Watch watch;
@@ -231,6 +249,7 @@ void Executable::run(Call& call, Profile* profile) {
   }
   const std::span<Object> outputs = call.outputs;
   std::size_t done = 0;
+  bool keeps = false;
   try {
     for (; done < outputs_.size(); ++done) {
       const Source& output = outputs_[done];
@@ -240,7 +259,15 @@ void Executable::run(Call& call, Profile* profile) {
         const Record& record = frame.records[index(output.value)];
         const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
                           (ordered_[done] && !lies_in(order_of(done), record));
-        outputs[done] = copy ? fresh_copy(frame, done) : result(frame, done);
+        const bool held = held_[done] && !copy;
+        Record* const made = call.results == nullptr ? nullptr : &call.results[done];
+        if (made != nullptr) *made = record;
+        if (held && kept != nullptr) {
+          outputs[done] = nullptr;
+          keeps = true;
+        } else {
+          outputs[done] = copy || held ? fresh_copy(frame, done, made) : result(frame, done);
+        }
       } else {
         const Object object = number(frame, output);
         outputs[done] = output.makes_object() ? object : framework_.retain(object);
@@ -258,16 +285,28 @@ void Executable::run(Call& call, Profile* profile) {
     profile->sizes = frame.regs;
     profile->records = frame.records;
   }
+  if (keeps) *kept = running.keep();
 }
 
 void Executable::read_inputs(Frame& frame, const Call& call) const {
   const Program& program = plan_.program;
   const std::span<const Object> inputs = call.inputs;
   frame.inputs = inputs;
-  for (std::size_t i = 0; i < inputs.size(); ++i) {
+  for (std::size_t i = 0; i < program.inputs.size(); ++i) {
     const ValueId value = program.inputs[i];
     const Type& type = program.type(value);
     Record& record = frame.records[index(value)];
+    if (call.passed != nullptr) {
+      const Passed& passed = call.passed[i];
+      frame.tensors[index(value)] = passed.tensor;
+      if (!type.weak) record = *passed.record;
+      record.root = type.weak ? -1 : value;
+      if (!type.weak) continue;
+      frame.numbers[index(value)] = passed.number;
+      record.rank = 0;
+      record.data = reinterpret_cast<std::byte*>(&frame.numbers[index(value)]);
+      continue;
+    }
     const bool complex = complex_of_[index(value)] >= 0;
     frame.tensors[index(value)] = complex ? nullptr : inputs[i];
     if (!type.weak) {
@@ -348,9 +387,8 @@ void Executable::allocate(Frame& frame, const HostStep& step) const {
   }
   if (step.owned) {
     record.root = step.out;
-    Object& held = frame.tensors[index(step.out)];
-    held = new_tensor(step.out, elements, record);
-    frame.output_bytes += elements * step.item_bytes;
+    make(frame, step.out, step.held, elements, record);
+    if (step.held < 0) frame.output_bytes += elements * step.item_bytes;
     return;
   }
   const auto b = static_cast<std::size_t>(arena_.buffer_of[index(step.out)]);

@@ -110,7 +110,7 @@ void Executable::note_step(Frame& frame, const HostStep& step, std::size_t first
   Tape& tape = *frame.tape;
   if (step.owned && frame.records[index(step.out)].root == step.out) {
     Record& record = frame.records[index(step.out)];
-    tape.made.push_back({step.out, record.elements(), record});
+    tape.made.push_back({step.out, record.elements(), record, step.held});
   }
   const auto note = [&](std::size_t action, int operand, const Record& record,
                         const std::byte* address) {
@@ -222,7 +222,7 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
   for (const Tape::Made& made : tape.made) {
     Record& record = frame.records[index(made.value)];
     record = made.record;
-    frame.tensors[index(made.value)] = new_tensor(made.value, made.elements, record);
+    make(frame, made.value, made.held, made.elements, record);
   }
   for (const Tape::Kept& kept : tape.kept) {
     Record& record = frame.records[index(kept.value)];

@@ -34,6 +34,7 @@ struct Executable::Tape {
     ValueId value;
     std::int64_t elements;
     Record record;
+    std::int32_t held;  // as HostStep
   };
   // A value that outputs are made from. base -1: its address is always the same.
   struct Kept {

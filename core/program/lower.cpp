@@ -197,6 +197,7 @@ class Lowering {
   ValueId cast(ValueId v, DType to);
   ValueId materialise(const High& h, DType dtype);
   ValueId widened(const High& h);
+  ValueId argument(const High& h);
   ValueId materialise(const High& h) { return materialise(h, settled(h.type)); }
 
   // ---- Operators
@@ -280,6 +281,15 @@ ValueId Lowering::materialise(const High& h, DType dtype) {
     default:
       return cast(h.op && dtype == DType::kFloat64 ? widened(h) : h.value, dtype);
   }
+}
+
+// What a call-out is given: Python's ints stay what they are, and no kernel computes them.
+ValueId Lowering::argument(const High& h) {
+  if (!h.type.weak || h.type.dtype != DType::kInt64) return materialise(h);
+  if (h.kind == High::Kind::kSize)
+    return emit(Op::size_value, {}, {Attr::of_sizes({h.size})}, h.type);
+  if (h.number.kind != NumberKind::kInt) return materialise(h);
+  return emit(Op::scalar, {}, {Attr::of_integer(h.number.integer)}, h.type);
 }
 
 // Arithmetic of Python floats as Python does it.
@@ -806,7 +816,7 @@ Program Lowering::run() {
       Operands operands;
       for (ValueId v : node.inputs) {
         const High& h = at(v);
-        operands.push_back(h.kind == High::Kind::kValue ? h.value : materialise(h));
+        operands.push_back(h.kind == High::Kind::kValue ? h.value : argument(h));
       }
       std::vector<Type> types;
       for (int k = 0; k < node.n_out; ++k) types.push_back(source_.type(node.out + k));

@@ -115,6 +115,8 @@ def compile(
     apart: bool = ...,
     complex_inputs: Sequence[int] = ...,
     complex_outputs: Sequence[int] = ...,
+    nested: bool = ...,
+    nests: Mapping[int, tuple[str, list[tuple[Executable, list[int]]]]] = ...,
     allow_grad: bool = ...,
     detached: bool = ...,
     single: bool = ...,

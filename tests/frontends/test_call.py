@@ -539,6 +539,10 @@ def test_kernels_run_without_python(monkeypatch: pytest.MonkeyPatch) -> None:
         ("l[0].shape[0] < l[1] < 7", False),
         ("l[1] < 2.5", False),
         ("l[0].shape[0]**2 < 5", False),
+        ("l[0].stride() == (1 * max(l[0].shape[1], 1), 1, )", True),
+        ("l[0].stride() == ()", True),
+        ("l[0].stride() != (1, )", False),
+        ("l[0].stride()[0] == 1", False),
     ],
 )
 def test_guards_that_the_core_evaluates(source: str, known: bool) -> None:

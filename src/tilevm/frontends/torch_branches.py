@@ -1,23 +1,29 @@
 """Graphs within a graph: `torch.cond` and `torch.while_loop`.
 
-Each inner graph is a program of its own, compiled with the outer one. What chooses between them is
-a call-out, so that sizes and buffers of a branch that is not taken cost nothing.
+Each inner graph is an executable of its own, compiled with the outer one, which chooses between
+them and runs them on its own memory: sizes and buffers of a branch that is not taken cost nothing.
+Where a graph takes or makes what only Python hands over, as complex numbers, the choice is a
+call-out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
 from tilevm.frontends import torch_callouts
+from tilevm.frontends.torch_imported import short_name
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
+    from tilevm.frontends.torch_program import Captured
 
 Run = Callable[..., Any]
 
@@ -27,42 +33,93 @@ def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Ten
     make = _OPERATORS.get(name)
     if make is None:
         raise Refused(f"the graph calls {name}")
-    choose, operands = make(b, *arguments)
-    inputs: list[int] = []
-    for operand in operands:
+    nest = make(b, *arguments)
+    inputs = [*nest.decides]
+    for operand in nest.operands:
         if isinstance(operand, Tensor):
             inputs.append(operand.id)
         elif isinstance(operand, torch.SymInt | int) and not isinstance(operand, bool):
             inputs.append(b.number(operand))
         else:
             raise Refused(f"{name} takes a {type(operand).__name__}")
-    choose.__name__ = choose.__qualname__ = name
-    return torch_callouts.call(b, choose, name, "it chooses as it runs", inputs, list(value))
+    for graph in nest.graphs:
+        b.result.draws |= graph.imported.draws
+        b.result.brings |= graph.imported.brings
+        b.result.callouts += graph.imported.callouts
+    nest.run.__name__ = nest.run.__qualname__ = name
+    if not all(_is_native(graph) for graph in nest.graphs):
+        reason = "it takes or makes what is no tensor of a kernel's"
+        return torch_callouts.call(b, nest.run, name, reason, inputs, list(value))
+    parts = []
+    for graph in nest.graphs:
+        places = [*range(len(nest.operands))]
+        for constant in graph.fixed.values():
+            places.append(len(inputs) - len(nest.decides))
+            inputs.append(b.constant(constant))
+        parts.append((graph.executable, [places[i] for i in graph.imported.passed]))
+    b.result.nests[len(b.result.targets)] = (nest.kind, parts)
+    return torch_callouts.append(b, nest.run, name, inputs, list(value))
 
 
-def _inner(b: Importer, graph: torch.fx.GraphModule, operands: list[Any]) -> Run:
-    """What runs an inner graph: it takes the operands, and returns a tuple."""
-    return b.compile_inner(graph.graph, [x.fake if isinstance(x, Tensor) else x for x in operands])
+def _is_native(graph: Captured) -> bool:
+    """Whether the core alone can run a graph inside: it takes and gives tensors as they are."""
+    imported = graph.imported
+    results = imported.outputs == list(range(len(imported.outputs)))
+    made: Any = graph.graph.output_node().args[0]
+    nodes = made if isinstance(made, list | tuple) else (made,)
+    fakes = [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in nodes]
+    known = all(isinstance(f, torch.Tensor) and short_name(f.dtype) != "opaque" for f in fakes)
+    complexes = imported.complex_inputs or imported.complex_outputs
+    return results and known and not (complexes or imported.float_inputs)
 
 
-def _cond(
-    b: Importer, decide: Any, then: Any, otherwise: Any, operands: Any
-) -> tuple[Run, list[Any]]:
-    if not isinstance(decide, Tensor):
-        raise Refused("a branch depends on sizes alone")
-    run_then, run_otherwise = (_inner(b, graph, list(operands)) for graph in (then, otherwise))
+def _inner(b: Importer, graph: torch.fx.GraphModule, operands: list[Any]) -> Captured:
+    """An inner graph, which takes the operands and returns a tuple."""
+    inputs = [x.fake if isinstance(x, Tensor) else x for x in operands]
+    known = (b.values.get(node) for node in b.unchanged)
+    held = {value.id for value in known if isinstance(value, Tensor)}
+    unchanged = {i for i, x in enumerate(operands) if isinstance(x, Tensor) and x.id in held}
+    return b.compile_inner(graph.graph, inputs, unchanged)
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """What an operator consists of. run: the same in Python. decides: inputs before operands."""
+
+    kind: str
+    run: Run
+    decides: list[int]
+    operands: list[Any]
+    graphs: tuple[Captured, Captured]
+
+
+_RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+
+
+def _compared(b: Importer, condition: Any) -> int:
+    """A condition over sizes, as a tensor. Raises: Refused."""
+    relation = condition.node.expr if isinstance(condition, torch.SymBool) else None
+    if not isinstance(relation, Relational):
+        raise Refused(f"a branch depends on {condition}")
+    sides = [b.add("size_value", size=b.size(side)) for side in relation.args]
+    return b.cast(b.add(_RELATIONS[relation.rel_op], *sides), torch.bool)
+
+
+def _cond(b: Importer, decide: Any, then: Any, otherwise: Any, operands: Any) -> _Nest:
+    decides = decide.id if isinstance(decide, Tensor) else _compared(b, decide)
+    graphs = (_inner(b, then, list(operands)), _inner(b, otherwise, list(operands)))
+    run_then, run_otherwise = (graph.run for graph in graphs)
 
     def cond(decided: torch.Tensor, *values: Any) -> Any:
         return run_then(*values) if decided.item() else run_otherwise(*values)
 
-    return cond, [decide, *operands]
+    return _Nest("branch", cond, [decides], list(operands), graphs)
 
 
-def _while_loop(
-    b: Importer, test: Any, body: Any, carried: Any, others: Any
-) -> tuple[Run, list[Any]]:
+def _while_loop(b: Importer, test: Any, body: Any, carried: Any, others: Any) -> _Nest:
     operands = [*carried, *others]
-    run_test, run_body = (_inner(b, graph, operands) for graph in (test, body))
+    graphs = (_inner(b, test, operands), _inner(b, body, operands))
+    run_test, run_body = (graph.run for graph in graphs)
     n = len(carried)
 
     def while_loop(*values: Any) -> Any:
@@ -72,10 +129,7 @@ def _while_loop(
             state = run_body(*state, *values[n:])
         return tuple(state)
 
-    return while_loop, operands
+    return _Nest("repeat", while_loop, [], operands, graphs)
 
 
-_OPERATORS: dict[str, Callable[..., tuple[Run, list[Any]]]] = {
-    "cond": _cond,
-    "while_loop": _while_loop,
-}
+_OPERATORS: dict[str, Callable[..., _Nest]] = {"cond": _cond, "while_loop": _while_loop}

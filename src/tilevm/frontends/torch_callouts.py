@@ -68,10 +68,22 @@ def call(
 
     source: as `bind` gives it; "": text cannot say what is called.
     """
+    b.result.callouts.append(CallOut(name, reason, b.line))
+    return append(b, function, name, inputs, fakes, source)
+
+
+def append(
+    b: Importer,
+    function: Callable[..., Any],
+    name: str,
+    inputs: list[int],
+    fakes: list[Any],
+    source: str = "",
+) -> list[Tensor]:
+    """Append a step that `function` tells the meaning of, a call-out or not. As `call`."""
     if not all(isinstance(fake, torch.Tensor) for fake in fakes):
         raise Refused(f"{name} returns something that is not a tensor")
     types = [(short_name(f.dtype), False, tuple(b.held_shape(f))) for f in fakes]
-    b.result.callouts.append(CallOut(name, reason, b.line))
     first = b.program.call(len(b.result.targets), inputs, types)
     given = [i for i, value in enumerate(inputs) if value in b.complex_values]
     made = [i for i, fake in enumerate(fakes) if is_complex(fake)]

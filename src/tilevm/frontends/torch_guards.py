@@ -69,6 +69,16 @@ def _integer(tree: ast.expr, places: Sequence[int]) -> Iterator[GuardStep]:
             yield ("size", _leaf(leaf, places), axis)
         case ast.Subscript():
             yield ("number", _leaf(tree, places))
+        case ast.Compare(
+            left=ast.Call(func=ast.Attribute(value=leaf, attr="stride"), args=[], keywords=[]),
+            ops=[ast.Eq()],
+            comparators=[ast.Tuple(elts=strides)],
+        ):
+            yield ("constant", 1)
+            for axis, stride in enumerate(strides):
+                yield ("stride", _leaf(leaf, places), axis)
+                yield from _integer(stride, places)
+                yield from (("==",), ("and",))
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             yield from _integer(left, places)
             yield from _integer(right, places)

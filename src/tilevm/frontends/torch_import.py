@@ -7,7 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
 import torch
@@ -21,11 +21,15 @@ from tilevm.frontends.torch_memory import (
     Mutations,
     Refused,
     functional,
+    storages,
 )
 from tilevm.frontends.torch_ops import Tensor, Unsupported
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_transforms import is_complex, row_of
 from tilevm.runtime import program as runtime
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_program import Captured
 
 MAX_RANK = 8
 
@@ -89,7 +93,7 @@ class Importer:
         sizes: Sizes,
         *,
         may_unify: bool,
-        compile_inner: Callable[[torch.fx.Graph, list[Any]], Callable[..., Any]],
+        compile_inner: Callable[[torch.fx.Graph, list[Any], set[int]], Captured],
     ) -> None:
         self.graph = graph
         self.compile_inner = compile_inner
@@ -102,6 +106,9 @@ class Importer:
         self.items: set[int] = set()  # values that are floats read from tensors
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
+        self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
+        self.n_given = 0  # inputs of the graph, with its constants
+        self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
@@ -185,6 +192,18 @@ class Importer:
             for user in self.node.users
         )
 
+    def constant(self, tensor: torch.Tensor) -> int:
+        """A tensor that a graph inside holds, as an input of this one that nobody passes."""
+        for known, value in self.constants:
+            if known is tensor:
+                return value
+        value = self.program.input(short_name(tensor.dtype), self.held_shape(tensor))
+        self.result.input_names.append(f"constant{len(self.constants)}")
+        self.result.memory[0].append(next(iter(storages(tensor)), id(tensor)))
+        self.result.passed.append(self.n_given + len(self.constants))
+        self.constants.append((tensor, value))
+        return value
+
     def not_one(self, size: Any) -> None:
         """Record that the graph is right only if `size` is not 1."""
         if not isinstance(size, torch.SymInt):
@@ -241,6 +260,7 @@ class Importer:
     def inputs(self, placeholders: Sequence[torch.fx.Node], values: Sequence[Any]) -> None:
         """Append the graph's inputs; `values` are their FakeTensors, SymInts and numbers."""
         result = self.result
+        self.n_given = len(placeholders)
         for name, low, high, multiple in self.sizes.symbols():
             self.program.symbol(name, low, high, multiple)
         for place, (node, value) in enumerate(zip(placeholders, values, strict=True)):

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
 
+# `branch` or `repeat`, and of each executable which operands it takes: see core/host/nest.h.
+Nest = tuple[str, list[tuple[Callable[..., Any], list[int]]]]
+
+
 class FloatInput:
     """Stands for an input that is a Python float: the graph has a tensor and reads its item."""
 
@@ -49,6 +53,7 @@ class Imported:
     program: runtime.Program | None
     targets: list[Callable[..., Any]] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)  # of targets: as `torch_callouts.bind`
+    nests: dict[int, Nest] = field(default_factory=dict)  # by target, what runs instead of it
     callouts: list[CallOut] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
     orders: list[Sequence[int] | None] = field(default_factory=list)
@@ -72,12 +77,13 @@ class Imported:
         frozen: Collection[int] = (),
         detached: bool = False,
         apart: bool = False,
+        nested: bool = False,
     ) -> Callable[..., Any]:
         """The executable, with these knobs of its own. The program is used up.
 
         frozen: inputs of the graph whose elements do not change. detached: results that share
         memory are no views of each other, as autograd sees it. apart: inputs that are written
-        must share no memory with others.
+        must share no memory with others. nested: a step of another executable may run it.
         """
         program, self.program = self.program, None
         assert program is not None
@@ -101,6 +107,8 @@ class Imported:
                 apart=apart,
                 complex_inputs=self.complex_inputs,
                 complex_outputs=self.complex_outputs,
+                nested=nested,
+                nests=self.nests,
                 detached=detached,
                 **knobs,
             )

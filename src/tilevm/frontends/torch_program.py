@@ -96,13 +96,18 @@ def build(
     environment: Any = next((s.node.shape_env for s in _symbolic([*inputs, *made])), None)
     unified: dict[Any, Any] = {}
 
-    def compile_inner(graph: torch.fx.Graph, inputs: list[Any]) -> Callable[..., Any]:
-        return build(graph, inputs, knobs, views=False, inner=True).run
+    def compile_inner(graph: torch.fx.Graph, inputs: list[Any], unchanged: set[int]) -> Captured:
+        known = None if frozen is None else unchanged
+        return build(graph, inputs, knobs, views=False, inner=True, frozen=known)
 
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
+            importer.unchanged = {
+                *(placeholders[place] for place in frozen or ()),
+                *([] if frozen is None else constants),
+            }
             importer.inputs([*placeholders, *constants], [*inputs, *constants.values()])
             torch_convolutions.images(importer)
             (output,) = graph.find_nodes(op="output")
@@ -128,9 +133,12 @@ def build(
             condition = relation(expr, int(test.split()[1]))
             if condition != sympy.true and not _guarded(environment, condition):
                 raise Refused(f"the graph needs {condition}, which does not hold")
-    fixed = {len(placeholders) + i: value for i, value in enumerate(constants.values())}
+    held = [*constants.values(), *(tensor for tensor, _ in importer.constants)]
+    fixed = {len(placeholders) + i: value for i, value in enumerate(held)}
     unchanged = () if frozen is None else {*frozen, *fixed}
-    executable = importer.result.compile(knobs, unchanged, detached=not views, apart=apart)
+    executable = importer.result.compile(
+        knobs, unchanged, detached=not views, apart=apart, nested=inner
+    )
     run = _around(importer.result, sizes, executable, len(placeholders), fixed)
     captured = Captured(importer.result, sizes, executable, run, whole, fixed)
     if config.check and not inner:

@@ -68,7 +68,8 @@ def _alone(modules: Iterable[nn.Module]) -> Iterator[None]:
 
     @functools.wraps(call)
     def run(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        wait_for((self,))
+        if not torch.compiler.is_dynamo_compiling():  # of a branch of torch.cond, in this thread
+            wait_for((self,))
         return call(self, *args, **kwargs)
 
     _traced = frozenset(map(id, modules)), threading.get_ident()

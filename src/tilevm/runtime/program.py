@@ -91,7 +91,8 @@ class Variants(Protocol):
     def __len__(self) -> int: ...
 
 
-GuardStep = tuple[Any, ...]  # ("size", argument, axis), ("constant", 3), ("==",), ("require",), ...
+# ("size", argument, axis), ("stride", argument, axis), ("constant", 3), ("==",), ("require",), ...
+GuardStep = tuple[Any, ...]
 
 if TYPE_CHECKING:
 
@@ -148,9 +149,10 @@ def add_variant(
 
     checked: kinds, element types, ranks, layouts and gradients of the arguments, and modes of
     PyTorch, must be those of this call; otherwise all is left to the executable. guards: conditions
-    on sizes and ints, in postfix order. inputs: of the executable `run`, indices of arguments, or
-    `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of the executable,
-    in the order of the result, which is the `single` one, a `tuple`, a `list`, or `rebuilt`.
+    on sizes, strides and ints, in postfix order. inputs: of the executable `run`, indices of
+    arguments, or `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of
+    the executable, in the order of the result, which is the `single` one, a `tuple`, a `list`, or
+    `rebuilt`.
     """
     added: bool = _core.add_variant(
         variants,

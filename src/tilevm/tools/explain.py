@@ -13,7 +13,7 @@ from typing import Any, Literal, overload
 from tilevm.errors import CaptureError, TilevmError, describe
 from tilevm.runtime.program import watch_segments, watched_segments
 from tilevm.tools import archive, explain_data
-from tilevm.tools.explanation import CallOut, Explanation, Recording, Segment
+from tilevm.tools.explanation import CallOut, Explanation, Part, Recording, Segment
 
 __all__ = ["CallOut", "Explanation", "Recording", "Segment", "explain"]
 
@@ -284,6 +284,17 @@ def _assembled(
     """What the core describes, with what Python knows of it."""
     variants = [v for kernel in described["kernels"] for v in kernel["variants"]]
     operators = explain_data.operators(described)
+    parts = []
+    for i, part in enumerate(described["parts"]):
+        does = f"{described['steps'][part['step']]['name']}, {part['does']}"
+        own = tuple(p["parts"][i] for p in profiles if p["parts"][i] is not None)
+        skipped = "" if own or not profiles else "it did not run"
+        known = {step["name"] for step in part["steps"] if step["kind"] == "call"}
+        called = tuple(c for c in callouts if c.name in known)
+        explanation = _assembled(
+            f"{title}: {does}", part, callouts=called, profiles=own, untimed=skipped
+        )
+        parts.append(Part(part["step"], part["does"], explanation))
     return Explanation(
         title=title,
         graph=described["graph"],
@@ -300,4 +311,5 @@ def _assembled(
         compiling=(*compiling, ("encode and emit", sum(v["compile_us"] for v in variants))),
         profiles=profiles,
         untimed=untimed,
+        parts=tuple(parts),
     )

@@ -46,6 +46,10 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
         "compiling": [{"phase": phase, "us": us} for phase, us in explanation.compiling],
         "timing": timing,
         "machine": machine,
+        "parts": [
+            {"step": p.step, "does": p.does, **to_json(p.explanation, limits=limits)}
+            for p in explanation.parts
+        ],
     }
 
 

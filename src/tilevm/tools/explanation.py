@@ -77,7 +77,7 @@ class Explanation(Report):
     variants encoded so far; `asm` adds "assembly" to these, as `tilevm.tools.assembly` reads it.
     names: of each input, the parameter or tensor that it is; "": not known. symbols: (name, min,
     max, multiple_of). compiling: (phase, microseconds). profiles: what each timed call took and
-    had to do; `untimed`: why there is none, or not more than one.
+    had to do; `untimed`: why there is none, or not more than one. parts: graphs that steps run.
     """
 
     title: str
@@ -95,6 +95,7 @@ class Explanation(Report):
     compiling: tuple[tuple[str, float], ...] = ()
     profiles: tuple[dict[str, Any], ...] = ()
     untimed: str = ""
+    parts: tuple[Part, ...] = ()
 
     @property
     def cuts(self) -> tuple[tuple[str, str], ...]:
@@ -124,7 +125,17 @@ class Explanation(Report):
             _section("call-outs", _callout_rows(self.callouts)),
         ]
         parts += [_kernel(number, kernel) for number, kernel in enumerate(self.kernels)]
+        parts += [f"\n{part.explanation.to_text(limits=limits)}" for part in self.parts]
         return "\n".join(part for part in parts if part)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A graph that a step runs: a branch, or the test or body of a loop. Times are of its last."""
+
+    step: int
+    does: str
+    explanation: Explanation
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ KINDS: dict[str, str] = {
     "host program": "compiling: steps, sizes, arena",
     "flush": "a recorded segment runs, by what made it",
     "call": "a program runs",
+    "branch": "one of two graphs runs, as in torch.cond",
+    "repeat": "a graph runs again and again, as in torch.while_loop",
     "launch": "a kernel, or products with their kernels",
     "call-out": "an operator that PyTorch runs",
     "encode": "a kernel becomes bytecode, for a new class of layouts",
