@@ -66,7 +66,9 @@ def recorder() -> Any:
             if _module is None:
                 module = _load()
                 module.Block.__call__ = _in_block
-                # From here on calls of `fuse` get to the recorder without Python between.
+                # From here on calls of `fuse` get to the recorder without Python between, which
+                # says nothing of its parameters.
+                type.__setattr__(Fuse, "__signature__", inspect.signature(fuse))
                 type.__setattr__(Fuse, "__call__", module.block)
                 _module = module
     return _module

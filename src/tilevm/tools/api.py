@@ -45,8 +45,7 @@ def page() -> str:
 
 def _plain(name: str, value: Any) -> Iterator[str]:
     """A function, a class, or an object that is called: its signature and docstring."""
-    called = value if inspect.isroutine(value) or inspect.isclass(value) else type(value).__call__
-    yield f"```text\n{name}{_signature(called)}\n```\n"
+    yield f"```text\n{name}{_signature(value)}\n```\n"
     own = value if inspect.isroutine(value) or inspect.isclass(value) else type(value)
     yield _told(own)
     if inspect.isclass(value) or not inspect.isroutine(value):
