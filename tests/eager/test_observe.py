@@ -44,7 +44,8 @@ def test_addresses_asked_for_again_and_again_keep_nothing() -> None:
     ask(1000)
     before = resident_bytes()
     ask(50_000)
-    assert resident_bytes() - before < 8e6  # of 50,000 results' memory
+    if os.environ.get("TILEVM_SANITIZED") != "address":  # which keeps for a while what is freed
+        assert resident_bytes() - before < 8e6  # of 50,000 results' memory
 
 
 def saved(x: Any) -> Any:
