@@ -262,6 +262,18 @@ def test_writes_behind_the_block() -> None:
     same((y, z), (grid() * 2, (grid() * 2).t() + 1))
 
 
+def test_writes_through_an_address_asked_for_after_that_of_nothing() -> None:
+    """An empty tensor at the same address has been looked at before."""
+    x = grid()
+    nothing = torch.from_numpy(x.numpy().reshape(-1)[:0])
+    with tilevm.fuse():
+        assert nothing.data_ptr() in (0, x.data_ptr())
+        array = x.numpy()
+        y = x * 2
+        array[:] = 7
+        same(y, grid() * 2)
+
+
 def test_after_an_exception_in_the_block() -> None:
     kept = []
     with pytest.raises(KeyError), tilevm.fuse():
