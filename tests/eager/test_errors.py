@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from tests.eager.compare import grid, same  # noqa: E402
 import tilevm  # noqa: E402
 from tilevm.frontends.torch_eager import pending  # noqa: E402
 
+MOST = sys.maxsize
 Function = Callable[..., Any]
 # Functions of x [3, 4] of float32 and k [3, 4] of int64 that raise.
 WRONG: dict[str, Function] = {
@@ -66,6 +68,12 @@ WRONG: dict[str, Function] = {
     "narrow": lambda x, k: x.narrow(0, 2, 2),
     "split": lambda x, k: x.split([1, 1]),
     "chunk": lambda x, k: x.chunk(0),
+    "steps beyond": lambda x, k: x[::MOST],
+    "steps beyond, as an operator": lambda x, k: torch.ops.aten.slice(x, 0, 0, 3, MOST),
+    "chunks beyond": lambda x, k: x.chunk(MOST),
+    "chunks beyond, as a function": lambda x, k: torch.chunk(x, MOST, 1),
+    "a part beyond": lambda x, k: x.split([1, MOST]),
+    "as many elements, modulo 2 ** 64": lambda x, k: x.view(4, 3 + 2**62),
     "cat": lambda x, k: torch.cat([x, torch.ones(3, 5)]),
     "cat of nothing": lambda x, k: torch.cat([]),
     "stack": lambda x, k: torch.stack([x, x[0]]),

@@ -44,7 +44,8 @@ def test_addresses_asked_for_again_and_again_keep_nothing() -> None:
     ask(1000)
     before = resident_bytes()
     ask(50_000)
-    assert resident_bytes() - before < 8e6  # of 50,000 results' memory
+    if os.environ.get("TILEVM_SANITIZED") != "address":  # which keeps for a while what is freed
+        assert resident_bytes() - before < 8e6  # of 50,000 results' memory
 
 
 def saved(x: Any) -> Any:
@@ -259,6 +260,18 @@ def test_writes_behind_the_block() -> None:
     array[:] = 7
     x.add_(100)
     same((y, z), (grid() * 2, (grid() * 2).t() + 1))
+
+
+def test_writes_through_an_address_asked_for_after_that_of_nothing() -> None:
+    """An empty tensor at the same address has been looked at before."""
+    x = grid()
+    nothing = torch.from_numpy(x.numpy().reshape(-1)[:0])
+    with tilevm.fuse():
+        assert nothing.data_ptr() in (0, x.data_ptr())
+        array = x.numpy()
+        y = x * 2
+        array[:] = 7
+        same(y, grid() * 2)
 
 
 def test_after_an_exception_in_the_block() -> None:

@@ -464,7 +464,7 @@ PyObject* chunked(PyObject* const* args, std::size_t n, PyObject* names, const c
     if (!g.tensor(0) || !g.integer(1) || !g.integer(2, 0)) return nullptr;
     const at::Tensor x = g.stack()[0].toTensor();
     const std::int64_t chunks = g.stack()[1].toInt(), dim = g.stack()[2].toInt();
-    if (chunks < 1 || dim < -x.dim() || dim >= x.dim()) return nullptr;
+    if (chunks < 1 || chunks > kMostStep || dim < -x.dim() || dim >= x.dim()) return nullptr;
     return tuple_of(parts_of(x, dim, (x.size(dim) + chunks - 1) / chunks));
   });
 }

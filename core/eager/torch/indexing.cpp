@@ -39,7 +39,9 @@ class Part {
     const bool whole = start == 0 && end == size && step == 1;
     offset_ += start * geometry_.stride(axis);
     geometry_.size(axis) = (end - start + step - 1) / step;
-    geometry_.stride(axis) *= step;
+    if (__builtin_mul_overflow(geometry_.stride(axis), step, &geometry_.stride(axis))) {
+      throw Unrecorded("a stride beyond numbers");
+    }
     if (recording_ == nullptr || whole) return;
     if (geometry_.size(axis) == 1) {  // for certain
       add(Op::select, {Param::integer(axis), Param::size(start)});
@@ -114,7 +116,7 @@ struct Slice {
 bool slice_of(PyObject* object, std::int64_t size, Slice& out) {
   const auto& s = *reinterpret_cast<PySliceObject*>(object);
   if (!bound(s.start, 0, out.start) || !bound(s.stop, size, out.end) ||
-      !bound(s.step, 1, out.step) || out.step < 1) {
+      !bound(s.step, 1, out.step) || out.step < 1 || out.step > kMostStep) {
     return false;
   }
   const auto within = [size](std::int64_t v) {

@@ -7,6 +7,10 @@
 
 namespace tilevm::eager {
 
+// Steps and numbers of parts beyond are left to PyTorch: with a size, they may come to more than
+// there are numbers for.
+inline constexpr std::int64_t kMostStep = std::int64_t{1} << 62;
+
 // x[index]; undefined if PyTorch should do it.
 at::Tensor indexed(const at::Tensor& x, PyObject* index);
 

@@ -736,7 +736,8 @@ void Recording::exported(const at::TensorBase& tensor) {
   if (!lock.owns_lock()) lock.lock();
   if (exported_.size() >= most_exports_) drop_unused_exports();
   const auto* first = static_cast<const std::byte*>(storage.data());
-  if (first == nullptr) return;
+  // Empty memory may lie where other memory begins, whose place it must not take.
+  if (first == nullptr || storage.nbytes() == 0) return;
   Exported made;
   made.end = first + storage.nbytes();
   made.storages.emplace_back(

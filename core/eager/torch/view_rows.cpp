@@ -3,6 +3,7 @@
 #include <ATen/TensorUtils.h>
 
 #include "eager/torch/call.h"
+#include "eager/torch/indexing.h"
 
 namespace tilevm::eager {
 namespace {
@@ -18,8 +19,8 @@ void reshaped(Call& c) {
       open = static_cast<int>(i);
     } else if (sizes[i] < 0) {
       Call::refuse("a negative size");
-    } else {
-      known *= sizes[i];
+    } else if (__builtin_mul_overflow(known, sizes[i], &known)) {
+      Call::refuse("sizes beyond numbers");
     }
   }
   const std::int64_t elements = from.elements();
@@ -167,7 +168,7 @@ void slice(Call& c) {  // self, dim, start, end, step
   if (from.rank == 0) Call::refuse("a scalar");
   const int axis = c.axis(1, from.rank);
   const std::int64_t size = from.size(axis), step = c.integer(4);
-  if (step <= 0) Call::refuse("the step");
+  if (step <= 0 || step > kMostStep) Call::refuse("the step");
   const auto bound = [&](std::size_t arg, std::int64_t otherwise) {
     std::int64_t v = c.none(arg) ? otherwise : c.integer(arg);
     if (v < 0) v += size;
@@ -176,7 +177,9 @@ void slice(Call& c) {  // self, dim, start, end, step
   const std::int64_t start = bound(2, 0), end = std::max(start, bound(3, size));
   host::Geometry to = from;
   to.size(axis) = (end - start + step - 1) / step;
-  to.stride(axis) = from.stride(axis) * step;
+  if (__builtin_mul_overflow(from.stride(axis), step, &to.stride(axis))) {
+    Call::refuse("a stride beyond numbers");
+  }
   Value x = c.value(std::size_t{0});
   if (to.size(axis) == 1) {
     // Of size 1 for certain.
@@ -195,7 +198,7 @@ void split(Call& c, int axis, const Axes& parts) {
   const Value x = c.value(std::size_t{0});
   std::int64_t start = 0;
   for (const std::int64_t part : parts) {
-    if (part < 0 || start + part > from.size(axis)) Call::refuse("parts of other sizes");
+    if (part < 0 || part > from.size(axis) - start) Call::refuse("parts of other sizes");
     Value v = x;
     if (part == 1) {
       v = c.op(Op::select, {x}, {Param::integer(axis), Param::size(start)});
