@@ -123,6 +123,8 @@ bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& st
 
 // The rows of operators whose arguments need more than text says, by their name and overload.
 const std::map<std::string, Row>& coded_rows();
+const std::map<std::string, Row>& product_rows();
+const std::map<std::string, Row>& gather_rows();
 const std::map<std::string, Row>& loop_rows();
 // Of operators that PyTorch makes of others above us: only functions of Python record them whole.
 const std::map<std::string, Row>& composite_rows();

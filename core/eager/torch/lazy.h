@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "eager/engine.h"
+#include "eager/torch/parts.h"
 
 namespace tilevm::eager {
 
@@ -112,9 +113,11 @@ inline LazyImpl* lazy(const at::TensorBase& tensor) {
 
 host::Geometry geometry_of(const at::TensorBase& tensor);
 
-// Whether two views of memory, offsets in elements, are known to have no element in common.
-bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
-           std::int64_t b_offset);
+// As PyTorch's own error.
+[[noreturn]] void raise(const Failure& failure);
+
+// Memory that NumPy, a buffer of Python or another library owns, which writes to it as it likes.
+bool is_foreign(const at::DataPtr& memory);
 
 // Whether its elements may lie in memory of other tensors without our knowing: memory that is not
 // PyTorch's own, as NumPy's, and what sparse tensors consist of.

@@ -304,7 +304,7 @@ void install_products() {
   });
   const auto addmm = find("addmm")->typed<at::Tensor(Tensor, Tensor, Tensor, Number, Number)>();
   const auto kernel =
-      std::make_shared<Recorded>(coded_rows().at("addmm"), Place::kNew, /*product=*/true);
+      std::make_shared<Recorded>(product_rows().at("addmm"), Place::kNew, /*product=*/true);
   const c10::OperatorHandle op = *find("addmm");
   installed().names.insert("aten::addmm");
   installed().library("aten").impl(
@@ -523,8 +523,9 @@ PyObject* py_install(PyObject*, PyObject* args) {
     });
     install_products();
     install_quick_views();
-    for (const auto& [name, row] : coded_rows()) install_row(name, row, Place::kNew);
-    for (const auto& [name, row] : loop_rows()) install_row(name, row, Place::kNew);
+    for (const auto* const part : {&coded_rows(), &product_rows(), &gather_rows(), &loop_rows()}) {
+      for (const auto& [name, row] : *part) install_row(name, row, Place::kNew);
+    }
     for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
       const char *name, *text;

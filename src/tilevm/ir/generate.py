@@ -31,7 +31,7 @@ CPP_KEYWORDS = frozenset(
     "xor_eq".split()
 )
 
-# What each rule of core/program/infer.cpp says of the result's dtype and shape, for docs/ops.md.
+# What each rule of core/program/infer.h says of the result's dtype and shape, for docs/ops.md.
 RULES = {
     "same": "as x",
     "same_number": "as x; not bool",
@@ -193,7 +193,7 @@ inline constexpr int kOpCount = {len(ops)};
 enum class OpClass : std::uint8_t {{
 {classes}}};
 
-// Typing rules; infer.cpp implements them.
+// Typing rules; infer.h implements them.
 enum class Rule : std::uint8_t {{
 {rules}}};
 

@@ -2,7 +2,7 @@
 
 The C++ enumeration, property and decomposition tables, the reference evaluator, `docs/ops.md`, the
 front ends' coverage list and the random-program generator come from these rows. Typing rules are
-names of a closed set that the core implements (`core/program/infer.cpp`).
+names of a closed set that the core implements (`core/program/infer.h`).
 
 A meaning takes NumPy arrays in order, then the parameters by name. Floating point arrives as
 float64 (the reference evaluator rounds to the node's dtype afterwards), sizes as ints.
