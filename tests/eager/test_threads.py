@@ -205,6 +205,10 @@ def raised_side_by_side(x: Tensor):
 """)
 
 
+@pytest.mark.skipif(
+    os.environ.get("TILEVM_SANITIZED") == "thread",
+    reason="tasks are handed over by locks of PyTorch's, which ThreadSanitizer does not see",
+)
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_tasks_of_torchscript() -> None:
     """They may run in PyTorch's own threads, on what waits in this one."""
