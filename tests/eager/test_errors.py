@@ -108,6 +108,33 @@ WRONG: dict[str, Function] = {
     "attention": lambda x, k: F.scaled_dot_product_attention(x[None], x[None, :, :3], x[None]),
     "lerp": lambda x, k: torch.lerp(x, x.double(), 0.5),
     "clone of an unknown format": lambda x, k: x.clone(memory_format=torch.channels_last),
+    "maximum of a number": lambda x, k: torch.maximum(x, 2),
+    "minimum of a number": lambda x, k: x.minimum(2.5),
+    **{
+        f"{name} of integers": lambda x, k, name=name: getattr(F, name)(k)
+        for name in "silu mish hardswish hardsigmoid leaky_relu".split()
+    },
+    "silu of integers, in place": lambda x, k: F.silu(k, inplace=True),
+    "threshold of bools": lambda x, k: F.threshold(k > 0, 1, 2),
+    "addcdiv of integers": lambda x, k: torch.addcdiv(x, k, k + 1),
+    **{
+        f"{name}, a number beyond the dtype": lambda x, k, f=f: f(k.to(torch.int8), 300)
+        for name, f in {
+            "masked_fill": lambda n, big: n.masked_fill(n > 0, big),
+            "fill_": lambda n, big: n.fill_(big),
+            "clamp": lambda n, big: n.clamp(0, big),
+            "clamp_min": lambda n, big: n.clamp_min(big),
+            "where": lambda n, big: torch.where(n > 0, n, big),
+            "where, first": lambda n, big: torch.where(n > 0, big, n),
+            "scatter": lambda n, big: n.scatter(0, n.long(), big),
+            "threshold": lambda n, big: F.threshold(n, 1, big),
+            "alpha": lambda n, big: torch.add(n, n, alpha=big),
+            "alpha, method": lambda n, big: n.sub(n, alpha=-big),
+            "pow": lambda n, big: n**big,
+            "hardtanh": lambda n, big: F.hardtanh(n.half(), -1.0, big * 1e3),
+            "lerp": lambda n, big: n.bfloat16().lerp(n.bfloat16(), big * 1e37),
+        }.items()
+    },
 }
 # These raise at the latest when somebody looks.
 OUT_OF_RANGE: dict[str, Function] = {
@@ -154,6 +181,17 @@ def test_errors_are_eagers(name: str) -> None:
         compare.recorded(later)
     same((kept, later), (x * 2 + 1, torch.ones(3, 4)))
     same((given.detach(), indices), (x, k))
+
+
+def test_numbers_beyond_a_dtype_that_eager_takes() -> None:
+    n = torch.arange(-6, 6).to(torch.int8)
+
+    def function(n: Any) -> list[Any]:
+        chosen = torch.where(n > 0, n, 300.5)
+        low = F.threshold(n, 0.5, 2.5)  # of n's dtype
+        return [n + 300, n * 300, n - 300.5, n > 300, chosen, low, n.half() * 1e9, n.bool() & True]
+
+    compare.agree(function, n)
 
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)

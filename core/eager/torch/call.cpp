@@ -51,10 +51,28 @@ Value Call::value(const at::Tensor& tensor) {
 Value Call::value(std::size_t i) {
   const c10::IValue& v = arg(i);
   if (v.isTensor()) return value(v.toTensor());
-  if (v.isDouble()) return trace().number(v.toDouble());
+  if (v.isDouble()) {
+    need_fit(v.toDouble());
+    return trace().number(v.toDouble());
+  }
   if (v.isBool()) return trace().boolean(v.toBool());
-  if (v.isInt()) return trace().number(v.toInt());
+  if (v.isInt()) {
+    need_fit(v.toInt());
+    return trace().number(v.toInt());
+  }
   refuse("an argument that is no tensor and no number");
+}
+
+// Operators that take a number in the dtype of a tensor raise if that has no such number. Some take
+// it in another one: they are left to PyTorch as well.
+template <class Number>
+void Call::need_fit(Number number) const {
+  if (number >= -128 && number <= 127) return;
+  for (std::size_t i = 0; i < n_args_; ++i) {
+    if (!is_tensor(i) || tensor(i).scalar_type() == at::kBool) continue;
+    if (!fits(number, tensor(i).scalar_type())) refuse("a number that the dtype does not have");
+    return;
+  }
 }
 
 void Call::push(const Result& result) {

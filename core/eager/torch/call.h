@@ -51,6 +51,8 @@ class Call {
   Value op(Op op, std::initializer_list<Value> in, std::initializer_list<Param> params = {}) {
     return recording_.trace.add(op, in, params);
   }
+  template <class Number>
+  void need_fit(Number number) const;
   [[noreturn]] static void refuse(const char* why) { throw Unrecorded(why); }
 
   // ---- Results, in order

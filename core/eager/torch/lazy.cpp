@@ -1,6 +1,7 @@
 #include "eager/torch/lazy.h"
 
 #include <c10/core/CPUAllocator.h>
+#include <c10/util/overflows.h>
 
 #include <string_view>
 
@@ -76,6 +77,33 @@ DType dtype_of(at::ScalarType type) {
   }
   return DType::kOpaque;
 }
+
+namespace {
+
+template <class Number>
+bool is_one_of(Number number, at::ScalarType type) {
+  switch (type) {
+#define TILEVM_CASE(name, cpp) \
+  case at::name:               \
+    return !c10::overflows<cpp, Number>(number);
+    TILEVM_CASE(kByte, std::uint8_t)
+    TILEVM_CASE(kChar, std::int8_t)
+    TILEVM_CASE(kShort, std::int16_t)
+    TILEVM_CASE(kInt, std::int32_t)
+    TILEVM_CASE(kLong, std::int64_t)
+    TILEVM_CASE(kHalf, c10::Half)
+    TILEVM_CASE(kBFloat16, c10::BFloat16)
+    TILEVM_CASE(kFloat, float)
+#undef TILEVM_CASE
+    default:
+      return true;
+  }
+}
+
+}  // namespace
+
+bool fits(double number, at::ScalarType type) { return is_one_of(number, type); }
+bool fits(std::int64_t number, at::ScalarType type) { return is_one_of(number, type); }
 
 host::Geometry geometry_of(const at::TensorBase& tensor) {
   host::Geometry g;

@@ -113,6 +113,10 @@ inline LazyImpl* lazy(const at::TensorBase& tensor) {
 
 host::Geometry geometry_of(const at::TensorBase& tensor);
 
+// Whether a number is one of `type`'s, rounded if need be: PyTorch's kernels raise where it is not.
+bool fits(double number, at::ScalarType type);
+bool fits(std::int64_t number, at::ScalarType type);
+
 // As PyTorch's own error.
 [[noreturn]] void raise(const Failure& failure);
 

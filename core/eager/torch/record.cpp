@@ -260,6 +260,22 @@ bool operands_ready(const Recording& mine, std::span<const Operand> operands) {
   return true;
 }
 
+bool number_fits(const Operand& number, at::ScalarType type) {
+  return number.kind == Operand::Kind::kFloat ? fits(std::bit_cast<double>(number.bits), type)
+                                              : fits(number.bits, type);
+}
+
+// Of a choice: whether numbers are of the dtype of the tensor beside them.
+bool numbers_fit(std::span<const Operand> operands) {
+  for (const std::size_t i : {std::size_t{1}, std::size_t{2}}) {
+    const Operand &one = operands[i], &other = operands[3 - i];
+    if (one.kind != Operand::Kind::kTensor && other.kind == Operand::Kind::kTensor &&
+        !number_fits(one, other.tensor->scalar_type()))
+      return false;
+  }
+  return true;
+}
+
 // The value of `op`; kNoValue if it is not recorded. May throw Unrecorded.
 Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const Operand* alpha) {
   Recorded r;
@@ -282,12 +298,14 @@ Recorded append(Recording& mine, Op op, std::span<const Operand> operands, const
     }
   }
   if (op == Op::silu && !is_float(trace.meta(values[0]).dtype)) return r;
+  if ((op == Op::maximum || op == Op::minimum) && r.n_tensors < r.n) return r;  // of tensors only
+  if (op == Op::where && !numbers_fit(operands)) return r;
   if (alpha != nullptr) {
     // In the dtype of the result; PyTorch refuses factors of a higher kind.
     const DType common = trace.common_dtype(Op::add, std::span<const Value>(values.data(), r.n));
-    const bool fits =
+    const bool of_kind =
         is_float(common) ? alpha->kind != Operand::Kind::kBool : alpha->kind == Operand::Kind::kInt;
-    if (!fits || common == DType::kBool) return r;
+    if (!of_kind || common == DType::kBool || !number_fits(*alpha, scalar_type(common))) return r;
     values[r.n - 1] =
         trace.add(Op::mul, {trace.cast(values[r.n - 1], common), number(trace, *alpha)});
   }

@@ -391,6 +391,17 @@ void install(const std::string& ns, const std::string& full, Arguments&&... argu
                         std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
 }
 
+// The row, for floats alone.
+Row of_floats(Row row) {
+  return [row = std::move(row)](Call& c) {
+    for (std::size_t i = 0; i < c.n_args(); ++i) {
+      if (c.is_tensor(i) && !at::isFloatingType(c.tensor(i).scalar_type()))
+        Call::refuse("not floating point");
+    }
+    row(c);
+  };
+}
+
 // `name`, or `name.overload`; with the form that works in place, where there is one.
 void install_row(const std::string& full, const Row& row, Place place,
                  const std::string& text = "") {
@@ -529,8 +540,10 @@ PyObject* py_install(PyObject*, PyObject* args) {
     for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(rows); ++i) {
       const char *name, *text;
-      if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ss", &name, &text)) return nullptr;
-      install_row(name, text_row(text), Place::kNew, text);
+      int floats = 0;
+      if (!PyArg_ParseTuple(PyList_GET_ITEM(rows, i), "ssp", &name, &text, &floats)) return nullptr;
+      const Row row = text_row(text);
+      install_row(name, floats != 0 ? of_floats(row) : row, Place::kNew, text);
     }
     installed_rows().insert(composite_rows().begin(), composite_rows().end());
     install_rest();

@@ -32,6 +32,8 @@ BINARY = {
     "shift_left": "bitwise_left_shift __lshift__",
     "shift_right": "bitwise_right_shift __rshift__",
 }  # fmt: skip
+# Of those and of TEXT, what PyTorch has of floats alone.
+FLOATS = "silu hardsigmoid hardswish leaky_relu mish threshold addcdiv".split()
 OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
 
 # `p = mul y, z; r = add x, p`: the last name is the result; x, y, z, w are the arguments in the

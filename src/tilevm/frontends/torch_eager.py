@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 
 from tilevm.errors import RecorderError
-from tilevm.frontends.aten import BINARY, OVERLOADS, TEXT, UNARY
+from tilevm.frontends.aten import BINARY, FLOATS, OVERLOADS, TEXT, UNARY
 from tilevm.runtime import measured
 from tilevm.runtime import program as runtime
 
@@ -39,8 +39,8 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _rows() -> list[tuple[str, str]]:
-    """The operators that are a line of text, by overload."""
+def _rows() -> list[tuple[str, str, bool]]:
+    """The operators that are a line of text, by overload, and whether they are of floats alone."""
     rows: dict[str, str] = {}
     for op, names in UNARY.items():
         rows |= dict.fromkeys(names.split(), f"r = {op} x")
@@ -55,7 +55,7 @@ def _rows() -> list[tuple[str, str]]:
         rows |= dict.fromkeys(names.split(), text)
     exists = torch._C._dispatch_has_kernel  # not so for what is TorchScript's alone
     named = [(name.removesuffix(".default"), text) for name, text in rows.items()]
-    return [(name, text) for name, text in named if exists(f"aten::{name}")]
+    return [(name, text, name in FLOATS) for name, text in named if exists(f"aten::{name}")]
 
 
 def recorder() -> Any:

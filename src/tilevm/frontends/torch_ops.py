@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.aten import BINARY, OVERLOADS, TEXT, UNARY
+from tilevm.frontends.aten import BINARY, FLOATS, OVERLOADS, TEXT, UNARY
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -167,6 +167,17 @@ def _text(text: str) -> Row:
     return run
 
 
+def _of_floats(function: Row) -> Row:
+    """The row for floats alone: of others, PyTorch says what is wrong."""
+
+    def run(b: Importer, out: Any, *arguments: Any) -> Any:
+        if any(isinstance(x, Tensor) and not x.is_float for x in arguments):
+            raise Unsupported("not floating point")
+        return function(b, out, *arguments)
+
+    return run
+
+
 for _op, _names in UNARY.items():
     row(*_names.split())(_unary(_op))
 for _op, _names in BINARY.items():
@@ -177,6 +188,8 @@ for _op, _names in BINARY.items():
         )
 for _names, _line in TEXT.items():
     row(*_names.split())(_text(_line))
+for _name in FLOATS:
+    row(_name)(_of_floats(ROWS[f"aten.{_name}.default"]))
 
 
 @row("square")
