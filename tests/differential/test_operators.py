@@ -458,6 +458,33 @@ def test_numbers_inside_the_graph(op: str, dtype: str, tier: str) -> None:
                 check(f, e, t, by="largest")
 
 
+@pytest.mark.parametrize("number", [0.0, -0.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 1e-45])
+@pytest.mark.parametrize("dtype", FLOAT_DTYPES)
+@pytest.mark.parametrize("op", ["maximum", "minimum"])
+def test_extrema_beside_a_number(op: str, dtype: str, number: float) -> None:
+    """NaN stays whichever side the number is on; zeros have the sign that the interpreter gives."""
+    builder = GraphBuilder()
+    builder.param("x", Type(dtype, (A,)))
+    n = builder.add("scalar", [], value=number)
+    results = [builder.add(op, ["x", n]), builder.add(op, [n, "x"])]
+    results.append(builder.add("minimum", [results[0], builder.add("scalar", [], value=2.5)]))
+    for result in results:
+        builder.result(result)
+    executable = compiled(builder.build())
+    values = [0.0, -0.0, 1.0, -1.0, 1.5, -2.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 3e38]
+    x = torch.tensor(values * 3).to(getattr(torch, dtype))
+    other = torch.tensor(number, dtype=x.dtype)
+    of = getattr(torch, op)
+    expected = [of(x, other), of(other, x), of(x, other).minimum(torch.tensor(2.5).to(x.dtype))]
+    oracle = run(executable, "interp", [x])
+    for tier in TIERS:
+        for found, same, e in zip(run(executable, tier, [x]), oracle, expected, strict=True):
+            nan = np.isnan(wide(found))
+            assert np.array_equal(nan, e.isnan().numpy())
+            assert np.array_equal(wide(found)[~nan], wide(array(e))[~nan])
+            assert np.array_equal(np.signbit(wide(found))[~nan], np.signbit(wide(same))[~nan])
+
+
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("op", DIVIDES)

@@ -2,7 +2,10 @@
 // interpreter's function for one vector. Included by emitter.h.
 #pragma once
 
+#include <bit>
 #include <cmath>
+#include <optional>
+#include <utility>
 
 #include "core/exec/math/math.h"
 #include "exec/native/emitter.h"
@@ -19,11 +22,28 @@ void Emitter<T>::map(const Instr& instr) {
   value(instr.dst) = std::move(r);
 }
 
-// NaN if either is NaN.
+// NaN if either is NaN. The instruction has its second operand where one is NaN, or both are 0: of
+// a constant that is neither, the other operand is put there, and need not be asked for NaN.
 template <class T>
-typename T::F Emitter<T>::extremum(const F& x, const F& y, bool largest) {
-  const F a = t_.in_register(x);
-  return t_.where_nan(a, largest ? t_.max(a, y) : t_.min(a, y));  // y where either is NaN
+typename T::F Emitter<T>::extremum(const Instr& instr, bool largest) {
+  int x = instr.a, y = instr.b;
+  std::optional<float> first = constant_f32(x);
+  const std::optional<float> second = constant_f32(y);
+  if (!first && second && *second != 0) {
+    std::swap(x, y);
+    first = second;
+  }
+  const F a = t_.in_register(vector(x));
+  const F r = largest ? t_.max(a, vector(y)) : t_.min(a, vector(y));
+  return first && !std::isnan(*first) ? r : t_.where_nan(a, r);
+}
+
+// Of float32, if that is what the register holds.
+template <class T>
+std::optional<float> Emitter<T>::constant_f32(int reg) const {
+  const Instr& made = p_.code[at(made_at_[at(reg)])];
+  if (static_cast<Op>(made.op) != Op::const_f32) return std::nullopt;
+  return std::bit_cast<float>(static_cast<std::uint32_t>(made.imm));
 }
 
 // clang-format off
@@ -41,8 +61,8 @@ bool Emitter<T>::map_f32(const Instr& instr, Value<T>& r) {
     case Op::fmod_f32: r.lo = math::fmod(t_, x(), y()); break;
     case Op::pow_f32: r.lo = math::pow(t_, x(), y()); break;
     case Op::atan2_f32: r.lo = math::atan2(t_, x(), y()); break;
-    case Op::maximum_f32: r.lo = extremum(x(), y(), true); break;
-    case Op::minimum_f32: r.lo = extremum(x(), y(), false); break;
+    case Op::maximum_f32: r.lo = extremum(instr, true); break;
+    case Op::minimum_f32: r.lo = extremum(instr, false); break;
     case Op::copysign_f32:
       r.lo = t_.ior(t_.iand(x(), t_.i32(INT32_MAX)), t_.iand(y(), t_.i32(INT32_MIN)));
       break;

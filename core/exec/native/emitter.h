@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -662,7 +663,8 @@ class Emitter final : private Owner {
   Value<T> vector(const Instr& instr, typename T::Address from);
   F bf16_bits(const F& x);
   F rounded_bf16(const F& x);
-  F extremum(const F& x, const F& y, bool largest);
+  F extremum(const Instr& instr, bool largest);
+  std::optional<float> constant_f32(int reg) const;  // if it holds that
   Pair extremum64(const Pair& x, const Pair& y, bool largest);
 
   void start_folds(int begin, int end);
