@@ -234,7 +234,11 @@ High Lowering::compute(Op op, std::span<const ValueId> in, const Type& type) {
   if (in.size() == 1) return value(emit(op, {x}, {}, to), type);
   const ValueId y = operand(in[1]);
   if (d == DType::kBool) return of_bools(op, x, y, type);
-  return value(emit(op, {x, y}, {}, to), type);
+  // Numbers first: beside one that is no NaN, the other operand need not be asked for it.
+  const auto is_number = [&](ValueId v) { return at(v).kind == High::Kind::kNumber; };
+  const bool is_extremum = op == Op::maximum || op == Op::minimum;
+  const bool turns = is_extremum && is_number(in[1]) && !is_number(in[0]);
+  return value(emit(op, turns ? Operands{y, x} : Operands{x, y}, {}, to), type);
 }
 
 }  // namespace tilevm::lowering

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <optional>
-#include <utility>
 
 #include "core/exec/math/math.h"
 #include "exec/native/emitter.h"
@@ -22,20 +21,15 @@ void Emitter<T>::map(const Instr& instr) {
   value(instr.dst) = std::move(r);
 }
 
-// NaN if either is NaN. The instruction has its second operand where one is NaN, or both are 0: of
-// a constant that is neither, the other operand is put there, and need not be asked for NaN.
+// NaN if either is NaN. The instruction has its second operand where one is NaN: the first is asked
+// as well, but for a constant, which is never second (lower_arithmetic.cpp).
 template <class T>
 typename T::F Emitter<T>::extremum(const Instr& instr, bool largest) {
-  int x = instr.a, y = instr.b;
-  std::optional<float> first = constant_f32(x);
-  const std::optional<float> second = constant_f32(y);
-  if (!first && second && *second != 0) {
-    std::swap(x, y);
-    first = second;
-  }
-  const F a = t_.in_register(vector(x));
-  const F r = largest ? t_.max(a, vector(y)) : t_.min(a, vector(y));
-  return first && !std::isnan(*first) ? r : t_.where_nan(a, r);
+  const F a = t_.in_register(vector(instr.a));
+  const F& b = vector(instr.b);
+  const F r = largest ? t_.max(a, b) : t_.min(a, b);
+  const std::optional<float> number = constant_f32(instr.a);
+  return number && !std::isnan(*number) ? r : t_.where_nan(a, r);
 }
 
 // Of float32, if that is what the register holds.
