@@ -510,8 +510,17 @@ class Builder {
       result.axes = static_cast<AxisMask>(result.axes | (1U << axis));
     }
     result.operand = static_cast<std::int16_t>(operand(ref));
-    result.in[0] = node;
+    result.in[0] = unrounded(node, dtype(like));
     push(result);
+  }
+
+  // What a store rounds: a value that was rounded to its type before it was.
+  int unrounded(int node, DType dtype) const {
+    const KernelNode& made = kernel_.nodes[at(node)];
+    const Storage storage = storage_of(dtype);
+    const bool rounds = made.kind == Kind::kMap && is_float(dtype) && is_narrow(storage) &&
+                        made.instr == op_of(bytecode::kNarrowOf, storage);
+    return rounds ? made.in[0] : node;
   }
 
   // After its first few operators.

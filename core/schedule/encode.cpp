@@ -40,10 +40,13 @@ class Encoder {
       builder_.operand(ref.role, ref.storage, static_cast<Cls>(cls_.operand[i] & 3),
                        (cls_.operand[i] & 4) != 0);
     }
+    if (cls_.fold == Fold::kRows) find_variances();
+    find_live();
     if (graph_.reduced == 0) {
-      for (int i = 0; i < n_; ++i) emit(i);
+      for (int i = 0; i < n_; ++i) {
+        if (live(i)) emit(i);
+      }
     } else {
-      if (cls_.fold == Fold::kRows) find_variances();
       place();
       int passes = 0;
       for (int i = 0; i < n_; ++i) {
@@ -88,10 +91,13 @@ class Encoder {
       fold.instr = static_cast<std::uint16_t>(op == Op::sum_f32 ? Op::deviations_f32
                                                                 : Op::variance_f32);
       fold.in[0] = x;
-      live_.resize(at(n_));
     }
-    if (live_.empty()) return;
-    for (int i = n_ - 1; i >= 0; --i) {  // means that nobody else asked for
+  }
+
+  // Without what only variances, or stores that round, were made of.
+  void find_live() {
+    live_.resize(at(n_));
+    for (int i = n_ - 1; i >= 0; --i) {
       if (nodes_[at(i)].kind == Kind::kStore) live_[at(i)] = true;
       for (const int in : nodes_[at(i)].in) {
         if (in >= 0 && live_[at(i)]) live_[at(in)] = true;
@@ -103,7 +109,7 @@ class Encoder {
     const auto& node = nodes_[at(i)];
     return node.kind == Kind::kFold || (node.axes & graph_.reduced) != 0;
   }
-  bool live(int i) const { return live_.empty() || live_[at(i)]; }
+  bool live(int i) const { return live_[at(i)]; }
 
   // What makes a pass run: folds and stores.
   bool roots(int i) const {
@@ -289,7 +295,7 @@ class Encoder {
   const fuse::KernelGraph& graph_;
   const LayoutClass& cls_;
   std::vector<KernelNode> nodes_;  // of the graph, with folds of this layout's own
-  std::vector<bool> live_;         // if that left some without use
+  std::vector<bool> live_;         // by node: whether a store needs it
   int n_;
   bytecode::Builder builder_;
   std::vector<Reg> regs_;
