@@ -331,7 +331,7 @@ void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
   const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
   prepare(launch, tiles);
   if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
-  schedule::Tape* const tape = begin_launch(frame, !unlocks && chain.grouped < 0);
+  schedule::Tape* const tape = begin_launch(frame, !unlocks);
   if (unlocks) framework_.unlock();
   const exec::Status status = schedule::run_chain(launch, tiles, threads, tape);
   if (unlocks) framework_.lock();
@@ -344,11 +344,11 @@ void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
 // how many. Rows behind the last group are products of nothing.
 void Executable::launch_groups(Frame& frame, const fuse::Chain& chain,
                                schedule::ChainLaunch& launch, int kernel) {
+  // Another call of these sizes may have other groups.
   if (frame.tape != nullptr) frame.tape->launches->refused = true;
   const Node& node = plan_.program.nodes[static_cast<std::size_t>(chain.grouped)];
   const Record& groups = frame.records[index(node.inputs[2])];
-  const std::vector<std::int64_t> ends =
-      read_ends(plan_.program, node, groups, launch.rows[0]);
+  const std::vector<std::int64_t> ends = read_ends(plan_.program, node, groups, launch.rows[0]);
   schedule::ChainLaunch part;
   std::int64_t first = 0, most = 0;
   for (std::size_t g = 0; g < ends.size(); ++g) {

@@ -1,6 +1,6 @@
 // Sizes that the program checks to be equal, as one size.
-#include <algorithm>
-#include <numeric>
+#include <utility>
+#include <vector>
 
 #include "program/passes.h"
 

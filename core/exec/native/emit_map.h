@@ -22,7 +22,7 @@ void Emitter<T>::map(const Instr& instr) {
 }
 
 // NaN if either is NaN. The instruction has its second operand where one is NaN: the first is asked
-// as well, but for a constant, which is never second (lower_arithmetic.cpp).
+// as well, but for a constant. Lowering puts numbers first.
 template <class T>
 typename T::F Emitter<T>::extremum(const Instr& instr, bool largest) {
   const F a = t_.in_register(vector(instr.a));
