@@ -362,17 +362,22 @@ void drawn_products(int from, int trials) {
   }
 }
 
-// More than one block in each direction, of each way.
+// More than one block in each direction, of each way; right factors that are read in several places
+// at once.
 void large_products() {
   Trial trial(3);
   for (const Sizes& sizes : {Sizes{513, 65, 513}, Sizes{241, 33, 1031}, Sizes{1, 300, 5000},
-                             Sizes{17, 9001, 33}, Sizes{9, 70000, 9}, Sizes{13, 9, 5003}}) {
+                             Sizes{17, 9001, 33}, Sizes{9, 70000, 9}, Sizes{13, 9, 5003},
+                             Sizes{3, 1001, 2203}, Sizes{4, 2203, 1001}}) {
     for (const Storage of_b : kFactors) {
       for (const Layout layout : {Layout::kRows, Layout::kPaddedColumns})
         products(trial, sizes, Storage::kF32, of_b, Layout::kRows, layout, Values::kIntegers, "");
     }
     products(trial, sizes, Storage::kF16, Storage::kF32, Layout::kColumns, Layout::kRows,
              Values::kReals, "");
+    for (const Layout layout : {Layout::kRows, Layout::kPaddedColumns})
+      products(trial, sizes, Storage::kBF16, Storage::kBF16, Layout::kRows, layout,
+               Values::kIntegers, "");
   }
 }
 

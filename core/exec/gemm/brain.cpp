@@ -52,6 +52,10 @@ void tile(const BrainBlock& t) {
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < t.k; p += 2) {
     __m512bh row[kVectors];
+    if constexpr (kM > 2) {  // see tile_of() of tiles.cpp
+#pragma GCC unroll 4
+      for (int j = 0; j < kVectors; ++j) _mm_prefetch(b + t.ahead + j * 2 * kLanes, _MM_HINT_T2);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) row[j] = pairs_at(b + j * 2 * kLanes);
 #pragma GCC unroll 16
@@ -77,8 +81,20 @@ void tile(const BrainBlock& t) {
   }
 }
 
+// The sums of the lanes of four vectors.
+__m128 sums_of(__m512 a, __m512 b, __m512 c, __m512 e) {
+  const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+  const __m512 ce = _mm512_add_ps(_mm512_unpacklo_ps(c, e), _mm512_unpackhi_ps(c, e));
+  const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(ce));
+  const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(ce));
+  const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+
 template <int kM>
-void dot_columns(const BrainBlock& t, std::int64_t j, int columns) {
+void dot_columns(const BrainBlock& t, std::int64_t j, int columns, std::int64_t apart) {
+  static_assert(kDotColumns == 4);
   __m512 acc[kM][kDotColumns];
 #pragma GCC unroll 8
   for (int i = 0; i < kM; ++i) {
@@ -87,7 +103,7 @@ void dot_columns(const BrainBlock& t, std::int64_t j, int columns) {
   }
   const Brain* b[kDotColumns];
   for (int q = 0; q < kDotColumns; ++q)
-    b[q] = t.b + (j + (q < columns ? q : columns - 1)) * t.b_stride;
+    b[q] = t.b + (j + (q < columns ? q : columns - 1) * apart) * t.b_stride;
   const std::int64_t stride = t.a_stride;
   const Brain* const lower = t.a;
   const Brain* const upper = t.a + 3 * stride;
@@ -118,20 +134,22 @@ void dot_columns(const BrainBlock& t, std::int64_t j, int columns) {
 #pragma GCC unroll 8
   for (int i = 0; i < kM; ++i) {
     float* c = t.c + i * t.c_stride + j;
-#pragma GCC unroll 8
-    for (int q = 0; q < kDotColumns; ++q) {
-      if (q >= columns) break;
-      const float sum = _mm512_reduce_add_ps(acc[i][q]);
-      c[q] = t.add ? c[q] + sum : sum;
-    }
+    float sums[kDotColumns];
+    _mm_storeu_ps(sums, sums_of(acc[i][0], acc[i][1], acc[i][2], acc[i][3]));
+    for (int q = 0; q < columns; ++q) c[q * apart] = t.add ? c[q * apart] + sums[q] : sums[q];
   }
 }
 
 template <int kM>
 void dots(const BrainBlock& t) {
+  if (t.apart > 0) {
+    for (std::int64_t j = 0; j < t.n / kDotColumns; ++j)
+      dot_columns<kM>(t, j, kDotColumns, t.apart);
+    return;
+  }
   std::int64_t j = 0;
-  for (; j + kDotColumns <= t.n; j += kDotColumns) dot_columns<kM>(t, j, kDotColumns);
-  if (j < t.n) dot_columns<kM>(t, j, static_cast<int>(t.n - j));
+  for (; j + kDotColumns <= t.n; j += kDotColumns) dot_columns<kM>(t, j, kDotColumns, 1);
+  if (j < t.n) dot_columns<kM>(t, j, static_cast<int>(t.n - j), 1);
 }
 
 void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t pairs,

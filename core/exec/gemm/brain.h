@@ -21,6 +21,8 @@ struct BrainBlock {
   std::int64_t k;
   std::int64_t n;
   bool add;
+  std::int64_t ahead = 0;
+  std::int64_t apart = 0;
 };
 
 // Tiles have Tiles::columns columns, and as many rows as tiles of float32.

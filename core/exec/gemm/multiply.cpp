@@ -36,9 +36,17 @@ constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.
 constexpr std::int64_t kDotBytes = 16 << 10;
+constexpr std::int64_t kFarBytes = 1 << 20;
 // Rows of B that sweeps take at a time stay in the second.
 constexpr std::int64_t kSweepBytes = 256 << 10;
 constexpr std::int64_t kSweepRows = 8;
+// How many rows of B tiles fetch ahead; of panels that follow each other, which come from memory
+// for few rows of A.
+constexpr std::int64_t kTileAhead = 16;
+constexpr std::int64_t kStreamAhead = 256;
+constexpr std::int64_t kStreamTiles = 4;  // of rows, up to which B goes by in its own order
+// Of so many bytes, what is packed ahead lies in huge pages, of which memory is quicker.
+constexpr std::int64_t kHugeBytes = 2 << 20;
 // Up to how many rows of A packing B costs more than it saves.
 constexpr std::int64_t kTileRows = 256;
 constexpr std::int64_t kDotRows = 128;
@@ -87,8 +95,30 @@ Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t
   return {room, stride};
 }
 
+// Few rows: B goes by once, in the order of its memory.
+void multiply_streamed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
+                       float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t tile_rows = even(sizes.m, tiles.rows);
+  const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
+  for (std::int64_t j = 0; j < sizes.n; j += width) {
+    for (std::int64_t p = 0; p < sizes.k; p += step) {
+      const float* panel = packed + j * sizes.packed_rows() + p * width;
+      for (std::int64_t i = 0; i < sizes.m; i += tile_rows) {
+        const std::int64_t r = std::min(tile_rows, sizes.m - i);
+        tiles.tile[at(r)]({from.data + i * from.stride + p, from.stride, panel, width,
+                           c + i * c_stride + j, c_stride, std::min(step, sizes.k - p),
+                           std::min(width, sizes.n - j), p > 0, kStreamAhead * width});
+      }
+    }
+  }
+}
+
 void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                      float* room, float* c, std::int64_t c_stride) {
+  if (sizes.m <= kStreamTiles * tiles.rows)
+    return multiply_streamed(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
   const std::int64_t step = even(sizes.k, kDepth);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
@@ -104,7 +134,8 @@ void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
           const std::int64_t r = std::min(tile_rows, rows - i);
           tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
                              c + (i0 + i) * c_stride + j, c_stride, depth,
-                             std::min(width, sizes.n - j), p > 0});
+                             std::min(width, sizes.n - j), p > 0,
+                             kTileAhead * width});
         }
       }
     }
@@ -134,7 +165,8 @@ void multiply_tiles(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
       for (std::int64_t i = 0; i < sizes.m; i += tile_rows) {
         const std::int64_t r = std::min(tile_rows, sizes.m - i);
         tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, stride,
-                           c + i * c_stride + j, c_stride, depth, columns, p > 0});
+                           c + i * c_stride + j, c_stride, depth, columns, p > 0,
+                           kTileAhead * stride});
       }
     }
   }
@@ -161,7 +193,8 @@ void multiply_windows(const Tiles& tiles, const Sizes& sizes, const Matrix& a, c
         for (std::int64_t i = 0; i < rows; i += tile_rows) {
           const std::int64_t r = std::min(tile_rows, rows - i);
           tiles.tile[at(r)]({from.data + i * from.stride, from.stride, panel, width,
-                             c + (i0 + i) * c_stride + j, c_stride, depth, columns, p > 0});
+                             c + (i0 + i) * c_stride + j, c_stride, depth, columns, p > 0,
+                             kTileAhead * width});
         }
       }
     }
@@ -187,26 +220,33 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
   }
 }
 
-// Columns that dots of so many rows take at a time: all, if that is all rows.
-std::int64_t dot_columns(const Sizes& sizes, std::int64_t rows, const Matrix& b) {
-  if (rows == sizes.m) return sizes.n;
-  const std::int64_t bytes = sizes.k * bytecode::storage_bytes(b.storage) * kDotColumns;
-  return std::max<std::int64_t>(kDotBytes / bytes, 1) * kDotColumns;
+// Calls call(first column, how many, how far apart) for all columns that dots take. Those of a large
+// B are far apart: memory is quicker where it is read in several places at once, each in order. Of
+// as many rows of A as `rows` at a time, some columns at a time, if that is not all.
+template <class Call>
+void for_dots(const Sizes& sizes, std::int64_t rows, const Matrix& b, Call&& call) {
+  const std::int64_t bytes = sizes.k * bytecode::storage_bytes(b.storage);
+  const std::int64_t step =
+      rows == sizes.m ? sizes.n : std::max<std::int64_t>(kDotBytes / bytes / kDotColumns, 1);
+  const std::int64_t apart = sizes.n * bytes >= kFarBytes ? sizes.n / kDotColumns : 0;
+  for (std::int64_t j = 0; j < apart; j += step)
+    call(j, std::min(step, apart - j) * kDotColumns, apart);
+  for (std::int64_t j = apart * kDotColumns; j < sizes.n; j += step * kDotColumns)
+    call(j, std::min(step * kDotColumns, sizes.n - j), std::int64_t{0});
 }
 
 void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
                    float* room, float* c, std::int64_t c_stride) {
   const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room, true);
   const std::int64_t rows = even(sizes.m, kMostDots);
-  const std::int64_t columns = dot_columns(sizes, rows, b);
-  for (std::int64_t j = 0; j < sizes.n; j += columns) {
+  for_dots(sizes, rows, b, [&](std::int64_t j, std::int64_t columns, std::int64_t apart) {
     for (std::int64_t i = 0; i < sizes.m; i += rows) {
       const std::int64_t r = std::min(rows, sizes.m - i);
       tiles.dots[at(r)][index(b.storage)](
           {from.data + i * from.stride, from.stride, element(b, 0, j), b.column_stride,
-           c + i * c_stride + j, c_stride, sizes.k, std::min(columns, sizes.n - j), false});
+           c + i * c_stride + j, c_stride, sizes.k, columns, false, 0, apart});
     }
-  }
+  });
 }
 
 // ---- Pairs of bfloat16
@@ -282,8 +322,33 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
   }
 }
 
+// As multiply_streamed().
+void stream_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Brain* packed,
+                  float* room, float* c, std::int64_t c_stride) {
+  const std::int64_t width = tiles.columns;
+  const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), pair_rows(tiles));
+  const std::int64_t step = pair_step(sizes.k);
+  const std::int64_t tile_rows = even(sizes.m, tiles.rows);
+  const BrainRows from = brain_rows(a, 0, sizes.m, 0, sizes.k, true, room);
+  for (std::int64_t j = 0; j < sizes.n; j += width) {
+    for (std::int64_t p = 0; p < sizes.k; p += step) {
+      const Brain* panel = packed + j * packed_rows + p * width;
+      const std::int64_t depth = rounded_up(std::min(step, sizes.k - p), 2);
+      for (std::int64_t i = 0; i < sizes.m; i += tile_rows) {
+        const std::int64_t r = std::min(tile_rows, sizes.m - i);
+        brain_tiles()->tile[at(r)]({from.data + i * from.stride + p, from.stride, panel, width,
+                                    c + i * c_stride + j, c_stride, depth,
+                                    std::min(width, sizes.n - j), p > 0,
+                                    2 * kStreamAhead * width});
+      }
+    }
+  }
+}
+
 void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                            const Brain* packed, float* room, float* c, std::int64_t c_stride) {
+  if (sizes.m <= kStreamTiles * tiles.rows)
+    return stream_pairs(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
   const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), pair_rows(tiles));
   const std::int64_t step = pair_step(sizes.k);
@@ -312,15 +377,14 @@ void multiply_pair_dots(const Sizes& sizes, const Matrix& a, const Matrix& b, fl
                         std::int64_t c_stride) {
   const BrainRows from = brain_rows(a, 0, sizes.m, 0, sizes.k, false, room);
   const std::int64_t rows = even(sizes.m, kMostDots);
-  const std::int64_t columns = dot_columns(sizes, rows, b);
-  for (std::int64_t j = 0; j < sizes.n; j += columns) {
+  for_dots(sizes, rows, b, [&](std::int64_t j, std::int64_t columns, std::int64_t apart) {
     for (std::int64_t i = 0; i < sizes.m; i += rows) {
       const std::int64_t r = std::min(rows, sizes.m - i);
       brain_tiles()->dots[at(r)]({from.data + i * from.stride, from.stride, brain(b, 0, j),
-                                  b.column_stride, c + i * c_stride + j, c_stride, sizes.k,
-                                  std::min(columns, sizes.n - j), false});
+                                  b.column_stride, c + i * c_stride + j, c_stride, sizes.k, columns,
+                                  false, 0, apart});
     }
-  }
+  });
 }
 
 // Whether it reads panels of pairs.
@@ -395,7 +459,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
         return Way::kPackedPairs;
       return sizes.m <= kPairDotsBeforeUnits && sizes.k >= 128 ? Way::kPairDots : Way::kTurnedPairs;
     }
-    if (ahead && (rows || sizes.m > kPairDotsAhead)) return Way::kPackedPairs;
+    if (ahead && (rows || sizes.m > kPairDotsAhead || 2 * sizes.n * sizes.k >= kHugeBytes))
+      return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
     if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
       return Way::kPairDots;
@@ -405,13 +470,15 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
   if (b.count_taps() > 1) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
-  if (ahead && b.storage == Storage::kF32 && m > kMostSweeps) return Way::kPacked;
+  if (ahead && b.storage == Storage::kF32 &&
+      (m > kMostSweeps || sizes.n * sizes.k * item >= kHugeBytes))
+    return Way::kPacked;
   // Of one column a tile would use one lane; the sums of dots are shorter, too.
   if (sizes.n == 1 && b.row_stride == 1 && sizes.k >= tiles.lanes) return Way::kDots;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
     // Rows of B a multiple of 4 KiB apart are each on a page of their own, in few sets of a cache.
     const bool apart = b.row_stride * item % 4096 == 0 && sizes.k >= 256;
-    if (m <= kMostSweeps || (apart && m <= 2 * kMostSweeps)) return Way::kSweep;
+    if (m <= kMostSweeps) return Way::kSweep;
     if (b.storage == Storage::kF32 && m <= (apart ? kTileRows / 2 : kTileRows) &&
         sizes.n >= tiles.columns)
       return Way::kTiles;
@@ -448,7 +515,11 @@ std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   const bool in_blocks = packs(way) || way == Way::kWindows;
   const std::int64_t rows = in_blocks ? std::min(sizes.m, kBlockRows) : sizes.m;
   const bool panel = way == Way::kTiles || way == Way::kWindows;
-  return rows * (depth + 2 * tiles.lanes) + (panel ? depth * tiles.columns : 0);
+  const bool streams = way == Way::kPacked || way == Way::kPackedPairs;
+  const std::int64_t few =
+      streams ? std::min<std::int64_t>(sizes.m, kStreamTiles * tiles.rows) : 0;
+  return std::max(rows * (depth + 2 * tiles.lanes), few * (sizes.k + 2 * tiles.lanes)) +
+         (panel ? depth * tiles.columns : 0);
 }
 
 void pack(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& b, std::int64_t first,

@@ -20,10 +20,16 @@ namespace tilevm::exec::gemm::HWY_NAMESPACE {
 namespace {
 
 constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
-constexpr int kVectors = 2;  // of a tile's row
-constexpr int kAhead = 16;   // rows of B that tiles prefetch
+constexpr int kVectors = 2;    // of a tile's row
+constexpr int kPackAhead = 8;  // rows of B that packing prefetches
+// From so many bytes of B on, all its columns whoever takes them, sweeps take rows that are far
+// apart: memory is quicker where it is read in several places at once, each in order.
+constexpr std::int64_t kFarBytes = 8 << 20;
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
+
+// Into the second cache: the first has too few reads under way for what comes from memory.
+HWY_INLINE void fetch(const float* at) { __builtin_prefetch(at, 0, 1); }
 
 // kM x kN vectors of the product stay in registers while k goes by.
 template <int kM, int kN>
@@ -49,9 +55,11 @@ HWY_INLINE void tile_of(const Block& t) {
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < t.k; ++p) {
     V row[kN];
-    // Rows of B that are pages apart are not fetched by the processor's own guess.
+    // The processor's own guess ends with a page. One or two rows of A leave it the time.
+    if constexpr (kM > 2) {
 #pragma GCC unroll 4
-    for (int j = 0; j < kN; ++j) hwy::Prefetch(b + kAhead * t.b_stride + j * kLanes);
+      for (int j = 0; j < kN; ++j) fetch(b + t.ahead + j * kLanes);
+    }
 #pragma GCC unroll 4
     for (int j = 0; j < kN; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
 #pragma GCC unroll 16
@@ -95,16 +103,18 @@ void tile(const Block& t) {
   }
 }
 
+// kDepth rows of B, `apart` from each other.
 template <int kM, int kDepth, class T>
-HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, bool add) {
+HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, std::int64_t apart, bool add) {
   const D d;
   V x[kM][kDepth];
 #pragma GCC unroll 8
   for (int i = 0; i < kM; ++i) {
 #pragma GCC unroll 8
-    for (int q = 0; q < kDepth; ++q) x[i][q] = hn::Set(d, t.a[i * t.a_stride + p + q]);
+    for (int q = 0; q < kDepth; ++q) x[i][q] = hn::Set(d, t.a[i * t.a_stride + p + q * apart]);
   }
   const T* b = static_cast<const T*>(t.b) + p * t.b_stride;
+  const std::int64_t stride = apart * t.b_stride;
   const auto column = [&](std::int64_t j, auto&& read, auto&& from, auto&& to) HWY_ATTR {
     V acc[kM];
 #pragma GCC unroll 8
@@ -113,7 +123,7 @@ HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, bool add) {
     }
 #pragma GCC unroll 8
     for (int q = 0; q < kDepth; ++q) {
-      const V row = read(b + q * t.b_stride + j);
+      const V row = read(b + q * stride + j);
 #pragma GCC unroll 8
       for (int i = 0; i < kM; ++i) acc[i] = hn::MulAdd(x[i][q], row, acc[i]);
     }
@@ -143,12 +153,20 @@ void sweep(const Block& t) {
   constexpr int kDepth = kM * 8 + kM + 1 <= kRegisters ? 8 : kM * 4 + kM + 1 <= kRegisters ? 4 : 2;
   std::int64_t p = 0;
   bool add = t.add;
+  if (t.k * t.b_stride * std::int64_t{sizeof(T)} >= kFarBytes) {
+    const std::int64_t part = t.k / kDepth;
+    for (; p < part; ++p) {
+      sweep_rows<kM, kDepth, T>(t, p, part, add);
+      add = true;
+    }
+    p = part * kDepth;
+  }
   for (; p + kDepth <= t.k; p += kDepth) {
-    sweep_rows<kM, kDepth, T>(t, p, add);
+    sweep_rows<kM, kDepth, T>(t, p, 1, add);
     add = true;
   }
   for (; p < t.k; ++p) {
-    sweep_rows<kM, 1, T>(t, p, add);
+    sweep_rows<kM, 1, T>(t, p, 1, add);
     add = true;
   }
 }
@@ -187,16 +205,16 @@ HWY_INLINE void store_sums(V a, V b, V c, V e, float* to) {
 
 #endif
 
-// kM x four columns: rows of A and rows of b go by together.
+// kM x four columns, `apart` from each other: rows of A and rows of b go by together.
 template <int kM, class T>
-HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns) {
+HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns, std::int64_t apart) {
   if constexpr (kRegisters == 16 && kM > 3) {  // sums of all rows do not fit
     constexpr int kFirst = (kM + 1) / 2;
     Block rest = t;
     rest.a += kFirst * t.a_stride;
     rest.c += kFirst * t.c_stride;
-    dot_columns<kFirst, T>(t, j, columns);
-    dot_columns<kM - kFirst, T>(rest, j, columns);
+    dot_columns<kFirst, T>(t, j, columns, apart);
+    dot_columns<kM - kFirst, T>(rest, j, columns, apart);
     return;
   }
   const D d;
@@ -208,7 +226,7 @@ HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns) {
   }
   const T* b[kDotColumns];
   for (int q = 0; q < kDotColumns; ++q)
-    b[q] = static_cast<const T*>(t.b) + (j + std::min(q, columns - 1)) * t.b_stride;
+    b[q] = static_cast<const T*>(t.b) + (j + std::min(q, columns - 1) * apart) * t.b_stride;
   std::int64_t p = 0;
   const std::int64_t stride = t.a_stride;
   const float* const lower = t.a;
@@ -241,15 +259,21 @@ HWY_INLINE void dot_columns(const Block& t, std::int64_t j, int columns) {
     float sums[kDotColumns];
     store_sums(acc[i][0], acc[i][1], acc[i][2], acc[i][3], sums);
     float* c = t.c + i * t.c_stride + j;
-    for (int q = 0; q < columns; ++q) c[q] = t.add ? c[q] + sums[q] : sums[q];
+    for (int q = 0; q < columns; ++q)
+      c[q * apart] = t.add ? c[q * apart] + sums[q] : sums[q];
   }
 }
 
 template <int kM, class T>
 void dots(const Block& t) {
+  if (t.apart > 0) {
+    for (std::int64_t j = 0; j < t.n / kDotColumns; ++j)
+      dot_columns<kM, T>(t, j, kDotColumns, t.apart);
+    return;
+  }
   std::int64_t j = 0;
-  for (; j + kDotColumns <= t.n; j += kDotColumns) dot_columns<kM, T>(t, j, kDotColumns);
-  if (j < t.n) dot_columns<kM, T>(t, j, static_cast<int>(t.n - j));
+  for (; j + kDotColumns <= t.n; j += kDotColumns) dot_columns<kM, T>(t, j, kDotColumns, 1);
+  if (j < t.n) dot_columns<kM, T>(t, j, static_cast<int>(t.n - j), 1);
 }
 
 template <class T>
@@ -271,7 +295,7 @@ void pack(const void* from, std::int64_t from_stride, float* to, std::int64_t pa
   constexpr std::int64_t kWidth = kVectors * kLanes;
   for (std::int64_t i = 0; i < rows; ++i) {
     const T* source = static_cast<const T*>(from) + i * from_stride;
-    const T* ahead = source + kAhead / 2 * from_stride;
+    const T* ahead = source + kPackAhead * from_stride;
     float* target = to + i * kWidth;
     std::int64_t j = 0;
     for (; j + kWidth <= columns; j += kWidth, target += panel_stride) {

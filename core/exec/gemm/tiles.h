@@ -44,6 +44,8 @@ struct Block {
   std::int64_t k;
   std::int64_t n;
   bool add;  // to what c holds
+  std::int64_t ahead = 0;  // elements of b that tiles fetch ahead
+  std::int64_t apart = 0;  // dots take columns so far apart, kDotColumns times n / kDotColumns; or 0
 };
 
 // Positions of a convolution whose channels are products of their own. Taps may be left out.
