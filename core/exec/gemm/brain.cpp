@@ -152,8 +152,10 @@ void dots(const BrainBlock& t) {
   if (j < t.n) dot_columns<kM>(t, j, static_cast<int>(t.n - j), 1);
 }
 
-void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t pairs,
-          std::int64_t columns) {
+// Two rows at a time, whatever panel: pages of B are visited once.
+void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t panel_stride,
+          std::int64_t pairs, std::int64_t columns) {
+  constexpr int kAhead = 4;  // pairs
   alignas(64) Brain low[32], high[32];
   for (int i = 0; i < 16; ++i) {
     low[2 * i] = static_cast<Brain>(i);
@@ -162,17 +164,21 @@ void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t p
     high[2 * i + 1] = static_cast<Brain>(48 + i);
   }
   const __m512i lows = _mm512_load_si512(low), highs = _mm512_load_si512(high);
-  const auto mask = static_cast<__mmask32>((std::uint64_t{1} << columns) - 1);
   for (std::int64_t p = 0; p < pairs; ++p) {
     const Brain* row = from + 2 * p * from_stride;
-    // The same rows of the next panel, which no processor foresees.
-    _mm_prefetch(row + kWidth, _MM_HINT_T0);
-    _mm_prefetch(row + from_stride + kWidth, _MM_HINT_T0);
-    const __m512i first = _mm512_maskz_loadu_epi16(mask, row);
-    const __m512i second = _mm512_maskz_loadu_epi16(mask, row + from_stride);
+    const Brain* ahead = row + 2 * kAhead * from_stride;
     Brain* target = to + p * 2 * kWidth;
-    _mm512_storeu_si512(target, _mm512_permutex2var_epi16(first, lows, second));
-    _mm512_storeu_si512(target + kWidth, _mm512_permutex2var_epi16(first, highs, second));
+    for (std::int64_t j = 0; j < columns; j += kWidth, target += panel_stride) {
+      const std::int64_t left = columns - j;
+      const auto mask =
+          static_cast<__mmask32>(left >= kWidth ? ~0U : (std::uint64_t{1} << left) - 1);
+      _mm_prefetch(ahead + j, _MM_HINT_T0);
+      _mm_prefetch(ahead + from_stride + j, _MM_HINT_T0);
+      const __m512i first = _mm512_maskz_loadu_epi16(mask, row + j);
+      const __m512i second = _mm512_maskz_loadu_epi16(mask, row + from_stride + j);
+      _mm512_storeu_si512(target, _mm512_permutex2var_epi16(first, lows, second));
+      _mm512_storeu_si512(target + kWidth, _mm512_permutex2var_epi16(first, highs, second));
+    }
   }
 }
 

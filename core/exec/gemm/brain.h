@@ -31,9 +31,10 @@ struct BrainTiles {
   void (*tile[kMostRows + 1])(const BrainBlock& block);
   // By rows of A. b: n rows of k: the product of A and the transpose of b.
   void (*dots[kMostDots + 1])(const BrainBlock& block);
-  // A panel of pairs from two rows a pair of B: `pairs` pairs, columns <= Tiles::columns.
-  void (*pack)(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t pairs,
-               std::int64_t columns);
+  // Panels of pairs, panel_stride apart, from two rows of B a pair: `pairs` pairs of so many columns;
+  // the last panel is filled up with zeros.
+  void (*pack)(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t panel_stride,
+               std::int64_t pairs, std::int64_t columns);
 };
 
 // Null where the processor has no such instruction.

@@ -50,7 +50,7 @@ constexpr std::int64_t kHugeBytes = 2 << 20;
 // Up to how many rows of A packing B costs more than it saves.
 constexpr std::int64_t kTileRows = 256;
 constexpr std::int64_t kDotRows = 128;
-constexpr std::int64_t kPairDotRows = 48;
+constexpr std::int64_t kPairDotRows = 64;
 constexpr std::int64_t kSweepsBeforePacking = 16;
 constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
 // The same where there are units.h.
@@ -289,13 +289,9 @@ BrainRows brain_rows(const Matrix& a, std::int64_t row, std::int64_t rows, std::
 
 // One panel, whatever the strides: the pairs of a column side by side.
 void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_t j,
-                std::int64_t depth, std::int64_t columns, Brain* panel) {
+                std::int64_t pairs, std::int64_t columns, Brain* panel) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t pairs = depth / 2;
-  const bool plain = b.count_taps() == 1;
-  if (plain && b.column_stride == 1) {
-    brain_tiles()->pack(brain(b, p, j), b.row_stride, panel, pairs, columns);
-  } else if (plain && b.row_stride == 1) {
+  if (b.count_taps() == 1 && b.row_stride == 1) {
     // A pair is 32 bits that move as one; columns an odd number apart are copied first.
     constexpr std::int64_t kStride = kPairDepth + 32;
     alignas(64) Brain copied[kMostColumns * kStride];
@@ -314,11 +310,6 @@ void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_
       for (std::int64_t c = 0; c < columns; ++c)
         panel[(q / 2 * width + c) * 2 + q % 2] = *brain(b, p + q, j + c);
     }
-  }
-  if (depth % 2 == 0) return;
-  for (std::int64_t c = 0; c < columns; ++c) {
-    panel[(pairs * width + c) * 2] = *brain(b, p + depth - 1, j + c);
-    panel[(pairs * width + c) * 2 + 1] = 0;
   }
 }
 
@@ -396,21 +387,24 @@ void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::in
                 std::int64_t count, Brain* packed) {
   const std::int64_t width = tiles.columns;
   const std::int64_t step = pair_step(sizes.k);
+  const std::int64_t packed_rows = rounded_up(sizes.k, pair_rows(tiles));
+  const bool rows = b.count_taps() == 1 && b.column_stride == 1;
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     const std::int64_t depth = std::min(step, sizes.k - p);
-    for (std::int64_t j = first; j < first + count; j += width) {
-      Brain* panel = packed + j * rounded_up(sizes.k, pair_rows(tiles)) + p * width;
-      const std::int64_t columns = std::min(width, sizes.n - j);
-      const std::int64_t end =
-          p + depth == sizes.k ? rounded_up(sizes.k, pair_rows(tiles)) : p + step;
-      const std::int64_t rows = end - p;
-      if (columns < width) {
-        std::fill_n(panel, rows * width, Brain{0});
-      } else {
-        const std::int64_t first_row = depth / 2 * 2;  // that is not written as a whole
-        std::fill_n(panel + first_row * width, (rows - first_row) * width, Brain{0});
-      }
-      pack_panel(tiles, b, p, j, depth, columns, panel);
+    const std::int64_t end = p + depth == sizes.k ? packed_rows : p + step;
+    const std::int64_t pairs = depth / 2;
+    Brain* const panels = packed + first * packed_rows + p * width;
+    if (rows)
+      brain_tiles()->pack(brain(b, p, first), b.row_stride, panels, packed_rows * width, pairs,
+                          count);
+    for (std::int64_t j = 0; j < count; j += width) {
+      Brain* panel = panels + j * packed_rows;
+      const std::int64_t columns = std::min(width, count - j);
+      const std::int64_t from = rows || columns == width ? 2 * pairs : 0;
+      std::fill_n(panel + from * width, (end - p - from) * width, Brain{0});
+      if (!rows) pack_panel(tiles, b, p, first + j, pairs, columns, panel);
+      for (std::int64_t c = 0; depth % 2 != 0 && c < columns; ++c)
+        panel[(pairs * width + c) * 2] = *brain(b, p + depth - 1, first + j + c);
     }
   }
 }
