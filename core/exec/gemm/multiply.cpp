@@ -36,7 +36,7 @@ constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.
 constexpr std::int64_t kDotBytes = 16 << 10;
-constexpr std::int64_t kFarBytes = 1 << 20;
+constexpr std::int64_t kFarBytes = 64 << 10;
 // Rows of B that sweeps take at a time stay in the second.
 constexpr std::int64_t kSweepBytes = 256 << 10;
 constexpr std::int64_t kSweepRows = 8;
@@ -456,7 +456,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
     if (ahead && (rows || sizes.m > kPairDotsAhead || 2 * sizes.n * sizes.k >= kHugeBytes))
       return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
-    if (!rows && b.row_stride == 1 && sizes.k >= 128 && sizes.m <= kPairDotRows)
+    if (!rows && b.row_stride == 1 && sizes.k >= (sizes.m <= 4 ? 32 : 128) &&
+        sizes.m <= kPairDotRows)
       return Way::kPairDots;
     return Way::kPackedPairs;
   }

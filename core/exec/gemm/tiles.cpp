@@ -24,7 +24,7 @@ constexpr int kVectors = 2;    // of a tile's row
 constexpr int kPackAhead = 8;  // rows of B that packing prefetches
 // From so many bytes of B on, all its columns whoever takes them, sweeps take rows that are far
 // apart: memory is quicker where it is read in several places at once, each in order.
-constexpr std::int64_t kFarBytes = 8 << 20;
+constexpr std::int64_t kFarBytes = 64 << 10;
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
