@@ -37,16 +37,12 @@ def _minilm() -> Function:
     return Encoder().eval()
 
 
-class Gpt2Decode(torch.nn.Module):
-    """One more token of GPT-2, as wide as the small one: caches in, logits and caches out."""
+class Decode(torch.nn.Module):
+    """One more token: caches in, a key and a value a layer; logits and caches out."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
-        from transformers import GPT2Config, GPT2LMHeadModel
-
-        config = GPT2Config(n_layer=LAYERS)
-        config._attn_implementation = "sdpa"
-        self.model = GPT2LMHeadModel(config)
+        self.model = model
 
     def forward(self, ids: torch.Tensor, *caches: torch.Tensor) -> tuple[torch.Tensor, ...]:
         from transformers import DynamicCache
@@ -56,6 +52,31 @@ class Gpt2Decode(torch.nn.Module):
             past.update(caches[2 * layer], caches[2 * layer + 1], layer)
         logits = self.model(ids, past_key_values=past, use_cache=True).logits
         return logits, *(x for layer in past.layers for x in (layer.keys, layer.values))
+
+
+def _gpt2_decode() -> torch.nn.Module:
+    """As wide as the small GPT-2."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=LAYERS)
+    config._attn_implementation = "sdpa"
+    return Decode(GPT2LMHeadModel(config))
+
+
+def _llama_decode() -> torch.nn.Module:
+    """Of 1024, 16 heads of queries and 4 of keys and values: in bfloat16, larger than caches."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=1024,
+        intermediate_size=2816,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        num_hidden_layers=LAYERS,
+    )
+    config._attn_implementation = "sdpa"
+    return Decode(LlamaForCausalLM(config)).bfloat16()
 
 
 class T5Encoder(torch.nn.Module):
@@ -120,14 +141,30 @@ _FRAMES: Sweep = ((1, 14), (1, 66), (2, 128), (1, 501), (1, 1000), (1, 3000))
 _Row = tuple[str, Callable[[], Function], tuple[str, ...], Sweep, tuple[str, ...]]
 _BERT = ("ids: int64[B, S] < 30000", "mask: int64[B, S] < 2")
 _IDS = ("ids: int64[B, S] < 8000",)
-_GPT2 = (
-    "ids: int64[B, 1] < 50000",
-    *(f"{part}{i}: float32[B, 12, S, 64]" for i in range(LAYERS) for part in ("key", "value")),
-)
+
+
+def _decoding(words: int, cache: str) -> tuple[str, ...]:
+    parts = (f"{part}{i}" for i in range(LAYERS) for part in ("key", "value"))
+    return (f"ids: int64[B, 1] < {words}", *(f"{part}: {cache}" for part in parts))
+
+
 _MODELS: tuple[_Row, ...] = (
     ("bert4", partial(random, Bert), _BERT, TOKENS, ()),
     ("minilm", _minilm, _BERT, TOKENS, ()),
-    ("gpt2_decode", partial(random, Gpt2Decode), _GPT2, _CACHES, ()),
+    (
+        "gpt2_decode",
+        partial(random, _gpt2_decode),
+        _decoding(50000, "float32[B, 12, S, 64]"),
+        _CACHES,
+        (),
+    ),
+    (
+        "llama_decode_bf16",
+        partial(random, _llama_decode),
+        _decoding(30000, "bfloat16[B, 4, S, 64]"),
+        _CACHES,
+        (),
+    ),
     ("t5_encoder", partial(random, T5Encoder), _IDS, TOKENS, ()),
     ("llama4", partial(random, Llama), _IDS, TOKENS, ()),
     (
