@@ -498,6 +498,21 @@ def test_division_of_integers_by_zero_raises(op: str, dtype: str, tier: str) -> 
             run(executable, tier, [x, y])
 
 
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("op", DIVIDES)
+def test_quotients_near_an_integer(op: str, tier: str) -> None:
+    """int64 is divided in doubles up to 2**53: none is rounded to the next integer."""
+    graph = graph_of(op, [Type("int64", (A,)), Type("int64", (A,))])
+    executable = compiled(graph)
+    rng = np.random.default_rng(5)
+    for bits in (4, 26, 53, 54, 62):
+        divisor = rng.integers(1, 2 ** min(bits, 30), 999) * rng.choice([-1, 1], 999)
+        times = rng.integers(-(2**bits), 2**bits, 999) // np.abs(divisor)
+        x = times * divisor + rng.integers(-1, 2, 999)
+        x[::111] = [s * (2**53 + e) for s in (-1, 1) for e in (-1, 0, 1)] + [0, 1, -1]
+        compare(op, tier, graph, executable, [tensor(x), tensor(divisor)])
+
+
 def test_every_operator_of_the_table_is_tested() -> None:
     tested = {*ELEMENTWISE, *SHAPED, *GATHERS, "cast", "scalar", "size_value"}
     tested |= {op.name for op in OPS if op.cls is Class.LOOP}  # in test_loops.py

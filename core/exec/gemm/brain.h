@@ -31,8 +31,8 @@ struct BrainTiles {
   void (*tile[kMostRows + 1])(const BrainBlock& block);
   // By rows of A. b: n rows of k: the product of A and the transpose of b.
   void (*dots[kMostDots + 1])(const BrainBlock& block);
-  // Panels of pairs, panel_stride apart, from two rows of B a pair: `pairs` pairs of so many columns;
-  // the last panel is filled up with zeros.
+  // Panels of pairs, panel_stride apart, from two rows of B a pair: `pairs` pairs of so many
+  // columns; the last panel is filled up with zeros.
   void (*pack)(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t panel_stride,
                std::int64_t pairs, std::int64_t columns);
 };

@@ -220,9 +220,9 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
   }
 }
 
-// Calls call(first column, how many, how far apart) for all columns that dots take. Those of a large
-// B are far apart: memory is quicker where it is read in several places at once, each in order. Of
-// as many rows of A as `rows` at a time, some columns at a time, if that is not all.
+// Calls call(first column, how many, how far apart) for all columns that dots take. Those of a
+// large B are far apart: memory is quicker where it is read in several places at once, each in
+// order. If `rows`, which dots take at a time, are not all of A, some columns at a time.
 template <class Call>
 void for_dots(const Sizes& sizes, std::int64_t rows, const Matrix& b, Call&& call) {
   const std::int64_t bytes = sizes.k * bytecode::storage_bytes(b.storage);

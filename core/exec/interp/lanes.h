@@ -243,17 +243,36 @@ bool select(void* dst, const void* a_, const void* b_, const void* c_, std::int6
   return true;
 }
 
-// One element at a time; Op::run(a, b, dst) gives false to stop.
+// One element at a time; Op::run(a, b, dst) gives false to stop. Op::some(a, b, dst), if there is
+// such, takes a vector, or gives false to leave that to Op::run.
 template <class Op, int kSplat>
 bool binary_checked(void* dst, const void* a_, const void* b_, const void*, std::int64_t n) {
   using T = typename Op::D;
   T* to = static_cast<T*>(dst);
   const T* a = static_cast<const T*>(a_);
   const T* b = static_cast<const T*>(b_);
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (!Op::run(a[kSplat & 1 ? 0 : i], b[kSplat & 2 ? 0 : i], to[i])) return false;
+  const auto each = [&](std::int64_t i, std::int64_t end) {
+    for (; i < end; ++i) {
+      if (!Op::run(a[kSplat & 1 ? 0 : i], b[kSplat & 2 ? 0 : i], to[i])) return false;
+    }
+    return true;
+  };
+  std::int64_t i = 0;
+  if constexpr (requires(VecOf<T> v) { Op::some(v, v, v); }) {
+    const Tag<T> d;
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    for (; i + lanes <= n; i += lanes) {
+      const VecOf<T> x = kSplat & 1 ? hn::Set(d, *a) : hn::LoadU(d, a + i);
+      const VecOf<T> y = kSplat & 2 ? hn::Set(d, *b) : hn::LoadU(d, b + i);
+      VecOf<T> r;
+      if (Op::some(x, y, r)) {
+        hn::StoreU(r, d, to + i);
+      } else if (!each(i, i + lanes)) {
+        return false;
+      }
+    }
   }
-  return true;
+  return each(i, n);
 }
 
 // The table's entry of an instruction, from the shape of Map<op>, which says how it is looped:

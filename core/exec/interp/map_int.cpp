@@ -29,6 +29,52 @@ HWY_INLINE bool divide(T a, T b, T& quotient, T& remainder) {
   return true;
 }
 
+// The quotient rounded down, what it leaves, and what the quotient towards zero leaves.
+enum class Division { kFloor, kRemainder, kTruncated };
+
+template <class T, Division kWhat>
+struct Divide {
+  static constexpr Loop kLoop = Loop::kBinaryChecked;
+  using D = T;
+  static HWY_INLINE bool run(T a, T b, T& dst) {
+    T q = 0;
+    T r = 0;
+    if (!divide(a, b, q, r)) return false;
+    const bool other_side = r != 0 && (r < 0) != (b < 0);
+    if (kWhat == Division::kFloor) dst = static_cast<T>(q - (other_side ? 1 : 0));
+    if (kWhat == Division::kRemainder) dst = static_cast<T>(r + (other_side ? b : 0));
+    if (kWhat == Division::kTruncated) dst = r;
+    return true;
+  }
+
+  // In doubles, if all are below 2^53: then a quotient is rounded to an integer only if it is one,
+  // and what it is multiplied by the divisor is exact.
+  static HWY_INLINE bool some(VecOf<T> a, VecOf<T> b, VecOf<T>& dst)
+    requires(sizeof(T) == 8)
+  {
+    const Tag<T> d;
+    const F64 f;
+    const auto most = hn::Set(d, std::int64_t{1} << 53);
+    const auto holds = [&](VecOf<T> x) HWY_ATTR {
+      return hn::And(hn::Lt(x, most), hn::Lt(hn::Neg(most), x));
+    };
+    if (!hn::AllTrue(d, hn::And(hn::And(holds(a), holds(b)), hn::Ne(b, hn::Zero(d))))) return false;
+    const auto x = hn::ConvertTo(f, a);
+    const auto y = hn::ConvertTo(f, b);
+    const auto q = hn::Trunc(hn::Div(x, y));
+    const auto r = hn::NegMulAdd(q, y, x);
+    const auto zero = hn::Zero(f);
+    const auto other_side =
+        hn::And(hn::Ne(r, zero), hn::Xor(hn::Lt(r, zero), hn::Lt(y, zero)));
+    const auto one = hn::Set(f, 1.0);
+    auto result = r;
+    if (kWhat == Division::kFloor) result = hn::Sub(q, hn::IfThenElseZero(other_side, one));
+    if (kWhat == Division::kRemainder) result = hn::Add(r, hn::IfThenElseZero(other_side, y));
+    dst = hn::ConvertTo(d, result);
+    return true;
+  }
+};
+
 template <class T>
 HWY_INLINE T power(T a, T b) {
   if (b < 0) {
@@ -74,21 +120,9 @@ HWY_INLINE T shift_right(T a, T b) {
     using D = type;                                                     \
     static HWY_INLINE D run(A a, B b) { return static_cast<D>(value); } \
   };
-// `q` and `r` are the truncated quotient and its remainder.
-#define TILEVM_DIVIDE(name, type, value)                                     \
-  template <>                                                                \
-  struct Map<Op::name> {                                                     \
-    static constexpr Loop kLoop = Loop::kBinaryChecked;                      \
-    using D = type;                                                          \
-    static HWY_INLINE bool run(D a, D b, D& dst) {                           \
-      D q = 0;                                                               \
-      D r = 0;                                                               \
-      if (!divide(a, b, q, r)) return false;                                 \
-      [[maybe_unused]] const bool other_side = r != 0 && (r < 0) != (b < 0); \
-      dst = static_cast<D>(value);                                           \
-      return true;                                                           \
-    }                                                                        \
-  };
+#define TILEVM_DIVIDE(name, type, what) \
+  template <>                           \
+  struct Map<Op::name> : Divide<type, Division::what> {};
 #define TILEVM_INTEGER(suffix, type)                                \
   TILEVM_UNARY(abs_##suffix, type, a < 0 ? 0 - bits(a) : bits(a))   \
   TILEVM_UNARY(neg_##suffix, type, 0 - bits(a))                     \
@@ -97,9 +131,9 @@ HWY_INLINE T shift_right(T a, T b) {
   TILEVM_BINARY(add_##suffix, type, bits(a) + bits(b))              \
   TILEVM_BINARY(sub_##suffix, type, bits(a) - bits(b))              \
   TILEVM_BINARY(mul_##suffix, type, bits(a) * bits(b))              \
-  TILEVM_DIVIDE(floor_div_##suffix, type, q - (other_side ? 1 : 0)) \
-  TILEVM_DIVIDE(remainder_##suffix, type, r + (other_side ? b : 0)) \
-  TILEVM_DIVIDE(fmod_##suffix, type, r)                             \
+  TILEVM_DIVIDE(floor_div_##suffix, type, kFloor)                   \
+  TILEVM_DIVIDE(remainder_##suffix, type, kRemainder)               \
+  TILEVM_DIVIDE(fmod_##suffix, type, kTruncated)                    \
   TILEVM_BINARY(pow_##suffix, type, power(a, b))                    \
   TILEVM_BINARY(maximum_##suffix, type, a > b ? a : b)              \
   TILEVM_BINARY(minimum_##suffix, type, a < b ? a : b)              \
