@@ -36,7 +36,6 @@ constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.
 constexpr std::int64_t kDotBytes = 16 << 10;
-constexpr std::int64_t kFarBytes = 64 << 10;
 // Rows of B that sweeps take at a time stay in the second.
 constexpr std::int64_t kSweepBytes = 256 << 10;
 constexpr std::int64_t kSweepRows = 8;
@@ -220,9 +219,8 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
   }
 }
 
-// Calls call(first column, how many, how far apart) for all columns that dots take. Those of a
-// large B are far apart: memory is quicker where it is read in several places at once, each in
-// order. If `rows`, which dots take at a time, are not all of A, some columns at a time.
+// Calls call(first column, how many, how far apart) for all columns that dots take; some at a time,
+// if `rows`, which dots take at a time, are not all of A.
 template <class Call>
 void for_dots(const Sizes& sizes, std::int64_t rows, const Matrix& b, Call&& call) {
   const std::int64_t bytes = sizes.k * bytecode::storage_bytes(b.storage);

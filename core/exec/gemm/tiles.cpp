@@ -22,9 +22,6 @@ namespace {
 constexpr int kRegisters = HWY_TARGET == HWY_AVX3 || HWY_ARCH_ARM_A64 ? 32 : 16;
 constexpr int kVectors = 2;    // of a tile's row
 constexpr int kPackAhead = 8;  // rows of B that packing prefetches
-// From so many bytes of B on, all its columns whoever takes them, sweeps take rows that are far
-// apart: memory is quicker where it is read in several places at once, each in order.
-constexpr std::int64_t kFarBytes = 64 << 10;
 // GCC loads a step's elements of A ahead of their use, one a register: on AArch64, 12 would spill.
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
@@ -91,8 +88,6 @@ HWY_INLINE void tile_of(const Block& t) {
   }
 }
 
-// c += some rows of B, each times its elements of A: B is read once, from front to back.
-
 // Columns that one vector holds need no second one.
 template <int kM>
 void tile(const Block& t) {
@@ -103,7 +98,7 @@ void tile(const Block& t) {
   }
 }
 
-// kDepth rows of B, `apart` from each other.
+// c += kDepth rows of B, `apart` from each other, each times its elements of A.
 template <int kM, int kDepth, class T>
 HWY_INLINE void sweep_rows(const Block& t, std::int64_t p, std::int64_t apart, bool add) {
   const D d;
@@ -153,6 +148,7 @@ void sweep(const Block& t) {
   constexpr int kDepth = kM * 8 + kM + 1 <= kRegisters ? 8 : kM * 4 + kM + 1 <= kRegisters ? 4 : 2;
   std::int64_t p = 0;
   bool add = t.add;
+  // All columns of B count, whoever takes them: results do not depend on the number of threads.
   if (t.k * t.b_stride * std::int64_t{sizeof(T)} >= kFarBytes) {
     const std::int64_t part = t.k / kDepth;
     for (; p < part; ++p) {
