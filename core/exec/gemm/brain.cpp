@@ -54,7 +54,7 @@ void tile(const BrainBlock& t) {
     __m512bh row[kVectors];
     if constexpr (kM > 2) {  // see tile_of() of tiles.cpp
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) _mm_prefetch(b + t.ahead + j * 2 * kLanes, _MM_HINT_T2);
+      for (int j = 0; j < kVectors; ++j) _mm_prefetch(b + t.ahead + j * 2 * kLanes, _MM_HINT_T1);
     }
 #pragma GCC unroll 4
     for (int j = 0; j < kVectors; ++j) row[j] = pairs_at(b + j * 2 * kLanes);

@@ -26,7 +26,7 @@ constexpr int kPackAhead = 8;  // rows of B that packing prefetches
 constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 
 // Into the second cache: the first has too few reads under way for what comes from memory.
-HWY_INLINE void fetch(const float* at) { __builtin_prefetch(at, 0, 1); }
+HWY_INLINE void fetch(const float* at) { __builtin_prefetch(at, 0, 2); }
 
 // kM x kN vectors of the product stay in registers while k goes by.
 template <int kM, int kN>
