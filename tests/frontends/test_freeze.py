@@ -125,12 +125,14 @@ def test_factors_that_are_views_of_weights(transposed: bool) -> None:
 
 
 def test_one_thread_and_several_give_the_same() -> None:
-    module = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256), nn.LayerNorm(256))
+    large = nn.Linear(1024, 768)  # packed for any number of rows
+    module = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), large, nn.LayerNorm(768))
     several = tilevm.compile(module.eval(), freeze=True, threads=3)
     one = tilevm.compile(module, freeze=True, threads=1)
-    for rows in [1, 7, 33, 300]:
+    for rows in [1, 2, 3, 7, 33, 49, 300]:
         x = torch.randn(rows, 256)
         assert torch.equal(several(x), one(x))
+        torch.testing.assert_close(one(x), module(x), rtol=1e-4, atol=1e-4)
 
 
 def test_captured_constants_of_functions() -> None:
