@@ -43,7 +43,10 @@ constexpr std::int64_t kSweepRows = 8;
 // for few rows of A.
 constexpr std::int64_t kTileAhead = 16;
 constexpr std::int64_t kStreamAhead = 256;
-constexpr std::int64_t kStreamTiles = 4;  // of rows, up to which B goes by in its own order
+// Up to how many tiles of rows B goes by in its own order, and how many bytes of them, since all
+// pass by for each panel.
+constexpr std::int64_t kStreamTiles = 4;
+constexpr std::int64_t kStreamBytes = 512 << 10;
 // Of so many bytes, what is packed ahead lies in huge pages, of which memory is quicker.
 constexpr std::int64_t kHugeBytes = 2 << 20;
 // Up to how many rows of A packing B costs more than it saves.
@@ -94,6 +97,11 @@ Rows rows_of(const Tiles& tiles, const Matrix& a, std::int64_t row, std::int64_t
   return {room, stride};
 }
 
+// The most rows of A, of so many bytes an element, that are few.
+std::int64_t few_rows(const Tiles& tiles, std::int64_t k, std::int64_t item) {
+  return std::min(kStreamTiles * tiles.rows, kStreamBytes / item / k);
+}
+
 // Few rows: B goes by once, in the order of its memory.
 void multiply_streamed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                        float* room, float* c, std::int64_t c_stride) {
@@ -116,7 +124,7 @@ void multiply_streamed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, 
 
 void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                      float* room, float* c, std::int64_t c_stride) {
-  if (sizes.m <= kStreamTiles * tiles.rows)
+  if (sizes.m <= few_rows(tiles, sizes.k, sizeof(float)))
     return multiply_streamed(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
   const std::int64_t step = even(sizes.k, kDepth);
@@ -336,7 +344,7 @@ void stream_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const
 
 void multiply_packed_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                            const Brain* packed, float* room, float* c, std::int64_t c_stride) {
-  if (sizes.m <= kStreamTiles * tiles.rows)
+  if (sizes.m <= few_rows(tiles, sizes.k, sizeof(Brain)))
     return stream_pairs(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
   const std::int64_t packed_rows = rounded_up(sizes.packed_rows(), pair_rows(tiles));
@@ -508,10 +516,12 @@ std::int64_t room_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   const bool in_blocks = packs(way) || way == Way::kWindows;
   const std::int64_t rows = in_blocks ? std::min(sizes.m, kBlockRows) : sizes.m;
   const bool panel = way == Way::kTiles || way == Way::kWindows;
+  // Few rows are copied as a whole, also where a product turns out to have fewer rows or a shorter k.
+  const std::int64_t few = std::min<std::int64_t>(sizes.m, kStreamTiles * tiles.rows);
   const bool streams = way == Way::kPacked || way == Way::kPackedPairs;
-  const std::int64_t few =
-      streams ? std::min<std::int64_t>(sizes.m, kStreamTiles * tiles.rows) : 0;
-  return std::max(rows * (depth + 2 * tiles.lanes), few * (sizes.k + 2 * tiles.lanes)) +
+  const std::int64_t most = streams ? kStreamBytes / std::int64_t{sizeof(Brain)} : 0;
+  return std::max(rows * (depth + 2 * tiles.lanes),
+                  std::min(few * sizes.k, most) + few * 2 * tiles.lanes) +
          (panel ? depth * tiles.columns : 0);
 }
 
