@@ -517,6 +517,7 @@ def test_an_index_out_of_range_is_refused() -> None:
 
 LARGE = [(33, 600, 300), (257, 255, 300), (17, 257, 300), (1, 1100, 1100), (16, 300, 301)]
 LARGE += [(95, 256, 320), (600, 64, 65), (3000, 31, 33), (2, 600, 1100), (257, 600, 17)]
+LARGE += [(5, 1024, 512), (11, 700, 901)]
 
 
 def per_threads(fn: Function, args: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -542,6 +543,8 @@ def per_threads(fn: Function, args: Sequence[Any], counts: Sequence[int]) -> lis
     [
         ("product", torch.float32),
         ("right transposed", torch.float32),
+        ("product", torch.float16),
+        ("product", torch.bfloat16),
         ("right transposed", torch.bfloat16),
         ("transposed result", torch.float32),
         ("swiglu", torch.bfloat16),
@@ -558,6 +561,15 @@ def test_threads_change_nothing(name: str, dtype: Any) -> None:
         for other in others:
             for x, y in zip(first, other, strict=True):
                 assert torch.equal(x, y), sizes
+
+
+def test_threads_change_no_product_of_bytes() -> None:
+    """Their factors are read where they lie for up to 16 rows."""
+    for m in (1, 4, 5, 8, 16, 17):
+        x, w = tensor(m, 1024), torch.randint(-128, 128, (1024, 515), dtype=torch.int8)
+        first, *others = per_threads(lambda x, w: x @ w.to(x.dtype), [x, w], [3, 5])
+        for (other,) in others:
+            assert torch.equal(first[0], other), m
 
 
 def test_threads_change_no_attention() -> None:

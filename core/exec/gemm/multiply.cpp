@@ -217,12 +217,16 @@ void multiply_sweep(const Tiles& tiles, const Sizes& sizes, const Matrix& a, con
       rows == sizes.m
           ? sizes.k
           : std::max<std::int64_t>(kSweepBytes / row_bytes / kSweepRows, 1) * kSweepRows;
+  // Which rows are added first must not depend on how many columns a thread has, as `step` does.
+  const std::int64_t bytes = sizes.k * b.row_stride * bytecode::storage_bytes(b.storage);
+  const std::int64_t apart = rows == sizes.m && bytes >= kFarBytes ? 1 : 0;
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     for (std::int64_t i = 0; i < sizes.m; i += rows) {
       const std::int64_t r = std::min(rows, sizes.m - i);
       tiles.sweep[at(r)][index(b.storage)]({from.data + i * from.stride + p, from.stride,
                                             element(b, p, 0), b.row_stride, c + i * c_stride,
-                                            c_stride, std::min(step, sizes.k - p), sizes.n, p > 0});
+                                            c_stride, std::min(step, sizes.k - p), sizes.n, p > 0,
+                                            0, apart});
     }
   }
 }

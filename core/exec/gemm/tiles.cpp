@@ -148,8 +148,7 @@ void sweep(const Block& t) {
   constexpr int kDepth = kM * 8 + kM + 1 <= kRegisters ? 8 : kM * 4 + kM + 1 <= kRegisters ? 4 : 2;
   std::int64_t p = 0;
   bool add = t.add;
-  // All columns of B count, whoever takes them: results do not depend on the number of threads.
-  if (t.k * t.b_stride * std::int64_t{sizeof(T)} >= kFarBytes) {
+  if (t.apart > 0) {
     const std::int64_t part = t.k / kDepth;
     for (; p < part; ++p) {
       sweep_rows<kM, kDepth, T>(t, p, part, add);

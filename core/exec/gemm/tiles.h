@@ -48,7 +48,9 @@ struct Block {
   std::int64_t n;
   bool add;  // to what c holds
   std::int64_t ahead = 0;  // elements of b that tiles fetch ahead
-  std::int64_t apart = 0;  // of the kDotColumns columns that dots take at once, or 0: side by side
+  // Of the kDotColumns columns that dots take at once, or 0: side by side. Sweeps take rows as far
+  // apart as there are, if it is not 0.
+  std::int64_t apart = 0;
 };
 
 // Positions of a convolution whose channels are products of their own. Taps may be left out.
