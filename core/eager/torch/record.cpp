@@ -132,7 +132,7 @@ bool waits(const at::TensorBase& tensor) {
 
 bool is_lone_number(const at::TensorBase& self,
                     std::initializer_list<const at::TensorBase*> others) {
-  if (self.numel() != 1 || waits(self)) return false;
+  if (!is_plain(self) || self.numel() != 1 || waits(self)) return false;
   for (const at::TensorBase* other : others) {
     if (waits(*other)) return false;
   }
