@@ -499,3 +499,42 @@ def test_sizes_that_only_the_data_of_a_scalar_know() -> None:
     same(lambda x: torch.nonzero(x), (torch.tensor(3.0),), (torch.tensor(0.0),))
     same(lambda x: torch.unique(x), (torch.tensor(3.0),))
     assert not reasons()
+
+
+BYTES = torch.tensor([100, -100], dtype=torch.int8)
+BEYOND: dict[str, tuple[Callable[..., Any], Any]] = {
+    "clamp": (lambda x: x.clamp(max=300), BYTES),
+    "clamp_min": (lambda x: x.clamp_min(300), BYTES),
+    "clamp half": (lambda x: x.clamp(min=70000.0), BYTES.half()),
+    "clamp float": (lambda x: x.clamp(max=1e39), BYTES.float()),
+    "full": (lambda x: torch.full((2,), 300, dtype=torch.int8) + x, BYTES),
+    "full_like": (lambda x: torch.full_like(x, 300), BYTES),
+    "full_like nan": (lambda x: torch.full_like(x, math.nan), BYTES.long()),
+    "full_like -1.0": (lambda x: torch.full_like(x, -1.0), BYTES.byte()),
+    "fill": (lambda x: x.clone().fill_(300), BYTES),
+    "where": (lambda x: torch.where(x > 0, x, 300), BYTES),
+    "masked_fill": (lambda x: x.masked_fill(x > 0, 300), BYTES),
+    "masked_fill half": (lambda x: x.masked_fill(x > 0, -1e9), BYTES.half()),
+    "pad": (lambda x: torch.nn.functional.pad(x, (1, 1), value=300), BYTES),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_numbers_that_a_dtype_does_not_have_raise(name: str) -> None:
+    f, x = BEYOND[name]
+    compiled = tilevm.compile(f)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot be converted to type"):
+            f(x)
+        with pytest.raises(RuntimeError, match="cannot be converted to type"):
+            compiled(x)
+
+
+def test_numbers_that_a_dtype_has_after_all() -> None:
+    same(
+        lambda x: x.clamp(min=-math.inf, max=math.inf).masked_fill(x > 0, math.inf), (BYTES.half(),)
+    )
+    same(lambda x: torch.full_like(x, -1).clamp(max=-3), (BYTES.byte(),))  # wraps
+    same(lambda x: x.clamp(max=3.5) + torch.full_like(x, 126.9), (BYTES,))
+    assert not reasons()
+    assert not tilevm.stats()["callouts"]

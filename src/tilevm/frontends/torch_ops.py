@@ -288,16 +288,32 @@ def _pow(b: Importer, out: Any, x: Any, y: Any) -> int:
     return b.add("pow", base, b.operand(y))
 
 
+def fitting(value: Any, dtype: torch.dtype) -> Any:
+    """A number that PyTorch converts to `dtype`: where that has no such number, it raises."""
+    if type(value) not in (int, float) or dtype is torch.bool or dtype.is_complex:
+        return value
+    if dtype.is_floating_point:
+        fits = not math.isfinite(value) or abs(value) <= torch.finfo(dtype).max
+    else:
+        info = torch.iinfo(dtype)
+        wraps = type(value) is int and info.min == 0  # -1 is the largest number of uint8
+        fits = math.isfinite(value) and (-info.max if wraps else info.min) <= value <= info.max
+    if not fits:
+        raise Unsupported(f"a number that {str(dtype)[6:]} does not have")
+    return value
+
+
 @row("where.self", "where.Scalar", "where.ScalarOther", "where.ScalarSelf")
 def _where(b: Importer, out: Any, mask: Tensor, x: Any, y: Any) -> int:
     if mask.dtype is not torch.bool:
         raise Unsupported("the condition is not bool")
+    x, y = fitting(x, out.dtype), fitting(y, out.dtype)
     return b.add("where", mask.id, b.operand(x), b.operand(y))
 
 
 @row("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(b: Importer, out: Any, x: Tensor, mask: Tensor, value: Any) -> int:
-    filler = b.operand(value)
+    filler = b.operand(fitting(value, out.dtype))
     if isinstance(value, Tensor):
         filler = b.cast(filler, x.dtype)
     return b.add("where", mask.id, filler, x.id)
@@ -307,10 +323,20 @@ def _masked_fill(b: Importer, out: Any, x: Tensor, mask: Tensor, value: Any) -> 
 def _clamp(b: Importer, out: Any, x: Tensor, low: Any = None, high: Any = None) -> int:
     value = x.id
     if low is not None:
-        value = b.add("maximum", value, b.operand(low))
+        value = b.add("maximum", value, b.operand(fitting(low, out.dtype)))
     if high is not None:
-        value = b.add("minimum", value, b.operand(high))
+        value = b.add("minimum", value, b.operand(fitting(high, out.dtype)))
     return value
+
+
+@row("clamp_min")
+def _clamp_min(b: Importer, out: Any, x: Tensor, low: Any) -> Any:
+    return _clamp(b, out, x, low)
+
+
+@row("clamp_max")
+def _clamp_max(b: Importer, out: Any, x: Tensor, high: Any) -> Any:
+    return _clamp(b, out, x, None, high)
 
 
 @row("hardtanh")

@@ -112,6 +112,8 @@ def _grouped_mm(
         return _product(b, out, x, y)
     if bias is not None:
         raise Unsupported("a bias")
+    if ends.dtype is not torch.int32:
+        raise Unsupported("ends of groups that are not int32")
     if y.rank == 3:
         return _grouped(b, out, x, y, ends)
     if x.rank == 2:

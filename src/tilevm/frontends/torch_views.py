@@ -13,6 +13,7 @@ from tilevm.frontends.torch_ops import (
     Unsupported,
     axes_of,
     axis_of,
+    fitting,
     is_number,
     row,
 )
@@ -448,7 +449,7 @@ def _all_of(b: Importer, x: Tensor, indices: Sequence[Tensor]) -> int | None:
 def filled(b: Importer, value: Any, dtype: torch.dtype, sizes: Sequence[Any]) -> int:
     """A tensor of one number."""
     name = str(dtype)[6:]
-    if is_number(value):
+    if is_number(fitting(value, dtype)):
         return b.add("full", shape=b.shape(sizes), value=value, dtype=name)
     scalar = b.add("cast", b.operand(value), dtype=name)
     return b.add("expand", scalar, shape=b.shape(sizes)) if len(sizes) else scalar

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, is_small, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, fitting, fixed, is_number, is_small, row
 from tilevm.frontends.torch_strided import ROWS
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def _is_wide(n: Any) -> bool:
 @row("constant_pad_nd")
 def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
     widths = _widths(x.rank, pad)
+    value = fitting(value, x.dtype)
     if all(_is_wide(n) for pair in widths for n in pair) and is_number(value):
         low, high = ([pair[i] for pair in widths] for i in (0, 1))
         return b.add("pad", x.id, low=low, high=high, value=value)
