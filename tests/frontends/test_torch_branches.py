@@ -446,7 +446,7 @@ def test_errors_say_where() -> None:
         )
 
 
-def test_python_goes_on_while_a_loop_runs() -> None:
+def test_python_goes_on_while_a_loop_runs(request: pytest.FixtureRequest) -> None:
     """A loop lets other threads run, and ends where the user stops it."""
     compiled = tilevm.compile(loop_without_end)
     turns = []
@@ -462,6 +462,9 @@ def test_python_goes_on_while_a_loop_runs() -> None:
         signal.raise_signal(signal.SIGINT)
 
     x = torch.ones(3, 4)
+    # Shells start what runs in the background with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with torch.no_grad():
         compiled(x * 2)
         others = [threading.Thread(target=job) for job in (count, interrupt)]
