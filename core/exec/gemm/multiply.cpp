@@ -466,7 +466,7 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
     if (ahead && (rows || sizes.m > kPairDotsAhead || 2 * sizes.n * sizes.k >= kHugeBytes))
       return Way::kPackedPairs;
     if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
-    if (!rows && b.row_stride == 1 && sizes.k >= (sizes.m <= 4 ? 32 : 128) &&
+    if (!rows && b.row_stride == 1 && sizes.k >= (sizes.m <= kMostSweeps ? 32 : 128) &&
         sizes.m <= kPairDotRows)
       return Way::kPairDots;
     return Way::kPackedPairs;

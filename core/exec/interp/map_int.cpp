@@ -48,7 +48,7 @@ struct Divide {
   }
 
   // In doubles, if all are below 2^53: then a quotient is rounded to an integer only if it is one,
-  // and what it is multiplied by the divisor is exact.
+  // and its product with the divisor is exact.
   static HWY_INLINE bool some(VecOf<T> a, VecOf<T> b, VecOf<T>& dst)
     requires(sizeof(T) == 8)
   {

@@ -329,6 +329,7 @@ def _clamp(b: Importer, out: Any, x: Tensor, low: Any = None, high: Any = None) 
     return value
 
 
+# With a number, which must fit; the line of TEXT is for tensors, and for the recorder, which asks.
 @row("clamp_min")
 def _clamp_min(b: Importer, out: Any, x: Tensor, low: Any) -> Any:
     return _clamp(b, out, x, low)

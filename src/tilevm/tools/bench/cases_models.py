@@ -65,17 +65,15 @@ def _gpt2_decode() -> torch.nn.Module:
 
 def _llama_decode() -> torch.nn.Module:
     """Of 1024, 16 heads of queries and 4 of keys and values: in bfloat16, larger than caches."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
 
-    config = LlamaConfig(
+    config = llama_config(
+        LAYERS,
         vocab_size=32000,
         hidden_size=1024,
         intermediate_size=2816,
         num_attention_heads=16,
-        num_key_value_heads=4,
-        num_hidden_layers=LAYERS,
     )
-    config._attn_implementation = "sdpa"
     return Decode(LlamaForCausalLM(config)).bfloat16()
 
 

@@ -69,18 +69,18 @@ def bert_config(layers: int) -> Any:
     return config
 
 
-def llama_config(layers: int) -> Any:
-    """Llama of 512, 8 heads of queries and 4 of keys and values."""
+def llama_config(layers: int, **others: int) -> Any:
+    """Llama of 512, 8 heads of queries and 4 of keys and values, unless `others` say otherwise."""
     from transformers import LlamaConfig
 
-    config = LlamaConfig(
-        vocab_size=8000,
-        hidden_size=512,
-        intermediate_size=1376,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        num_hidden_layers=layers,
-    )
+    sizes: dict[str, Any] = {
+        "vocab_size": 8000,
+        "hidden_size": 512,
+        "intermediate_size": 1376,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
+    config = LlamaConfig(num_hidden_layers=layers, **{**sizes, **others})
     config._attn_implementation = "sdpa"
     return config
 
