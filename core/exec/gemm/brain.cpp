@@ -182,15 +182,6 @@ void pack(const Brain* from, std::int64_t from_stride, Brain* to, std::int64_t p
   }
 }
 
-template <int... kM>
-void fill_tiles(BrainTiles& t, std::integer_sequence<int, kM...>) {
-  ((t.tile[kM + 1] = &tile<kM + 1>), ...);
-}
-template <int... kM>
-void fill_dots(BrainTiles& t, std::integer_sequence<int, kM...>) {
-  ((t.dots[kM + 1] = &dots<kM + 1>), ...);
-}
-
 }  // namespace
 }  // namespace tilevm::exec::gemm
 
@@ -201,6 +192,19 @@ void fill_dots(BrainTiles& t, std::integer_sequence<int, kM...>) {
 #endif
 
 namespace tilevm::exec::gemm {
+namespace {
+
+// Any processor runs these: they stand behind the functions that only some have.
+template <int... kM>
+void fill_tiles(BrainTiles& t, std::integer_sequence<int, kM...>) {
+  ((t.tile[kM + 1] = &tile<kM + 1>), ...);
+}
+template <int... kM>
+void fill_dots(BrainTiles& t, std::integer_sequence<int, kM...>) {
+  ((t.dots[kM + 1] = &dots<kM + 1>), ...);
+}
+
+}  // namespace
 
 const BrainTiles* brain_tiles() {
   static const BrainTiles tiles = [] {
