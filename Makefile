@@ -16,8 +16,8 @@ NATIVE := CMakeLists.txt pyproject.toml $(wildcard src/tilevm/isa/*.py src/tilev
 FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
-.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 bench lint docs sanitize \
-    sanitize-python sanitize-threads valgrind coverage fuzz corpus wheel test-wheel clean FORCE
+.PHONY: help deps venv build demo test test-cpp test-py test-aarch64 test-avx2 bench lint docs \
+    sanitize sanitize-python sanitize-threads valgrind coverage fuzz corpus wheel test-wheel clean FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -81,6 +81,15 @@ test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArc
 	ctest --test-dir $(AARCH64) --output-on-failure -j $(JOBS)
 	$(PY) tests/differential/record_launches.py $(AARCH64)/launches $(RECORDED:%=tests/differential/%)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu $(AARCH64)/replay_launches $(AARCH64)/launches
+
+# An instruction that such a processor lacks ends a test. TILEVM_MAP_TWICE: as for AArch64.
+AVX2 := build/avx2
+test-avx2: venv ## C++ tests on an x86-64 processor without AVX-512, under QEMU
+	@.ci/deps $(PYTHON) $(CXX) qemu
+	cmake -S . -B $(AVX2) -G Ninja --toolchain .ci/avx2.cmake -DTILEVM_MAP_TWICE=OFF \
+	  -DTILEVM_PYTHON=OFF -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+	cmake --build $(AVX2) --target core_tests
+	ctest --test-dir $(AVX2) --output-on-failure -j $(JOBS)
 
 bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor, ONNX Runtime and JAX
 	$(VENV)/bin/tilevm bench $(ARGS)

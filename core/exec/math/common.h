@@ -1,4 +1,8 @@
 // Helpers of the math functions. Included by math.h only, once per target: no include guard.
+//
+// Where machine code is emitted, what a function names holds a register until it returns, and AVX2
+// has 16 for two vectors at a time. So steps are functions, what is read last is handed over, and
+// few calls are nested: a statement's values, too, stay until it ends.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -48,15 +52,21 @@ TILEVM_MATH_FN typename B::F rsqrt(B& b, const typename B::F& x) {
   return b.div(b.f32(1.0f), b.sqrt(x));
 }
 
+// 2^n, n in [-126, 127]; 0 for -127.
+template <class B>
+TILEVM_MATH_FN typename B::F power_of_two(B& b, typename B::I n) {
+  n = b.template ishl<23>(n);
+  return b.from_bits(b.iadd(n, b.i32(0x3f800000)));
+}
+
 // x * 2^n in two steps, of which the first is exact; see scale2 in the contract.
 template <class B>
 TILEVM_MATH_FN typename B::F scale2_by_bits(B& b, const typename B::F& x, const typename B::F& n) {
-  auto all = b.to_int(n);
-  auto half = b.template isar<1>(all);
-  auto one = b.i32(0x3f800000);
-  auto first = b.from_bits(b.iadd(b.template ishl<23>(half), one));
-  auto second = b.from_bits(b.iadd(b.template ishl<23>(b.isub(all, half)), one));
-  return b.mul(b.mul(x, first), second);
+  auto rest = b.to_int(n);
+  auto half = b.template isar<1>(rest);
+  rest = b.isub(rest, half);
+  auto scaled = b.mul(x, power_of_two(b, std::move(half)));
+  return b.mul(scaled, power_of_two(b, std::move(rest)));
 }
 
 TILEVM_MATH_END

@@ -15,24 +15,31 @@ TILEVM_MATH_FN typename B::F erf_small(B& b, const typename B::F& x) {
 
 // erfc(t), t > kErfSplit. The polynomial falls for all t, so that it needs no upper bound.
 template <class B>
-TILEVM_MATH_FN typename B::F erfc_tail(B& b, const typename B::F& t) {
-  return exp_below_89(b, b.mul(horner(b, t, kErfTail), t));
+TILEVM_MATH_FN typename B::F erfc_tail(B& b, typename B::F t) {
+  t = b.mul(horner(b, t, kErfTail), t);
+  return exp_below_89(b, std::move(t));
 }
 
 template <class B>
 TILEVM_MATH_FN typename B::F erf(B& b, const typename B::F& x) {
-  auto t = abs(b, x);
-  auto tail = with_sign(b, b.sub(b.f32(1.0f), erfc_tail(b, t)), x);
-  return b.select(b.lt(b.f32(kErfSplit), t), tail, erf_small(b, x));
+  auto tail = erfc_tail(b, abs(b, x));
+  tail = with_sign(b, b.sub(b.f32(1.0f), tail), x);
+  return b.select(b.lt(b.f32(kErfSplit), abs(b, x)), tail, erf_small(b, x));
+}
+
+// log(erfc(t / sqrt 2) / 2).
+template <class B>
+TILEVM_MATH_FN typename B::F gelu_exponent(B& b, const typename B::F& t) {
+  constexpr float kLogHalf = -0.69314718056f;
+  return b.fma(horner(b, t, kGeluTail), t, b.f32(kLogHalf));
 }
 
 // x Phi(x); Phi(-|x|) = erfc(|x| / sqrt 2) / 2 by the form of erfc_tail for all x: near 0 an error
 // relative to x is as small as is wanted, and none is left of Phi(0) = 1/2.
 template <class B>
 TILEVM_MATH_FN typename B::F gelu(B& b, const typename B::F& x) {
-  constexpr float kLogHalf = -0.69314718056f;
-  auto t = abs(b, x);
-  auto below = exp_below_89(b, b.fma(horner(b, t, kGeluTail), t, b.f32(kLogHalf)));
+  auto below = gelu_exponent(b, abs(b, x));
+  below = exp_below_89(b, std::move(below));
   auto share = b.select(b.lt(x, b.f32(0.0f)), below, b.sub(b.f32(1.0f), below));
   return b.mul(x, share);
 }

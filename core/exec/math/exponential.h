@@ -9,13 +9,13 @@ TILEVM_MATH_BEGIN
 inline constexpr float kLog2e = 0x1.715476p+0f;
 inline constexpr float kLn2Hi = 0x1.62e430p-1f;
 inline constexpr float kLn2Lo = -0x1.05c610p-29f;
-// exp and exp2 round to 0 from -104 and -151 down. Some processors take 400 times as long for a
+// exp and exp2 round to 0 from -104 and -151 down. Processors take 2 to 400 times as long for a
 // vector in which that happens, or a result is a denormal, but not where scale2 is told at once
 // that nothing is left: then what is masked by a large negative number costs nothing.
 template <class B>
-inline constexpr float kExpLow = B::kScalesFar ? -1000.0f : -104.0f;
+inline constexpr float kExpLow = B::kScalesFar ? -1000.0f : -176.0f;  // -254 ln2
 template <class B>
-inline constexpr float kExp2Low = B::kScalesFar ? -1440.0f : -151.0f;
+inline constexpr float kExp2Low = B::kScalesFar ? -1440.0f : -254.0f;
 
 template <class B>
 struct ExpReduced {
@@ -23,59 +23,80 @@ struct ExpReduced {
 };
 
 template <class B>
-TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, const typename B::F& x) {
+TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, typename B::F x) {
   auto n = b.round_even(b.mul(x, b.f32(kLog2e)));
-  auto r = b.fnma(n, b.f32(kLn2Hi), x);
-  return {n, b.fnma(n, b.f32(kLn2Lo), r)};
+  x = b.fnma(n, b.f32(kLn2Hi), x);
+  return {n, b.fnma(n, b.f32(kLn2Lo), x)};
+}
+
+// e^r for |r| <= ln2/2.
+template <class B>
+TILEVM_MATH_FN typename B::F exp_of_reduced(B& b, typename B::F r) {
+  auto p = horner(b, r, kExp);
+  p = b.fma(p, r, b.f32(1.0f));
+  return b.fma(p, r, b.f32(1.0f));
 }
 
 // exp(x) for x <= 89 or NaN; faster than exp by one operation.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_below_89(B& b, const typename B::F& x) {
-  auto [n, r] = exp_reduce(b, b.max(b.f32(kExpLow<B>), x));
-  auto p = horner(b, r, kExp);
-  p = b.fma(b.fma(p, r, b.f32(1.0f)), r, b.f32(1.0f));
-  return b.scale2(p, n);
+TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
+  x = b.max(b.f32(kExpLow<B>), x);
+  auto parts = exp_reduce(b, std::move(x));
+  auto p = exp_of_reduced(b, std::move(parts.r));
+  return b.scale2(p, parts.n);
 }
 
 template <class B>
-TILEVM_MATH_FN typename B::F exp(B& b, const typename B::F& x) {
-  return exp_below_89(b, b.min(b.f32(89.0f), x));
+TILEVM_MATH_FN typename B::F exp(B& b, typename B::F x) {
+  x = b.min(b.f32(89.0f), x);
+  return exp_below_89(b, std::move(x));
+}
+
+// 2^f for |f| <= 1/2.
+template <class B>
+TILEVM_MATH_FN typename B::F exp2_of_reduced(B& b, typename B::F f) {
+  auto p = horner(b, f, kExp2);
+  return b.fma(p, f, b.f32(1.0f));
 }
 
 // 2^(n + f), n integral, |f| <= 1/2.
 template <class B>
-TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, const typename B::F& f) {
-  return b.scale2(b.fma(horner(b, f, kExp2), f, b.f32(1.0f)), n);
+TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, typename B::F f) {
+  f = exp2_of_reduced(b, std::move(f));
+  return b.scale2(f, n);
 }
 
 template <class B>
 TILEVM_MATH_FN typename B::F exp2(B& b, typename B::F x) {
   x = b.max(b.f32(kExp2Low<B>), b.min(b.f32(129.0f), x));
   auto n = b.round_even(x);
-  return exp2_of_parts(b, n, b.sub(x, n));
+  x = b.sub(x, n);
+  return exp2_of_parts(b, n, std::move(x));
 }
 
 // (e^r - 1) for |r| <= ln2/2.
 template <class B>
-TILEVM_MATH_FN typename B::F expm1_of_reduced(B& b, const typename B::F& r) {
+TILEVM_MATH_FN typename B::F expm1_of_reduced(B& b, typename B::F r) {
   return b.fma(b.mul(r, r), horner(b, r, kExpm1), r);
 }
 
 // (e^x - 1) / 2 = 2^(n-1) (e^r - 1) + (2^(n-1) - 1/2), without overflow for n <= 128.
 template <class B>
 TILEVM_MATH_FN typename B::F half_expm1(B& b, const typename B::F& n, const typename B::F& em1) {
-  auto s = b.from_bits(b.template ishl<23>(b.iadd(b.to_int(n), b.i32(126))));
+  auto e = b.iadd(b.to_int(n), b.i32(126));
+  e = b.template ishl<23>(e);
+  auto s = b.from_bits(e);
   return b.fma(s, em1, b.sub(s, b.f32(0.5f)));
 }
 
 template <class B>
 TILEVM_MATH_FN typename B::F expm1(B& b, const typename B::F& x) {
-  auto [n, r] = exp_reduce(b, b.max(b.f32(-20.0f), b.min(b.f32(89.0f), x)));
-  auto em1 = expm1_of_reduced(b, r);
-  auto half = half_expm1(b, n, em1);
-  auto scaled = b.add(half, half);
-  return keep_zero(b, x, b.select(b.eq(n, b.f32(0.0f)), em1, scaled));
+  auto parts = exp_reduce(b, b.max(b.f32(-20.0f), b.min(b.f32(89.0f), x)));
+  auto em1 = expm1_of_reduced(b, std::move(parts.r));
+  auto scaled = half_expm1(b, parts.n, em1);
+  scaled = b.add(scaled, scaled);
+  em1 = b.select(b.eq(parts.n, b.f32(0.0f)), em1, scaled);
+  return keep_zero(b, x, em1);
 }
 
 // h / (1 + h) for h >= 0, with the rounding error of 1 + h made good: since
@@ -86,35 +107,48 @@ struct Share {
 };
 
 template <class B>
-TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, const typename B::F& h) {
+TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, typename B::F h) {
   auto one = b.f32(1.0f);
   auto d = b.add(h, one);
-  auto d_lo = b.sub(h, b.sub(d, one));
-  auto q = b.div(h, d);
-  auto rest = b.sub(one, q);
-  return {b.fnma(q, b.mul(d_lo, rest), q), rest};
+  auto d_lo = b.sub(d, one);
+  d_lo = b.sub(h, d_lo);
+  h = b.div(h, d);
+  d = b.sub(one, h);
+  d_lo = b.mul(d_lo, d);
+  return {b.fnma(h, d_lo, h), d};
+}
+
+// (e^2a - 1) / 2.
+template <class B>
+TILEVM_MATH_FN typename B::F half_expm1_of_double(B& b, typename B::F a) {
+  a = b.add(a, a);
+  auto parts = exp_reduce(b, std::move(a));
+  auto em1 = expm1_of_reduced(b, std::move(parts.r));
+  return half_expm1(b, parts.n, em1);
 }
 
 // tanh a = h / (1 + h), h = (e^2a - 1) / 2.
 template <class B>
 TILEVM_MATH_FN typename B::F tanh(B& b, const typename B::F& x) {
   auto a = b.min(b.f32(9.1f), abs(b, x));
-  auto [n, r] = exp_reduce(b, b.add(a, a));
-  auto h = half_expm1(b, n, expm1_of_reduced(b, r));
-  auto t = b.min(b.f32(1.0f), share_of_one_plus(b, h).value);  // d_lo is rough from h = 2^23 up
+  auto h = half_expm1_of_double(b, std::move(a));
+  h = share_of_one_plus(b, std::move(h)).value;
+  auto t = b.min(b.f32(1.0f), h);  // d_lo is rough from h = 2^23 up
   return with_sign(b, t, x);
 }
 
 // e^-|x|.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_of_minus_abs(B& b, const typename B::F& x) {
-  return exp_below_89(b, b.from_bits(b.ior(b.bits(x), b.i32(INT32_MIN))));
+TILEVM_MATH_FN typename B::F exp_of_minus_abs(B& b, typename B::F x) {
+  x = b.from_bits(b.ior(b.bits(x), b.i32(INT32_MIN)));
+  return exp_below_89(b, std::move(x));
 }
 
 // w = e / (1 + e), e = e^-|x|, is sigmoid(-|x|); 1 - w is sigmoid(|x|).
 template <class B>
 TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
-  auto [w, rest] = share_of_one_plus(b, exp_of_minus_abs(b, x));
+  auto e = exp_of_minus_abs(b, x);
+  auto [w, rest] = share_of_one_plus(b, std::move(e));
   return b.select(b.lt(x, b.f32(0.0f)), w, rest);
 }
 
@@ -122,19 +156,22 @@ TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
 // is right to an absolute 1e-36; NaN at -inf.
 template <class B>
 TILEVM_MATH_FN typename B::F silu(B& b, const typename B::F& x) {
-  return b.div(x, b.add(exp(b, neg(b, x)), b.f32(1.0f)));
+  auto e = exp(b, neg(b, x));
+  return b.div(x, b.add(e, b.f32(1.0f)));
 }
 
-// x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): no cancellation for x < 0.
+// x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which has the sign of x: no
+// cancellation for x < 0.
 template <class B>
 TILEVM_MATH_FN typename B::F gelu_tanh(B& b, const typename B::F& x) {
   constexpr float kScale = 1.5957691216057308f;            // 2 sqrt(2/pi)
   constexpr float kCubic = 1.5957691216057308 * 0.044715;  // rounded once
-  auto u = b.mul(x, b.fma(b.mul(x, x), b.f32(kCubic), b.f32(kScale)));
-  auto e = exp_of_minus_abs(b, u);
+  auto w = b.fma(b.mul(x, x), b.f32(kCubic), b.f32(kScale));
+  w = b.mul(x, w);
+  w = exp_of_minus_abs(b, std::move(w));
   auto one = b.f32(1.0f);
-  auto w = b.div(e, b.add(e, one));
-  return b.mul(x, b.select(b.lt(u, b.f32(0.0f)), w, b.sub(one, w)));
+  w = b.div(w, b.add(w, one));
+  return b.mul(x, b.select(b.lt(x, b.f32(0.0f)), w, b.sub(one, w)));
 }
 
 TILEVM_MATH_END

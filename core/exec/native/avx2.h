@@ -28,6 +28,7 @@ class Avx2 : public X86 {
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
   static constexpr bool kManyRegisters = false;
+  static constexpr bool kInterleaves = true;
   static constexpr bool kConverts64 = false;
   static constexpr bool kRoundsBf16 = false;
 

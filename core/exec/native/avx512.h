@@ -198,6 +198,7 @@ class Avx512 : public X86 {
   // 64-bit lanes --------------------------------------------------------------------------------
 
   // clang-format off
+  static constexpr bool kInterleaves = false;
   static constexpr bool kConverts64 = true;  // int64 from and to float32
   F add64(const F& x, const F& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vpaddq(d, s, t); }, true); }
   F sub64(const F& x, const F& y) { return binary(x, y, [&](auto d, auto s, const auto& t) { a.vpsubq(d, s, t); }, true); }

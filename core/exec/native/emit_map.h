@@ -8,17 +8,58 @@
 
 #include "core/exec/math/math.h"
 #include "exec/native/emitter.h"
+#include "exec/native/interleaved.h"
 
 namespace tilevm::exec::native {
+
+// Functions of one vector, or of two as one (interleaved.h). False: not one of them.
+template <class B, class X>
+bool map_function(B& b, bytecode::Op op, X&& x, typename B::F& r) {
+  using bytecode::Op;
+  // clang-format off
+  switch (op) {
+    case Op::rsqrt_f32: r = math::rsqrt(b, x); return true;
+    case Op::exp_f32: r = math::exp(b, std::forward<X>(x)); return true;
+    case Op::exp2_f32: r = math::exp2(b, std::forward<X>(x)); return true;
+    case Op::expm1_f32: r = math::expm1(b, x); return true;
+    case Op::log_f32: r = math::log(b, x); return true;
+    case Op::log2_f32: r = math::log2(b, x); return true;
+    case Op::log1p_f32: r = math::log1p(b, x); return true;
+    case Op::tanh_f32: r = math::tanh(b, x); return true;
+    case Op::sigmoid_f32: r = math::sigmoid(b, x); return true;
+    case Op::erf_f32: r = math::erf(b, x); return true;
+    case Op::silu_f32: r = math::silu(b, x); return true;
+    case Op::gelu_f32: r = math::gelu(b, x); return true;
+    case Op::gelu_tanh_f32: r = math::gelu_tanh(b, x); return true;
+    default: return false;
+  }
+  // clang-format on
+}
 
 template <class T>
 void Emitter<T>::map(const Instr& instr) {
   Value<T> r;
-  if (!map_f32(instr, r) && !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) &&
+  if (!map_function(t_, static_cast<Op>(instr.op), vector(instr.a), r.lo) && !map_f32(instr, r) && !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) &&
       !map_f64(instr, r) && !map_b8(instr, r)) {
     call_map(instr, r);
   }
   value(instr.dst) = std::move(r);
+}
+
+// The same function of the first two copies, their instructions in turns.
+template <class T>
+void Emitter<T>::map_two(const Instr& instr) {
+  // What varies over columns was made in this body, and is given up if nothing else reads it.
+  const bool last = last_use_[at(instr.a)] == now_;
+  const auto source = [&](int copy) {
+    F& x = values_[at(copy)][at(instr.a)].lo;
+    return last ? std::move(x) : x;
+  };
+  typename Interleaved<T>::F x{source(0), source(1)}, r;
+  Interleaved<T> two(t_);
+  map_function(two, static_cast<Op>(instr.op), std::move(x), r);
+  values_[0][at(instr.dst)].lo = std::move(r.first);
+  values_[1][at(instr.dst)].lo = std::move(r.second);
 }
 
 // NaN if either is NaN. The instruction has its second operand where one is NaN: the first is asked
@@ -69,27 +110,14 @@ bool Emitter<T>::map_f32(const Instr& instr, Value<T>& r) {
       break;
     }
     case Op::sqrt_f32: r.lo = t_.sqrt(x()); break;
-    case Op::rsqrt_f32: r.lo = math::rsqrt(t_, x()); break;
     case Op::reciprocal_f32: r.lo = t_.div(t_.f32(1.0F), x()); break;
     case Op::floor_f32: r.lo = t_.floor(x()); break;
     case Op::ceil_f32: r.lo = t_.ceil(x()); break;
     case Op::round_f32: r.lo = t_.round_even(x()); break;
     case Op::trunc_f32: r.lo = t_.trunc(x()); break;
-    case Op::exp_f32: r.lo = math::exp(t_, x()); break;
-    case Op::exp2_f32: r.lo = math::exp2(t_, x()); break;
-    case Op::expm1_f32: r.lo = math::expm1(t_, x()); break;
-    case Op::log_f32: r.lo = math::log(t_, x()); break;
-    case Op::log2_f32: r.lo = math::log2(t_, x()); break;
-    case Op::log1p_f32: r.lo = math::log1p(t_, x()); break;
     case Op::sin_f32: r.lo = math::sin(t_, x()); break;
     case Op::cos_f32: r.lo = math::cos(t_, x()); break;
     case Op::tan_f32: r.lo = math::tan(t_, x()); break;
-    case Op::tanh_f32: r.lo = math::tanh(t_, x()); break;
-    case Op::sigmoid_f32: r.lo = math::sigmoid(t_, x()); break;
-    case Op::erf_f32: r.lo = math::erf(t_, x()); break;
-    case Op::silu_f32: r.lo = math::silu(t_, x()); break;
-    case Op::gelu_f32: r.lo = math::gelu(t_, x()); break;
-    case Op::gelu_tanh_f32: r.lo = math::gelu_tanh(t_, x()); break;
     case Op::round_bf16: r.lo = rounded_bf16(x()); break;
     case Op::round_f16: r.lo = t_.from_f16(t_.to_f16(x())); break;
     case Op::isnan_f32: r.mask = t_.unordered(x(), x()); break;

@@ -54,9 +54,9 @@ class Emitter final : private Owner {
         streams_(how.streams),
         listing_(Listing::of(holder)),
         t_(holder, *this) {
-    const bool side_by_side = p_.header->fold == Fold::kColumns || p_.header->fold == Fold::kRows;
     const auto deviates = [](const Instr& instr) { return is_deviations(static_cast<Op>(instr.op)); };
-    if (!side_by_side || std::ranges::any_of(p_.code, deviates)) copies_ = 1;
+    if (p_.header->fold == Fold::kBoth || std::ranges::any_of(p_.code, deviates)) copies_ = 1;
+    if (p_.header->fold == Fold::kNone) copies_ = std::min(copies_, interleaves(0, n_) ? 2 : 1);
     std::size_t n_folds = 0;
     if (p_.header->fold != Fold::kNone) fold_at_.resize(p_.header->n_registers);
     for (const Instr& instr : p_.code) {
@@ -155,7 +155,7 @@ class Emitter final : private Owner {
     range(0, n_, [&](const Instr& instr) { return !at_columns(instr); });
     const auto at_columns = [&](const Instr& instr) { return this->at_columns(instr); };
     t_.first_column();
-    columns(0, n_, at_columns, 1);
+    columns(0, n_, at_columns, copies_);
     clear();
   }
 
@@ -260,6 +260,11 @@ class Emitter final : private Owner {
   void columns(int begin, int end, Filter filter, int copies) {
     const auto body = [&](int n) {
       in_trees_ = n;
+      if (n == 2 && interleaves(begin, end)) {
+        range_of_two(begin, end, filter);
+        in_trees_ = 1;
+        return;
+      }
       for (copy_ = 0; copy_ < n; ++copy_) {
         range(begin, end, filter);
         forget(begin, end, filter);
@@ -279,6 +284,32 @@ class Emitter final : private Owner {
     t_.for_rest([&] { t_.mask_rest(); }, loop(kRest, [&] { body(1); }));
   }
 
+  // Functions of two vectors side by side, their instructions in turns: see interleaved.h.
+  bool interleaves(int begin, int end) const {
+    const auto is = [&](const Instr& instr) { return is_interleaved(instr); };
+    return T::kInterleaves && copies_ >= 2 &&
+           std::any_of(p_.code.begin() + begin, p_.code.begin() + end, is);
+  }
+  static bool is_interleaved(const Instr& instr) {
+    switch (static_cast<Op>(instr.op)) {
+      case Op::exp_f32:
+      case Op::exp2_f32:
+      case Op::expm1_f32:
+      case Op::log_f32:
+      case Op::log2_f32:
+      case Op::log1p_f32:
+      case Op::tanh_f32:
+      case Op::sigmoid_f32:
+      case Op::silu_f32:
+      case Op::erf_f32:
+      case Op::gelu_f32:
+      case Op::gelu_tanh_f32:
+        return over_x(instr.cls_a());
+      default:
+        return false;
+    }
+  }
+
   // Vectors side by side in a pass over columns: folds wait for themselves otherwise.
   int copies_of(int begin, int end) const {
     const auto folds = [](const Instr& instr) { return info(instr).cls == Class::kFold; };
@@ -287,6 +318,7 @@ class Emitter final : private Owner {
       return 1;
     const int sum = weight(begin, end, [](const Instr&) { return true; });
     constexpr int kTwice = T::kManyRegisters ? kLongBody : 2 * kShortBody;
+    if (interleaves(begin, end)) return 2;
     return std::min(copies_, sum <= kShortBody ? 4 : sum <= kTwice ? 2 : 1);
   }
 
@@ -585,23 +617,54 @@ class Emitter final : private Owner {
   template <class Filter>
   void range(int begin, int end, Filter filter) {
     for (int i = begin; i < end; ++i) {
-      const Instr& instr = p_.code[at(i)];
-      if (!filter(instr)) continue;
+      if (!filter(p_.code[at(i)])) continue;
       now_ = order(i);
-      note(i);
-      if (stores_at_last_ && info(instr).cls == Class::kStore) {
-        t_.if_equal(offsetof(Frame, keep_in_pass), 0, [&] {
-          t_.if_equal(offsetof(Frame, keep_behind_pass), 0, [&] { one(instr); });
-        });
-      } else {
-        one(instr);
-      }
-      check();
-      // A value made and last used in this very stretch of code is done with.
-      each_source(instr, [&](int reg) {
-        if (last_use_[at(reg)] == now_ && made_in(reg, begin, end, filter)) value(reg) = {};
-      });
+      next(i);
+      let_go(i, begin, end, filter);
     }
+  }
+
+  // Those of two copies in turns.
+  template <class Filter>
+  void range_of_two(int begin, int end, Filter filter) {
+    const auto each = [&](auto work) {
+      for (copy_ = 0; copy_ < 2; ++copy_) work();
+      copy_ = 0;
+    };
+    for (int i = begin; i < end; ++i) {
+      if (!filter(p_.code[at(i)])) continue;
+      now_ = order(i);
+      if (is_interleaved(p_.code[at(i)])) {
+        note(i);
+        map_two(p_.code[at(i)]);
+        check();
+      } else {
+        each([&] { next(i); });
+      }
+      each([&] { let_go(i, begin, end, filter); });
+    }
+    each([&] { forget(begin, end, filter); });
+  }
+
+  void next(int i) {
+    const Instr& instr = p_.code[at(i)];
+    note(i);
+    if (stores_at_last_ && info(instr).cls == Class::kStore) {
+      t_.if_equal(offsetof(Frame, keep_in_pass), 0, [&] {
+        t_.if_equal(offsetof(Frame, keep_behind_pass), 0, [&] { one(instr); });
+      });
+    } else {
+      one(instr);
+    }
+    check();
+  }
+
+  // A value made and last used in this very stretch of code is done with.
+  template <class Filter>
+  void let_go(int i, int begin, int end, Filter filter) {
+    each_source(p_.code[at(i)], [&](int reg) {
+      if (last_use_[at(reg)] == now_ && made_in(reg, begin, end, filter)) value(reg) = {};
+    });
   }
 
   template <class Filter>
@@ -649,6 +712,7 @@ class Emitter final : private Owner {
   void iota(const Instr& instr);
   void constant(const Instr& instr);
   void map(const Instr& instr);
+  void map_two(const Instr& instr);
   bool map_f32(const Instr& instr, Value<T>& r);
   bool map_i32(const Instr& instr, Value<T>& r);
   bool map_i64(const Instr& instr, Value<T>& r);

@@ -28,6 +28,7 @@ class Neon : public A64 {
   static constexpr bool kMaskRegisters = false;
   static constexpr bool kMasksAreCheap = false;
   static constexpr bool kStreams = false;
+  static constexpr bool kInterleaves = false;
   static constexpr bool kConverts64 = true;
   static constexpr bool kRoundsBf16 = false;
 
