@@ -76,11 +76,13 @@ class Avx2 : public X86 {
   // All lanes, into memory and back into the same register.
   template <class Kind>
   void keep(const Address& to, const Handle<Kind>& f) {
-    a.vmovaps(to, ymm(f));
+    a.vmovaps(to, ymm(in_register(f)));
   }
   template <class Kind>
   void recall(Handle<Kind>& f, const Address& from) {
-    a.vmovaps(ymm(f), from);
+    const auto r = f.reg() >= 0 ? f : X86::fresh<Handle<Kind>>(vectors_);
+    a.vmovaps(ymm(r), from);
+    if (f.reg() < 0) a.vmovaps(in_slot(f.slot()), ymm(r));
   }
 
   // float32 and int32: the contract of exec/math ------------------------------------------------
@@ -290,9 +292,16 @@ class Avx2 : public X86 {
   }
 
   F own(const F& x, bool) { return copied(x); }
+  // In a slot for good: what is seldom added to leaves its register to others.
+  F own_apart(const F& x) {
+    F r = in_register(x);
+    if (!move_out(r)) failed = true;
+    return r;
+  }
   template <class Kind>
   void set(Handle<Kind>& acc, const Handle<Kind>& x) {
-    a.vmovaps(ymm(acc), ymm(in_register(x)));
+    const auto s = in_register(x);
+    acc.reg() >= 0 ? a.vmovaps(ymm(acc), ymm(s)) : a.vmovaps(in_slot(acc.slot()), ymm(s));
   }
   // acc where x is NaN.
   void max_to(F& acc, const F& x) { a.vmaxps(ymm(acc), ymm(in_register(x)), ymm(acc)); }
@@ -309,7 +318,13 @@ class Avx2 : public X86 {
     const F s = in_register(x);
     source(y, [&](const auto& t) { a.vfmadd231ps(ymm(acc), ymm(s), t); });
   }
-  void add_double_to(F& acc, const F& x) { a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x))); }
+  void add_double_to(F& acc, const F& x) {
+    if (acc.reg() >= 0) {
+      a.vaddpd(ymm(acc), ymm(acc), ymm(in_register(x)));
+    } else {
+      set(acc, addpd(x, acc));
+    }
+  }
 
   // Across lanes --------------------------------------------------------------------------------
 

@@ -61,13 +61,13 @@ int Emitter<T>::asks_nan(int begin, int i) const {
 // Are rows of a pass folded in trees? What makes a variance is, however long.
 template <class T>
 bool Emitter<T>::grows_trees(int begin, int end) const {
-  if (!T::kManyRegisters || p_.header->fold != Fold::kRows) return false;
+  if (p_.header->fold != Fold::kRows) return false;
   const auto any = [&](auto what) {
     return std::any_of(p_.code.begin() + begin, p_.code.begin() + end,
                        [&](const Instr& instr) { return what(static_cast<Op>(instr.op)); });
   };
-  if (any(is_deviations)) return true;
-  return any(is_sum) && weight(begin, end, [](const Instr&) { return true; }) <= kShortBody;
+  if (any(is_deviations)) return T::kManyRegisters || tries_trees_;
+  return T::kManyRegisters && any(is_sum) && weight(begin, end, [](const Instr&) { return true; }) <= kShortBody;
 }
 
 // Are rows added in float32 first? That takes one more register.
@@ -135,16 +135,23 @@ void Emitter<T>::start(int begin, int i, Accumulator& acc) {
   }
   const bool wide = type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 ||
                     sums_doubles(op) || is_deviations(op);
-  acc.lo = t_.own(neutral(op), wide);
-  if (wide) acc.hi = t_.own(neutral(op), wide);
+  // What a tree makes is added once in so many rows.
+  const auto own_wide = [&](const F& x) {
+    if constexpr (!T::kManyRegisters) {
+      if (grows_trees_) return t_.own_apart(x);
+    }
+    return t_.own(x, true);
+  };
+  acc.lo = wide ? own_wide(neutral(op)) : t_.own(neutral(op), false);
+  if (wide) acc.hi = own_wide(neutral(op));
   if (is_deviations(op)) {
     if (p_.header->fold != Fold::kRows) throw Unsupported{"a variance of columns in one sweep"};
     acc.shift = t_.own(t_.f32(HUGE_VALF), false);  // there was no value
   }
   if (is_arg(op) || compensated(op) || is_deviations(op)) {
     const F first = t_.i64(is_arg(op) ? INT64_MAX : 0);
-    acc.index_lo = t_.own(first, true);
-    acc.index_hi = t_.own(first, true);
+    acc.index_lo = own_wide(first);
+    acc.index_hi = own_wide(first);
   }
   if (masks_nan(op) && asks_nan(begin, i) == i) acc.mask = t_.all_lanes(false);
   if (adds_rows(op)) acc.even = t_.own(t_.f32(0), false);
@@ -356,7 +363,9 @@ void Emitter<T>::accumulate_in_tree(Op op, Accumulator& acc, const F& x) {
     sum = t_.sub(x, acc.shift);
     if (row_ == kRowsInTree - 1) t_.add_to(acc.shift, std::exchange(acc.odd, {}));
   }
-  for (int k = 0; k < kTreeLevels; ++k) {
+  // Beside a variance few registers are left for another sum: its trees are of two rows.
+  const int levels = deviates || T::kManyRegisters ? kTreeLevels : 1;
+  for (int k = 0; k < levels; ++k) {
     if ((row_ >> k) % 2 == 0) {
       acc.level[at(k)] = std::move(sum);
       return;

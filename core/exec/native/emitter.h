@@ -52,6 +52,7 @@ class Emitter final : private Owner {
         n_operands_(static_cast<int>(program.operands.size())),
         copies_(how.copies),
         streams_(how.streams),
+        tries_trees_(how.copies > 1),
         listing_(Listing::of(holder)),
         t_(holder, *this) {
     const auto deviates = [](const Instr& instr) { return is_deviations(static_cast<Op>(instr.op)); };
@@ -763,6 +764,7 @@ class Emitter final : private Owner {
   int n_iotas_ = 0;
   int copies_;
   bool streams_;
+  bool tries_trees_;      // also with few registers, which may not be enough: there is another try
   int wide_ = 1;          // copies of section code, in a fold over rows
   bool fetches_ = false;  // in the first of several passes over rows
   int in_trees_ = 1;      // copies whose elements are folded among themselves first
