@@ -73,6 +73,29 @@ void member(void* argument) {
   for (int i = job->runtime->thread(); i < job->n; i += team) job->work(job->data, i);
 }
 
+constexpr int kMostShares = 64;
+
+struct Shares {
+  void (*work)(void*, int);
+  void* data;
+  int n, each;
+  const Runtime* runtime;
+  struct alignas(64) Share {
+    std::atomic<int> next{0};
+  } share[kMostShares];
+};
+
+void sharing_member(void* argument) {
+  auto* shares = static_cast<Shares*>(argument);
+  const int own = shares->runtime->thread();
+  for (int k = 0; k < shares->n; ++k) {
+    const int t = (own + k) % shares->n;
+    std::atomic<int>& next = shares->share[t].next;
+    for (int i = next++; i < shares->each; i = next++)
+      shares->work(shares->data, t * shares->each + i);
+  }
+}
+
 }  // namespace
 
 bool has_team() noexcept { return !forked.load(std::memory_order_relaxed) && runtime() != nullptr; }
@@ -85,6 +108,13 @@ void parallel(int n, void (*work)(void*, int), void* data) noexcept {
   }
   Job job{work, data, n, r};
   r->parallel(member, &job, static_cast<unsigned>(n), 0);
+}
+
+void parallel(int n, int each, void (*work)(void*, int), void* data) noexcept {
+  const Runtime* r = n > 1 && !forked.load(std::memory_order_relaxed) ? runtime() : nullptr;
+  if (r == nullptr || each == 1 || n > kMostShares) return parallel(n * each, work, data);
+  Shares shares{work, data, n, each, r, {}};
+  r->parallel(sharing_member, &shares, static_cast<unsigned>(n), 0);
 }
 
 }  // namespace tilevm::exec

@@ -8,6 +8,10 @@ namespace tilevm::exec {
 // parent does not exist there. Not to be nested. `work` must not throw.
 void parallel(int n, void (*work)(void* data, int i), void* data) noexcept;
 
+// The same for i below n * each on n threads: each does its own, in order, then what is left of
+// others', so that one that is slow or late does not keep all waiting.
+void parallel(int n, int each, void (*work)(void* data, int i), void* data) noexcept;
+
 // Whether there is one: else parallel() works on the thread that calls it.
 bool has_team() noexcept;
 

@@ -227,13 +227,16 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
 struct Parts {
   enum class Axis : std::uint8_t { kOuter, kRows, kColumns };
   static constexpr std::int64_t kColumnStep = 64;  // parts start at whole cache lines
+  static constexpr std::int64_t kPointsInPart = 1 << 16;  // at least, where a thread has several
+  static constexpr std::int64_t kMostParts = 8;
 
   const Variant& variant;
   const exec::Launch& launch;
   Axis axis = Axis::kOuter;
   std::int64_t extent = 0;  // in steps
   std::int64_t step = 1;
-  int n = 1;
+  int n = 1;     // threads
+  int each = 1;  // parts of a thread
   std::atomic<exec::Status> status{exec::Status::kOk};
 
   Parts(const Variant& v, const exec::Launch& l, bytecode::Fold fold, int threads)
@@ -256,16 +259,27 @@ struct Parts {
       }
     }
     n = static_cast<int>(std::clamp<std::int64_t>(extent, 1, threads));
+    // Columns are cut once: their parts share lines, and are quicker when they are wide.
+    if (n > 1 && axis != Axis::kColumns && points() >= kPointsInPart * n)
+      each = static_cast<int>(std::min({kMostParts, points() / n / kPointsInPart, extent / n}));
+  }
+
+  std::int64_t points() const {
+    std::int64_t product = launch.space.rows * launch.space.cols;
+    for (int i = 0; i < launch.space.n_outer; ++i) product *= launch.space.outer[i];
+    for (int i = 0; i < launch.space.n_reduced; ++i) product *= launch.space.reduced[i];
+    return product;
   }
 
   void run(int i) noexcept {
-    const std::int64_t begin = extent * i / n * step;
+    const std::int64_t parts = std::int64_t{n} * each;
+    const std::int64_t begin = extent * i / parts * step;
     thread_local std::array<exec::Binding, kMaxBindings> moved;
     exec::Launch part{launch.space, std::span(moved).first(launch.bindings.size())};
     std::int64_t* size = axis == Axis::kOuter  ? &part.space.outer[0]
                          : axis == Axis::kRows ? &part.space.rows
                                                : &part.space.cols;
-    const std::int64_t end = std::min(extent * (i + 1) / n * step, *size);
+    const std::int64_t end = std::min(extent * (i + 1) / parts * step, *size);
     *size = end - begin;
     for (std::size_t o = 0; o < launch.bindings.size(); ++o) {
       auto& b = moved[o] = launch.bindings[o];
@@ -339,7 +353,8 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   if (threads <= 1) return run_inline(*variant, launch);
   Parts parts(*variant, launch, layout.cls.fold, threads);
   if (parts.n == 1) return run_inline(*variant, launch);
-  exec::parallel(parts.n, [](void* data, int i) { static_cast<Parts*>(data)->run(i); }, &parts);
+  exec::parallel(
+      parts.n, parts.each, [](void* data, int i) { static_cast<Parts*>(data)->run(i); }, &parts);
   return parts.status.load();
 } catch (const std::bad_alloc&) {
   return exec::Status::kNoMemory;
