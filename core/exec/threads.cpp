@@ -75,6 +75,7 @@ void member(void* argument) {
 
 constexpr int kMostShares = 64;
 
+// What each thread has to do, and how far it is.
 struct Shares {
   void (*work)(void*, int);
   void* data;
@@ -101,20 +102,20 @@ void sharing_member(void* argument) {
 bool has_team() noexcept { return !forked.load(std::memory_order_relaxed) && runtime() != nullptr; }
 
 void parallel(int n, void (*work)(void*, int), void* data) noexcept {
-  const Runtime* r = n > 1 && !forked.load(std::memory_order_relaxed) ? runtime() : nullptr;
-  if (r == nullptr) {
-    for (int i = 0; i < n; ++i) work(data, i);
-    return;
-  }
-  Job job{work, data, n, r};
-  r->parallel(member, &job, static_cast<unsigned>(n), 0);
+  parallel(n, 1, work, data);
 }
 
 void parallel(int n, int each, void (*work)(void*, int), void* data) noexcept {
   const Runtime* r = n > 1 && !forked.load(std::memory_order_relaxed) ? runtime() : nullptr;
-  if (r == nullptr || each == 1 || n > kMostShares) return parallel(n * each, work, data);
-  Shares shares{work, data, n, each, r, {}};
-  r->parallel(sharing_member, &shares, static_cast<unsigned>(n), 0);
+  if (r == nullptr) {
+    for (int i = 0; i < n * each; ++i) work(data, i);
+  } else if (each == 1 || n > kMostShares) {
+    Job job{work, data, n * each, r};
+    r->parallel(member, &job, static_cast<unsigned>(n), 0);
+  } else {
+    Shares shares{work, data, n, each, r, {}};
+    r->parallel(sharing_member, &shares, static_cast<unsigned>(n), 0);
+  }
 }
 
 }  // namespace tilevm::exec

@@ -67,7 +67,8 @@ bool Emitter<T>::grows_trees(int begin, int end) const {
                        [&](const Instr& instr) { return what(static_cast<Op>(instr.op)); });
   };
   if (any(is_deviations)) return T::kManyRegisters || tries_trees_;
-  return T::kManyRegisters && any(is_sum) && weight(begin, end, [](const Instr&) { return true; }) <= kShortBody;
+  return T::kManyRegisters && any(is_sum) &&
+         weight(begin, end, [](const Instr&) { return true; }) <= kShortBody;
 }
 
 // Are rows added in float32 first? That takes one more register.

@@ -5,6 +5,8 @@
 #include <bit>
 #include <cmath>
 #include <optional>
+#include <string>
+#include <utility>
 
 #include "core/exec/math/math.h"
 #include "exec/native/emitter.h"
@@ -39,8 +41,9 @@ bool map_function(B& b, bytecode::Op op, X&& x, typename B::F& r) {
 template <class T>
 void Emitter<T>::map(const Instr& instr) {
   Value<T> r;
-  if (!map_function(t_, static_cast<Op>(instr.op), vector(instr.a), r.lo) && !map_f32(instr, r) && !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) &&
-      !map_f64(instr, r) && !map_b8(instr, r)) {
+  if (!map_function(t_, static_cast<Op>(instr.op), vector(instr.a), r.lo) && !map_f32(instr, r) &&
+      !map_mixed(instr, r) && !map_i32(instr, r) && !map_i64(instr, r) && !map_f64(instr, r) &&
+      !map_b8(instr, r)) {
     call_map(instr, r);
   }
   value(instr.dst) = std::move(r);
@@ -57,7 +60,8 @@ void Emitter<T>::map_two(const Instr& instr) {
   };
   typename Interleaved<T>::F x{source(0), source(1)}, r;
   Interleaved<T> two(t_);
-  map_function(two, static_cast<Op>(instr.op), std::move(x), r);
+  if (!map_function(two, static_cast<Op>(instr.op), std::move(x), r))
+    throw Unsupported{std::string(info(instr).name)};
   values_[0][at(instr.dst)].lo = std::move(r.first);
   values_[1][at(instr.dst)].lo = std::move(r.second);
 }

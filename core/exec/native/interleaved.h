@@ -1,10 +1,11 @@
 // Two vectors as one backend of exec/math: each instruction is emitted for the one and then for the
 // other. A function's instructions wait for each other, and a processor looks only so many ahead:
 // of one vector at a time it computes less than it could (exp with AVX2 on AMD Zen 3: 18 cycles a
-// vector alone, 10 so). Only what no function needs `when_any` for is here.
+// vector alone, 10 so). Functions that need `when_any` (sin, cos, tan) are not for it.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "core/exec/math/math.h"
 
