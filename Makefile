@@ -82,14 +82,17 @@ test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArc
 	$(PY) tests/differential/record_launches.py $(AARCH64)/launches $(RECORDED:%=tests/differential/%)
 	qemu-aarch64 -L /usr/aarch64-linux-gnu $(AARCH64)/replay_launches $(AARCH64)/launches
 
-# An instruction that such a processor lacks ends a test. TILEVM_MAP_TWICE: as for AArch64.
+# An instruction that such a processor lacks ends a test. QEMU reads masked lanes, so that programs
+# whose memory ends at a page without access are not for it. TILEVM_MAP_TWICE: as for AArch64.
 AVX2 := build/avx2
+AVX2_TESTS := ahead_test check_launch_test eager_test fuse_test host_test program_test size_test \
+  threads_test trace_test
 test-avx2: venv ## C++ tests on an x86-64 processor without AVX-512, under QEMU
 	@.ci/deps $(PYTHON) $(CXX) qemu
-	cmake -S . -B $(AVX2) -G Ninja --toolchain .ci/avx2.cmake -DTILEVM_MAP_TWICE=OFF \
-	  -DTILEVM_PYTHON=OFF -DPython_EXECUTABLE=$(CURDIR)/$(PY)
-	cmake --build $(AVX2) --target core_tests
-	ctest --test-dir $(AVX2) --output-on-failure -j $(JOBS)
+	cmake -S . -B $(AVX2) -G Ninja -DTILEVM_MAP_TWICE=OFF -DTILEVM_PYTHON=OFF \
+	  -DPython_EXECUTABLE=$(CURDIR)/$(PY)
+	cmake --build $(AVX2) --target $(AVX2_TESTS)
+	for name in $(AVX2_TESTS); do qemu-x86_64 -cpu max $(AVX2)/$$name || exit 1; done
 
 bench: build $(STAMPS)/bench ## time tilevm against eager, Inductor, ONNX Runtime and JAX
 	$(VENV)/bin/tilevm bench $(ARGS)
