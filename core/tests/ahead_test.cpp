@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "exec/gemm/brain.h"
+#include "exec/gemm/units.h"
 #include "fuse/plan.h"
 #include "host/executable.h"
 #include "schedule/chain.h"
@@ -243,10 +245,17 @@ int test_executable() {
   return 0;
 }
 
+// Any processor may be asked for what only some have (`make test-aarch64`, `make test-avx2`).
+int test_asking() {
+  CHECK(brain_tiles() != nullptr || units() == nullptr);
+  return 0;
+}
+
 }  // namespace
 
 int main() {
-  for (const auto test : {test_sharing, test_limit, test_threads, test_columns, test_executable}) {
+  for (const auto test : {test_asking, test_sharing, test_limit, test_threads, test_columns,
+                          test_executable}) {
     if (test() != 0) return 1;
   }
   return 0;
