@@ -17,7 +17,8 @@ FILES := $(shell find src core -type f -not -path '*/__pycache__/*' | sort)
 
 .DEFAULT_GOAL := help
 .PHONY: help deps venv build demo test test-cpp test-py test-aarch64 test-avx2 bench lint docs \
-    sanitize sanitize-python sanitize-threads valgrind coverage fuzz corpus wheel test-wheel clean FORCE
+    sanitize sanitize-python sanitize-threads valgrind coverage fuzz corpus wheel test-wheel clean \
+    FORCE
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 

@@ -52,12 +52,13 @@ class Emitter final : private Owner {
         n_operands_(static_cast<int>(program.operands.size())),
         copies_(how.copies),
         streams_(how.streams),
-        tries_trees_(how.copies > 1),
+        tries_trees_(how.copies == kMaxCopies),
         listing_(Listing::of(holder)),
         t_(holder, *this) {
     const auto deviates = [](const Instr& instr) { return is_deviations(static_cast<Op>(instr.op)); };
     if (p_.header->fold == Fold::kBoth || std::ranges::any_of(p_.code, deviates)) copies_ = 1;
-    if (p_.header->fold == Fold::kNone) copies_ = std::min(copies_, interleaves(0, n_) ? 2 : 1);
+    if (p_.header->fold == Fold::kNone)
+      copies_ = copies_ == kMaxCopies && interleaves(0, n_) ? 2 : 1;  // or else: the second try
     std::size_t n_folds = 0;
     if (p_.header->fold != Fold::kNone) fold_at_.resize(p_.header->n_registers);
     for (const Instr& instr : p_.code) {
@@ -292,7 +293,11 @@ class Emitter final : private Owner {
            std::any_of(p_.code.begin() + begin, p_.code.begin() + end, is);
   }
   static bool is_interleaved(const Instr& instr) {
-    switch (static_cast<Op>(instr.op)) {
+    return is_function(static_cast<Op>(instr.op)) && over_x(instr.cls_a());
+  }
+  // Of one float32, without a way that is seldom taken.
+  static bool is_function(Op op) {
+    switch (op) {
       case Op::exp_f32:
       case Op::exp2_f32:
       case Op::expm1_f32:
@@ -305,7 +310,7 @@ class Emitter final : private Owner {
       case Op::erf_f32:
       case Op::gelu_f32:
       case Op::gelu_tanh_f32:
-        return over_x(instr.cls_a());
+        return true;
       default:
         return false;
     }
@@ -337,15 +342,6 @@ class Emitter final : private Owner {
       case Op::exp2_f32:
       case Op::silu_f32:
         return 14;
-      case Op::expm1_f32:
-      case Op::log_f32:
-      case Op::log2_f32:
-      case Op::log1p_f32:
-      case Op::tanh_f32:
-      case Op::sigmoid_f32:
-      case Op::erf_f32:
-      case Op::gelu_f32:
-      case Op::gelu_tanh_f32:
       case Op::sin_f32:
       case Op::cos_f32:
       case Op::tan_f32:
@@ -356,7 +352,7 @@ class Emitter final : private Owner {
       case Op::floor_div_f32:
         return 25;
       default:
-        return 1;
+        return is_function(static_cast<Op>(instr.op)) ? 25 : 1;
     }
   }
 

@@ -1,7 +1,8 @@
 // Two vectors as one backend of exec/math: each instruction is emitted for the one and then for the
 // other. A function's instructions wait for each other, and a processor looks only so many ahead:
 // of one vector at a time it computes less than it could (exp with AVX2 on AMD Zen 3: 18 cycles a
-// vector alone, 10 so). Functions that need `when_any` (sin, cos, tan) are not for it.
+// vector alone, 10 so). It has what such functions need of the contract; `when_any`, as for sin, is
+// not of it.
 #pragma once
 
 #include <cstdint>
@@ -39,8 +40,6 @@ class Interleaved {
   F fma(const F& x, const F& y, const F& z) { return each([&](auto part) { return t_.fma(x.*part, y.*part, z.*part); }); }
   F fnma(const F& x, const F& y, const F& z) { return each([&](auto part) { return t_.fnma(x.*part, y.*part, z.*part); }); }
   F round_even(const F& x) { return each([&](auto part) { return t_.round_even(x.*part); }); }
-  F floor(const F& x) { return each([&](auto part) { return t_.floor(x.*part); }); }
-  F trunc(const F& x) { return each([&](auto part) { return t_.trunc(x.*part); }); }
   I to_int(const F& x) { return each([&](auto part) { return t_.to_int(x.*part); }); }
   F to_float(const I& x) { return each([&](auto part) { return t_.to_float(x.*part); }); }
   static I bits(const F& x) { return x; }
@@ -51,22 +50,12 @@ class Interleaved {
   I ior(const I& x, const I& y) { return each([&](auto part) { return t_.ior(x.*part, y.*part); }); }
   I ixor(const I& x, const I& y) { return each([&](auto part) { return t_.ixor(x.*part, y.*part); }); }
   template <int n> I ishl(const I& x) { return each([&](auto part) { return t_.template ishl<n>(x.*part); }); }
-  template <int n> I ishr(const I& x) { return each([&](auto part) { return t_.template ishr<n>(x.*part); }); }
   template <int n> I isar(const I& x) { return each([&](auto part) { return t_.template isar<n>(x.*part); }); }
-  M lt(const F& x, const F& y) { return each_mask([&](auto part, auto) { return t_.lt(x.*part, y.*part); }); }
-  M le(const F& x, const F& y) { return each_mask([&](auto part, auto) { return t_.le(x.*part, y.*part); }); }
-  M eq(const F& x, const F& y) { return each_mask([&](auto part, auto) { return t_.eq(x.*part, y.*part); }); }
-  M ilt(const I& x, const I& y) { return each_mask([&](auto part, auto) { return t_.ilt(x.*part, y.*part); }); }
-  M ieq(const I& x, const I& y) { return each_mask([&](auto part, auto) { return t_.ieq(x.*part, y.*part); }); }
-  M mand(const M& x, const M& y) { return each_mask([&](auto, auto part) { return t_.mand(x.*part, y.*part); }); }
-  M mor(const M& x, const M& y) { return each_mask([&](auto, auto part) { return t_.mor(x.*part, y.*part); }); }
-  M mnot(const M& x) { return each_mask([&](auto, auto part) { return t_.mnot(x.*part); }); }
+  M lt(const F& x, const F& y) { return each_mask([&](auto part) { return t_.lt(x.*part, y.*part); }); }
+  M eq(const F& x, const F& y) { return each_mask([&](auto part) { return t_.eq(x.*part, y.*part); }); }
   // clang-format on
   F select(const M& m, const F& yes, const F& no) {
     return {t_.select(m.first, yes.first, no.first), t_.select(m.second, yes.second, no.second)};
-  }
-  I iselect(const M& m, const I& yes, const I& no) {
-    return {t_.iselect(m.first, yes.first, no.first), t_.iselect(m.second, yes.second, no.second)};
   }
   F scale2(const F& x, const F& n) {
     if constexpr (kScalesFar) {
@@ -85,8 +74,8 @@ class Interleaved {
   }
   template <class Work>
   static M each_mask(Work work) {
-    auto first = work(&F::first, &M::first);
-    return {std::move(first), work(&F::second, &M::second)};
+    auto first = work(&F::first);
+    return {std::move(first), work(&F::second)};
   }
 
   T& t_;
