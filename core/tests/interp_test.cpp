@@ -538,6 +538,28 @@ void empty_reductions_give_identities() {
   }
 }
 
+// Many rows of no columns: nothing is touched, whatever is kept in memory for columns.
+void folds_of_no_columns_touch_nothing() {
+  exec::interp::Scratch scratch;
+  for (const Op fold : {Op::sum_f32, Op::variance_f32, Op::max_f32}) {
+    Builder b(Fold::kRows);
+    b.begin_pass();
+    const auto in = b.operand(Role::kInput, Storage::kF32, Cls::kFull, true);
+    const Reg r = b.fold(fold, b.load(Op::load_f32, in));
+    b.end_pass();
+    b.store(Op::store_f32, b.operand(Role::kOutput, Storage::kF32, Cls::kRow, true), r);
+    Space space;
+    space.rows = 100;
+    space.cols = 0;
+    Guarded nothing(0);
+    std::vector<Binding> bindings(2);
+    for (Binding& binding : bindings) binding.base = nothing.data();
+    bindings[0].x_stride = bindings[1].x_stride = 4;
+    const Status got = ready(b.finish()).run({space, bindings}, scratch);
+    check(got == Status::kOk, "fold of no columns: status");
+  }
+}
+
 // Precision: a long sum of values that its own type alone would lose.
 template <class Float>
 void sums_are_precise(Op fold_op) {
@@ -659,6 +681,7 @@ int main(int argc, char** argv) {
     sums_are_precise<double>(Op::sum_f64);
     every_half();
     empty_reductions_give_identities();
+    folds_of_no_columns_touch_nothing();
   });
   const int trials = argc > 1 ? std::atoi(argv[1]) : kTrials;
   random_trials(argc > 2 ? std::atoi(argv[2]) : 0, trials, argc > 2);

@@ -332,7 +332,7 @@ class Run {
   void plan_parts() {
     const auto& space = launch_.space;
     if (impl_.kept == 0 || !impl_.scratch.empty()) return;
-    if (space.rows < 2 * kRowsAtOnce || Impl::sweeps(space) == 0) return;
+    if (space.rows < 2 * kRowsAtOnce || space.cols == 0 || Impl::sweeps(space) == 0) return;
     const int64_t wide = int64_t{kMaxCopies} * impl_.lanes;  // what code reads of a row at once
     const auto whole = [&](int64_t columns) { return std::max(columns / wide * wide, wide); };
     int64_t bytes = 0;     // of one point

@@ -109,7 +109,7 @@ def _conv(
     else:
         if groups > _MOST_GROUPS:
             raise Unsupported(f"a convolution in {groups} groups")
-        if x.rank != weight.rank:
+        if x.rank != weight.rank and not out.is_contiguous():
             raise Unsupported("one image in groups")  # whose order in memory PyTorch chooses
         parts = zip(
             _split(b, image, axes + 1, x.shape[x.rank - axes - 1], groups),

@@ -28,7 +28,7 @@ NAMES = frozenset(
     atleast_1d atleast_2d atleast_3d binary_cross_entropy
     binary_cross_entropy_with_logits broadcast_tensors cartesian_prod celu
     channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
-    count_nonzero cross cross_entropy_loss deg2rad diag diag_embed diagflat
+    count_nonzero cross cross_entropy_loss cumulative_trapezoid deg2rad diag diag_embed diagflat
     diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
     float_power frac glu gradient hardshrink heaviside hinge_embedding_loss hsplit hstack
     huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
@@ -41,7 +41,7 @@ NAMES = frozenset(
     pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm rot90 selu sinc
     smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
     special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
-    take_along_dim tile trapezoid trapz triplet_margin_loss unbind_copy vsplit
+    take_along_dim tile trapezoid trapz triplet_margin_loss vsplit
     vstack xlogy
     """.split()
 )

@@ -307,41 +307,45 @@ def _segment_reduce(
     b: Importer, out: Any, x: Tensor, reduce: str, lengths: Tensor | None, index: Tensor | None,
     offsets: Tensor | None, axis: int, unsafe: bool, initial: Any,
 ) -> int:  # fmt: skip
-    """Rows of x by segment: the first one that ends behind the row."""
+    """Rows of x by segment: the first one that ends behind the row. Of a later axis, what lies
+    before it has segments of its own.
+    """
     given = lengths if offsets is None else offsets
-    if given is None or given.rank != 1 or axis != 0 or x.dtype is not torch.float32:
-        raise Unsupported("segments of several axes, or other dtypes")
-    rows, segments = x.shape[0], out.shape[0]
+    if given is None or given.rank != axis + 1 or x.dtype is not torch.float32:
+        raise Unsupported("segments of another axis, or other dtypes")
+    outer, rows, segments = list(x.shape[:axis]), x.shape[axis], out.shape[axis]
     if offsets is None:
-        ends = b.cast(b.add("cumsum", given.id, axis=0), torch.int64)
+        ends = b.cast(b.add("cumsum", given.id, axis=axis), torch.int64)
         size = b.cast(given.id, torch.int64)
     else:
-        cut = {"axis": 0, "step": 1}
+        cut = {"axis": axis, "step": 1}
         whole = b.cast(given.id, torch.int64)
         ends = b.add("slice", whole, start=1, stop=b.size(segments + 1), **cut)
         begins = b.add("slice", whole, start=0, stop=b.size(segments), **cut)
         size = b.add("sub", ends, begins)
     # All rows are in one segment, as PyTorch demands.
-    total = b.add("sum", size, axes=[0], keepdims=False)
-    negative = b.add("any", b.add("lt", size, b.number(0)), axes=[0], keepdims=False)
+    total = b.add("sum", size, axes=[axis], keepdims=False)
+    negative = b.add("any", b.add("lt", size, b.number(0)), axes=[axis], keepdims=False)
     bad = b.add("logical_or", b.add("ne", total, b.number(rows)), negative)
-    most_of(b, b.cast(bad, torch.float64), 0, 0, "segments that do not cover all rows")
+    most_of(b, b.cast(bad, torch.float64), axis, 0, "segments that do not cover all rows")
     place = b.add("iota", size=b.size(rows))
-    segment = b.add("searchsorted", ends, place, axis=0, right=True)
+    if outer:
+        place = b.add("expand", place, shape=b.shape([*outer, rows]))
+    segment = b.add("searchsorted", ends, place, axis=axis, right=True)
     segment = b.add("minimum", segment, b.number(segments))  # where a check fails
     op, empty = _REDUCTIONS[reduce]
     fill = empty if initial is None else initial
-    rest = list(x.shape[1:])
+    rest = list(x.shape[axis + 1 :])
     index_of = segment
     for _ in rest:
         index_of = b.add("unsqueeze", index_of, axis=len(b.program.type(index_of)[2]))
-    wide = b.add("expand", index_of, shape=b.shape([rows, *rest]))
-    start = filled(b, fill, x.dtype, [segments + 1, *rest])
-    value = b.add(op, start, wide, x.id, axis=0)
-    value = b.add("slice", value, axis=0, start=0, stop=b.size(segments), step=1)
+    wide = b.add("expand", index_of, shape=b.shape([*outer, rows, *rest]))
+    start = filled(b, fill, x.dtype, [*outer, segments + 1, *rest])
+    value = b.add(op, start, wide, x.id, axis=axis)
+    value = b.add("slice", value, axis=axis, start=0, stop=b.size(segments), step=1)
     if reduce != "mean":
         return value
-    shape = b.shape([segments, *[1] * len(rest)])
+    shape = b.shape([*outer, segments, *[1] * len(rest)])
     many = b.add("reshape", size, shape=shape)
     none = b.add("eq", many, b.number(0))
     mean = b.add("div", value, b.cast(many, x.dtype))

@@ -107,6 +107,8 @@ class Importer:
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
         self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
+        self.makes_views = False  # results that share memory with an input: the program has them
+        self.given: set[int] = set()  # the memory of all inputs
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
@@ -204,6 +206,10 @@ class Importer:
         self.constants.append((tensor, value))
         return value
 
+    def is_given(self, value: torch.Tensor) -> bool:
+        """Whether a tensor shares memory with an input."""
+        return not self.given.isdisjoint(storages(value))
+
     def not_one(self, size: Any) -> None:
         """Record that the graph is right only if `size` is not 1."""
         if not isinstance(size, torch.SymInt):
@@ -293,6 +299,7 @@ class Importer:
             else:
                 continue
             result.memory[0].append(memory_of(value, node))
+            self.given.update(storages(value))
             result.input_names.append(node.name)
             result.passed.append(place)
 

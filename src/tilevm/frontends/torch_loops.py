@@ -19,7 +19,7 @@ from tilevm.frontends.torch_ops import (
     row,
     scaled,
 )
-from tilevm.frontends.torch_views import filled, place_of, sliced
+from tilevm.frontends.torch_views import filled, place_of, sliced, together
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -138,6 +138,14 @@ def _one_hot(b: Importer, out: Any, x: Tensor, classes: Any) -> int:
     return _scattered(b, "scatter", zeros, -1, places, filled(b, 1, out.dtype, places.shape))
 
 
+@row("scatter.value_reduce")
+def _scatter_value_reduce(
+    b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value: Any, reduce: str
+) -> int:
+    source = filled(b, value, x.dtype, index.shape)
+    return _scattered(b, f"scatter_{_BY_NAME[reduce]}", x, dim, index, source)
+
+
 @row("scatter_reduce.two", "scatter.reduce")
 def _scatter_reduce(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
@@ -219,9 +227,9 @@ def _masked_index(
 
 
 def _masked_put(b: Importer, x: Tensor, mask: Tensor, value: Tensor, accumulate: bool) -> int:
-    """x[mask] = a number."""
+    """x[mask] = the same wherever the mask is true."""
     number = b.cast(value.id, x.dtype)
-    if value.rank:
+    if value.rank > x.rank - mask.rank:
         number = b.add("reshape", number, shape=[])
     wide = mask.id
     for _ in range(x.rank - mask.rank):
@@ -234,13 +242,15 @@ def _index_put(
     b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None], values: Tensor,
     accumulate: bool = False, *_: Any,
 ) -> int:  # fmt: skip
-    """Integer tensors on neighbouring axes, or a mask on the first ones with one value."""
+    """Integer tensors, or a mask on the first axes with the same value wherever it is true."""
     axes = [a for a, index in enumerate(indices) if index is not None]
     used = [index for index in indices if index is not None]
     if any(index.dtype in (torch.bool, torch.uint8) for index in used):
-        if axes != [0] or not all(is_number(n) and n == 1 for n in values.shape):
+        one = all(is_number(n) and n == 1 for n in values.shape)
+        if axes != [0] or not (one or values.rank <= x.rank - used[0].rank):
             raise Unsupported("a mask as index")
         return _masked_put(b, x, used[0], values, accumulate)
+    x, axes, order = together(b, x, axes)
     first, last, position, total = sliced(b, x, axes, used)
     shape = [*x.shape[:first], total, *x.shape[last + 1 :]]
     flat = x.fake.new_empty(shape)
@@ -258,7 +268,9 @@ def _index_put(
     index = Tensor(position, used[0].fake.new_empty(common))
     places = _along(b, whole, first, index, merged)
     made = _scattered(b, "scatter_add" if accumulate else "scatter", whole, first, places, source)
-    return b.add("reshape", made, shape=b.shape(x.shape))
+    made = b.add("reshape", made, shape=b.shape(x.shape))
+    back = [list(order).index(axis) for axis in range(x.rank)]
+    return made if back == sorted(back) else b.add("permute", made, axes=back)
 
 
 @row("_unsafe_masked_index_put_accumulate")

@@ -114,6 +114,16 @@ def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
     return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
 
 
+def is_as_large(b: Importer, size: Any, number: int) -> bool:
+    """Whether a size is that number: if nobody knows, as in the example, by a guard."""
+    if not isinstance(size, torch.SymInt):
+        return bool(size == number)
+    guarded = b.may_unify or not size.node.shape_env.frozen  # else nobody looks at a new guard
+    if b.sizes.depends_on_data(size) or not guarded:
+        raise Unsupported(f"nobody knows whether a size is {number}")
+    return bool(size == number)
+
+
 def is_small(b: Importer, count: Any, most: int) -> bool:
     """Whether a number of elements is at most that, as in the example; a guard says that it is."""
     if is_number(count):

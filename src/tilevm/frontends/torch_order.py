@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.torch_data import count_of, most_of
 from tilevm.frontends.torch_loops import ROWS
-from tilevm.frontends.torch_ops import Tensor, Unsupported, axis_of, is_number, packet, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, axis_of, fixed, is_number, packet, row
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -78,8 +79,13 @@ def _msort(b: Importer, out: Any, x: Tensor) -> Any:
 def _topk(
     b: Importer, out: Any, x: Tensor, k: Any, dim: int, largest: bool, ordered: bool
 ) -> tuple[Any, ...]:
-    if not x.rank or not ordered:
-        raise Unsupported("a scalar, or in no order")
+    if not ordered:
+        raise Unsupported("in no order")
+    if not x.rank:
+        k = fixed(b, k)
+        if not is_number(k) or k != 1:
+            raise Unsupported("as many of a scalar as a call says")
+        return x, _zero(b)
     index = b.add("argtopk", x.id, axis=axis_of(dim, x.rank), k=b.size(k), largest=largest)
     return _in_order(b, x, dim, index)
 
@@ -298,6 +304,31 @@ def _wanted(b: Importer, x: Any, line: Tensor) -> Tensor:
     if isinstance(x, float) and not line.is_float:
         raise Unsupported("other dtypes")
     return Tensor(b.cast(b.number(x), line.dtype), line.fake.new_empty([]))
+
+
+@row("repeat_interleave.self_Tensor")
+def _repeated(
+    b: Importer, out: Any, x: Tensor, times: Tensor, dim: int | None, size: Any
+) -> int:
+    """Each element as often as `times` says: the first whose repetitions end behind the place."""
+    whole = _row_of(b, x) if dim is None or not x.rank else x
+    axis = 0 if whole is not x else axis_of(int(dim or 0), x.rank)
+    count = whole.shape[axis]
+    b.at_least(count, 1)
+    each = b.cast(times.id, torch.int64)
+    if times.rank == 0 or b.size(times.shape[0]) != b.size(count):
+        each = b.add("expand", each, shape=[b.size(count)])
+    ends = b.add("cumsum", each, axis=0)
+    negative = b.add("any", b.add("lt", each, b.number(0)), axes=[0], keepdims=False)
+    total = b.add("sum", each, axes=[0], keepdims=False)
+    if size is not None:
+        negative = b.add("logical_or", negative, b.add("ne", total, b.number(size)))
+    message = "repetitions that are negative, or not as many as was said"
+    most_of(b, b.cast(negative, torch.float64), 0, 0, message)
+    wanted = count_of(b, total) if size is None else b.size(size)
+    place = b.add("searchsorted", ends, b.add("iota", size=wanted), axis=0, right=True)
+    place = b.add("minimum", place, b.number(count - 1))  # where a check fails
+    return b.add("take", whole.id, place, axis=axis)
 
 
 @row("isin.Tensor_Tensor")

@@ -17,6 +17,7 @@ from torch._higher_order_ops import utils
 from torch.export.graph_signature import InputKind
 from torch.overrides import TorchFunctionMode
 
+from tilevm.frontends.torch_composed import COMPOSED
 from tilevm.frontends.torch_effects import Before
 from tilevm.frontends.torch_memory import Refused, changed_memory, storages
 from tilevm.frontends.torch_surroundings import functions_of
@@ -84,7 +85,7 @@ class Traced(TorchFunctionMode):
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
         if func is torch.Tensor.__setitem__:
             return set_item(*given, **named)
-        return func(*given, **named)
+        return COMPOSED.get(func, func)(*given, **named)
 
     def __enter__(self) -> Traced:
         # Dynamo, which traces branches of `torch.cond`, would trace this too.

@@ -110,18 +110,14 @@ _DIVISORS = (
 )  # fmt: skip
 
 
-def _zeta_of(b: Importer, x: Value, q: Value) -> Value:
-    """The sum of (q + k)^-x over k, of x > 1; powers in float32, sums in float64."""
-    integral = q.of("eq", q.of("floor"))
-    # Where q < 0 there is an answer for whole x, which takes a step for each whole number to 0.
-    hard = q.of("lt", 0.0).of("logical_and", x.of("eq", x.of("floor")))
-    hard = hard.of("logical_and", integral.of("logical_not")).of("logical_and", x.of("gt", 1.0))
-    rank = len(b.program.type(hard.id)[2])
-    most_of(b, b.cast(hard.id, torch.float64), rank, 0, "zeta of a negative number")
-    wide, start = x.cast(torch.float64), q.cast(torch.float64)
-    term = total = x.number(0.0).cast(torch.float64)
+def _sum_of_powers(x: Value, q: Value) -> tuple[Value, Value]:
+    """The sum of (q + k)^-x over k, and the last power that was added; q > 0, of float64, as the
+    sums are. Powers are of float32.
+    """
+    wide = x.cast(torch.float64)
+    term = total = wide.number(0.0)
     for k in range(_SUMMED + 1):
-        place = (start + float(k)).cast(torch.float32)
+        place = (q + float(k)).cast(torch.float32)
         term = place.of("pow", -x).cast(torch.float64)
         total = total + term
     end = place.cast(torch.float64)
@@ -132,10 +128,32 @@ def _zeta_of(b: Importer, x: Value, q: Value) -> Value:
             factor = factor * ((wide + (2.0 * j - 1.0)) / end)
         factor = factor * ((wide + 2.0 * j) / end)
         total = total + factor / divisor
+    return total, term
+
+
+def _zeta_of(b: Importer, x: Value, q: Value) -> Value:
+    """The sum of (q + k)^-x over k, of x > 1.
+
+    Of negative q and whole x, what lies below 0 is finite: the sums from the distance to the next
+    whole number below and from 1 - q on differ by it, and its sign is that of (-1)^x.
+    """
+    integral = q.of("eq", q.of("floor"))
+    whole = x.of("eq", x.of("floor"))
+    negative = q.of("lt", 0.0)
+    size = q.of("abs").cast(torch.float64)
+    rest = size - size.of("floor")
+    start = where(negative, 1.0 - rest, q.cast(torch.float64))
+    total, last = _sum_of_powers(x, start)
     value = total.cast(torch.float32)
-    value = where(term.of("eq", 0.0).of("logical_and", wide.of("gt", 1e6)), q.of("pow", -x), value)
+    tiny = last.of("eq", 0.0).of("logical_and", x.of("gt", 1e6))
+    value = where(tiny, q.of("pow", -x), value)
     value = where(x.of("isinf").of("logical_and", q.of("gt", 1.0)), math.nan, value)
-    value = where(q.of("le", 0.0), where(integral, math.inf, math.nan), value)
+    below = _sum_of_powers(x, rest)[0] - _sum_of_powers(x, size + 1.0)[0]
+    odd = (x * 0.5).of("ne", (x * 0.5).of("floor"))
+    signed = where(odd, total - below, total + below).cast(torch.float32)
+    signed = where(x.of("isinf"), math.inf, signed)  # some power is of less than 1
+    value = where(negative, where(whole, signed, math.nan), value)
+    value = where(q.of("le", 0.0).of("logical_and", integral), math.inf, value)
     value = where(x.of("eq", 1.0), math.inf, value)
     return where(x.of("lt", 1.0), math.nan, value)
 

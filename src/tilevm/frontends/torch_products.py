@@ -17,6 +17,7 @@ from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
     axis_of,
+    is_as_large,
     is_number,
     row,
 )
@@ -128,7 +129,7 @@ def _grouped_mm(
 def _cross(b: Importer, out: Any, x: Tensor, y: Tensor, dim: int | None = None) -> int:
     """A part each, so that nothing is gathered."""
     if dim is None:  # the first axis of three elements
-        dim = next((i for i, size in enumerate(x.shape) if is_number(size) and size == 3), None)
+        dim = next((i for i, size in enumerate(x.shape) if is_as_large(b, size, 3)), None)
     if dim is None or x.rank != y.rank:
         raise Unsupported("no axis is known to have three elements")
     axis = axis_of(dim, x.rank)
@@ -216,10 +217,16 @@ def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any
     _check("matrix multiply", out, x, y)
     xs = list(range(x.rank))
     ys = list(range(x.rank, x.rank + y.rank))
+    gone: list[int] = []
     for i, j in zip(of_x, of_y, strict=True):
-        ys[axis_of(j, y.rank)] = axis_of(i, x.rank)
-    inner = {label for label in xs if label in ys}
-    return _contraction(b, x, xs, y, ys, [label for label in [*xs, *ys] if label not in inner])
+        i, j = axis_of(i, x.rank), axis_of(j, y.rank)
+        # Where one of them has a size of 1, the other is summed by itself.
+        if (b.size(x.shape[i]) == 1) == (b.size(y.shape[j]) == 1):
+            ys[j] = i
+        else:
+            gone += [xs[i], ys[j]]
+    gone += [label for label in xs if label in ys]
+    return _contraction(b, x, xs, y, ys, [label for label in [*xs, *ys] if label not in gone])
 
 
 def _labels(text: str, rank: int) -> list[str]:

@@ -104,6 +104,7 @@ def build(
         try:
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
+            importer.makes_views = not views
             importer.unchanged = {
                 *(placeholders[place] for place in frozen or ()),
                 *([] if frozen is None else constants),

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["ROWS"]
 
 _A = -0.75  # of the cubic convolution
-_MOST = 1 << 16  # elements of a result; indices that vary along rows are slow: PyTorch is quicker
+# Elements of a result; indices that vary along rows are slow: PyTorch is quicker, but for images of
+# three dims.
+_MOST = 1 << 16
 Taps = list[tuple[int, int]]  # places and weights, of each element of an axis
 
 
@@ -32,8 +34,8 @@ def _computed(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
-def _refuse_large(b: Importer, out: torch.Tensor) -> None:
-    if not is_small(b, out.numel(), _MOST):
+def _refuse_large(b: Importer, out: torch.Tensor, most_axes: int = 3) -> None:
+    if out.dim() - 2 <= most_axes and not is_small(b, out.numel(), _MOST):
         raise Unsupported("a large image")
 
 
@@ -143,7 +145,7 @@ def _resized(
     if not x.is_float:
         raise Unsupported("an image of integers")
     if taps is _linear:
-        _refuse_large(b, out)
+        _refuse_large(b, out, 2)
     n = _Numbers(b, _computed(x.dtype))
     count = x.rank - 2
     value = b.cast(x.id, n.dtype)
@@ -178,13 +180,28 @@ def _upsample_cubic(
     return _resized(b, out, x, corners, scales, _cubic)
 
 
+def _copied(n: _Numbers, size: Any, out: Any, at: int) -> int:
+    """Where pixels are copied as often as the sizes say, whatever scale is given: once, or twice.
+
+    at: otherwise.
+    """
+    for times in (2, 1):
+        if is_number(size) and is_number(out) and out != times * size:
+            continue
+        equal = n.b.add("eq", n.b.number(out), n.b.number(times * size))
+        known = n.do("div", _steps(n, out), float(times))
+        at = n.do("where", equal, known, at)
+    return at
+
+
 def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: bool) -> int:
-    _refuse_large(b, out)
+    _refuse_large(b, out, 2)
     n = _Numbers(b, _computed(x.dtype))
     value = x.id
     each = list(zip(range(2, x.rank), _scales(x.rank - 2, scales), strict=True))
-    if any(s is not None and not (is_number(s) and s == int(s)) for _, s in each):
-        raise Unsupported("a scale that is not a whole number")  # a size may stay what it was
+    whole = all(s is None or (is_number(s) and s == int(s)) for _, s in each)
+    if exact and x.dtype is torch.float64 and not whole:
+        raise Unsupported("a scale that PyTorch rounds to float32")
     for axis, scale in reversed(each):  # rows are copied whole
         size, wanted = x.shape[axis], out.shape[axis]
         b.at_least(size, 1)
@@ -196,6 +213,8 @@ def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: boo
             at = n.do("add", n.do("maximum", at, 0.0), 0.5)
         else:
             at = n.do("mul", at, step)
+            if len(each) == 2:  # of others, PyTorch goes by the scale
+                at = _copied(n, size, wanted, at)
         place = n.place(n.do("minimum", n.do("floor", at), n.of(size - 1)))
         value = b.add("take", value, place, axis=axis)
     return value
@@ -218,7 +237,10 @@ _RATIOS = (1, 2, 4, 8)  # of a size to the result's, which taps are for
 
 
 def _ratio(b: Importer, size: Any, out: Any, scale: Any) -> int:
-    """How many pixels, at most, lie between two of the result; for sizes, a guard says so."""
+    """How many pixels, at most, lie between two of the result; for sizes, a guard says so.
+
+    size, out: how many there are, or lie between the corners.
+    """
     if scale is not None:
         if not is_number(scale) or scale <= 0:
             raise Unsupported("a scale that is not known")
@@ -238,18 +260,22 @@ def _ratio(b: Importer, size: Any, out: Any, scale: Any) -> int:
 @row("_upsample_bilinear2d_aa", "_upsample_bilinear2d_aa.vec")
 def _antialiased(b: Importer, out: Any, x: Tensor, size: Any, corners: bool, *scales: Any) -> int:
     """Means of all pixels that lie nearer than those of the result do to each other, by a tent."""
-    if corners or x.dtype is not torch.float32:
-        raise Unsupported("corners, or other dtypes")
+    if x.dtype is not torch.float32:
+        raise Unsupported("other dtypes")
     n = _Numbers(b, x.dtype)
     value = x.id
     for axis, scale in reversed(list(zip((2, 3), _scales(2, scales), strict=True))):
         pixels, wanted = x.shape[axis], out.shape[axis]
         b.at_least(pixels, 1)
-        b.at_least(wanted, 1)
-        reach = _ratio(b, pixels, wanted, scale)
+        edge = 1 if corners else 0
+        if corners and is_number(wanted) and wanted < 2:
+            raise Unsupported("corners of one pixel")
+        b.at_least(wanted, 1 + edge)
+        scale = None if corners else scale
+        reach = _ratio(b, pixels - edge, wanted - edge, scale)
         if reach > _RATIOS[-1]:
             raise Unsupported("a much smaller image")
-        step = n.do("maximum", _step(n, pixels, wanted, scale), 0.0)
+        step = n.do("maximum", _step(n, pixels - edge, wanted - edge, scale), 0.0)
         support = n.do("maximum", step, 1.0)
         center = n.do("mul", n.do("add", _steps(n, wanted), 0.5), step)
         first = n.do("trunc", n.do("add", n.do("sub", center, support), 0.5))

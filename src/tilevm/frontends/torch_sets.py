@@ -211,8 +211,8 @@ def _histc(b: Importer, out: Any, x: Tensor, bins: Any, low: Any, high: Any) -> 
     if x.dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"counts of {str(x.dtype)[6:]}")
     size = x.fake.numel()
-    if is_number(size) and size == 0:
-        raise Unsupported("no elements")
+    if b.size(size) == 0:
+        return filled(b, 0, x.dtype, out.shape)
     for n in x.shape:
         b.at_least(n, 1)
     flat = _flat(b, x.id, size)

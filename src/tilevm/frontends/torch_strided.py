@@ -185,12 +185,20 @@ _MOST_GATHERED = 1 << 12
 # Strides -----------------------------------------------------------------------------------------
 
 
+def _is_unread(b: Importer, out: Any) -> bool:
+    """Whether the result is a view of an input that is returned: it is made around the program."""
+    assert b.node is not None
+    only = all(user.op == "output" for user in b.node.users)
+    return only and not b.makes_views and b.is_given(out)
+
+
 def _flat(b: Importer, x: Tensor) -> int:
     """All elements, as they lie in memory."""
     if not x.fake.is_contiguous():
         raise Refused("as_strided of a tensor that is not contiguous")
     offset = x.fake.storage_offset()
-    if not is_number(offset) or offset:
+    # Where in its memory an argument begins, which is what strides count from, no guard says.
+    if b.is_given(x.fake) or not is_number(offset) or offset:
         raise Unsupported("a part of memory")
     return b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
 
@@ -210,11 +218,12 @@ def _of_memory(b: Importer, out: Any, x: Tensor, sizes: Any, strides: Any, offse
 def _as_strided(
     b: Importer, out: Any, x: Tensor, sizes: Any, strides: Any, offset: Any = None
 ) -> int:
-    """A result that is a view of an input is made there: nobody reads this."""
-    value = _of_memory(b, out, x, sizes, strides, offset)
-    if any(user.op != "output" for user in b.node.users):  # type: ignore[union-attr]
-        raise Unsupported("strides")  # gathering each element takes much longer than a view
-    return value
+    """A view is not made of elements that are gathered, each, which would take much longer."""
+    if not x.fake.is_contiguous():
+        raise Refused("as_strided of a tensor that is not contiguous")
+    if not _is_unread(b, out):
+        raise Unsupported("strides")
+    return filled(b, 0, out.dtype, out.shape)
 
 
 @row("as_strided_copy")
@@ -267,7 +276,9 @@ def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) ->
         sizes = [*x.shape[:axis], count, size, *x.shape[axis + 1 :]]
         value = b.add("reshape", part, shape=b.shape(sizes))
     elif packet(b) == "unfold":
-        raise Unsupported("windows that overlap, or have gaps")
+        if not _is_unread(b, out):
+            raise Unsupported("windows that overlap, or have gaps")
+        return filled(b, 0, out.dtype, out.shape)
     else:
         first = b.add("iota", size=b.size(count), step=b.size(step))
         place = b.add("add", b.add("unsqueeze", first, axis=1), b.add("iota", size=b.size(size)))

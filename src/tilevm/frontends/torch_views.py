@@ -14,6 +14,7 @@ from tilevm.frontends.torch_ops import (
     axes_of,
     axis_of,
     fitting,
+    fixed,
     is_number,
     row,
 )
@@ -130,6 +131,7 @@ def _end(b: Importer, x: Tensor, axis: int, end: Any) -> int | str:
 @row("slice.Tensor", "slice_copy.Tensor")
 def _slice(b: Importer, out: Any, x: Tensor, dim: int, start: Any, end: Any, step: Any) -> Any:
     axis = axis_of(dim, x.rank)
+    step = fixed(b, step)
     if not isinstance(step, int):
         raise Unsupported("the step is not known")
     start = 0 if start is None else start
@@ -199,7 +201,7 @@ def _split(b: Importer, out: Any, x: Tensor, how: Any, dim: int) -> tuple[Any, .
     return tuple(parts)
 
 
-@row("unbind.int")
+@row("unbind.int", "unbind_copy.int")
 def _unbind(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
     axis = axis_of(dim, x.rank)
     return tuple(
@@ -371,26 +373,42 @@ def _index_select(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor) -> 
 
 @row("gather")
 def _gather(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, *_: Any) -> int:
-    if not x.rank or x.rank != index.rank:
-        raise Unsupported("a scalar")
-    return b.add("gather", x.id, index.id, axis=axis_of(dim, x.rank))
+    if max(x.rank, 1) != max(index.rank, 1):
+        raise Unsupported("other ranks")
+    whole, places = (v.id if v.rank else b.add("reshape", v.id, shape=[1]) for v in (x, index))
+    found = b.add("gather", whole, places, axis=axis_of(dim, max(x.rank, 1)))
+    return found if index.rank else b.add("reshape", found, shape=[])
 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
 def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """Integer tensors on neighbouring axes: one gather, at the position they say together."""
+    """Integer tensors: one gather, at the position they say together. Where they are not on
+    neighbouring axes, these come first.
+    """
     axes = [a for a, index in enumerate(indices) if index is not None]
     used = [index for index in indices if index is not None]
     if any(index.dtype is torch.bool for index in used):
         raise Unsupported("a mask as index")
     if axes == list(range(len(axes))) and (view := _all_of(b, x, used)) is not None:
         return view
+    x, axes, _ = together(b, x, axes)
     first, last, position, total = sliced(b, x, axes, used)
     value = x.id
     if last > first:
         shape = b.shape([*x.shape[:first], total, *x.shape[last + 1 :]])
         value = b.add("reshape", value, shape=shape)
     return b.add("take", value, position, axis=first)
+
+
+def together(
+    b: Importer, x: Tensor, axes: Sequence[int]
+) -> tuple[Tensor, Sequence[int], Sequence[int]]:
+    """x with these axes first, unless they are neighbours; where they are then, and the order."""
+    if not axes or axes[-1] - axes[0] < len(axes):
+        return x, axes, range(x.rank)
+    order = [*axes, *(a for a in range(x.rank) if a not in axes)]
+    turned = Tensor(b.add("permute", x.id, axes=order), x.fake.permute(order))
+    return turned, range(len(axes)), order
 
 
 def place_of(b: Importer, index: Tensor, size: Any) -> int:

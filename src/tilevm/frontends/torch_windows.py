@@ -66,7 +66,9 @@ def _padded(
     """Any mode, axis by axis; by where elements come from, if widths may be negative."""
     result = x.id
     if mode == "circular":
-        widths = fixed(b, widths)
+        widths = [tuple(fixed(b, pair)) for pair in widths]
+        x, widths = _cut(b, x, widths)
+        result = x.id
     filler = b.cast(b.operand(value), x.dtype)
     for axis, (low, high) in enumerate(widths):
         if is_number(low) and is_number(high) and low == high == 0:
@@ -81,7 +83,7 @@ def _padded(
             result = b.add("concat", *parts, axis=axis)
             continue
         if mode == "circular":
-            raise Unsupported("circular padding that may be negative")
+            raise Unsupported("circular padding that is not known")
         at = b.add("iota", size=b.size(out.shape[axis]), start=b.size(-low))
         zero, last = b.number(0), b.number(size - 1)
         if mode == "reflect":
@@ -97,6 +99,23 @@ def _padded(
             inside = b.add("reshape", inside, shape=b.shape(shape))
             result = b.add("where", inside, result, filler)
     return result
+
+
+def _cut(
+    b: Importer, x: Tensor, widths: Sequence[tuple[Any, Any]]
+) -> tuple[Tensor, list[tuple[Any, Any]]]:
+    """x without what negative widths take away, and the others."""
+    value, fake, rest = x.id, x.fake, []
+    for axis, pair in enumerate(widths):
+        low, high = (-min(n, 0) if is_number(n) else 0 for n in pair)
+        if low or high:
+            size = fake.shape[axis]
+            b.at_least(size, low + high)
+            stop = size - high
+            value = b.add("slice", value, axis=axis, start=low, stop=b.size(stop), step=1)
+            fake = fake.narrow(axis, low, stop - low)
+        rest.append(tuple(max(n, 0) if is_number(n) else n for n in pair))
+    return Tensor(value, fake), rest
 
 
 def _margins(
