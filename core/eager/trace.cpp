@@ -265,6 +265,7 @@ Meta Trace::infer(Op op, std::span<const Value> in, std::span<const Param> param
       out.weak = false;
       if (!is_float(out.dtype)) out.dtype = DType::kInt64;
       return out;
+    case Op::logcumsumexp:
     case Op::scatter:
     case Op::scatter_add:
       out.weak = false;

@@ -24,6 +24,8 @@ What what_of(Op op) {
       return What::kMax;
     case Op::cummin:
       return What::kMin;
+    case Op::logcumsumexp:
+      return What::kLogSumExp;
     case Op::scatter:
       return What::kScatter;
     case Op::scatter_add:

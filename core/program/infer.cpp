@@ -129,6 +129,9 @@ Type Rules::apply() {
       need_number(common());
       axis(int_at(0), in_[0].shape.rank);
       return {settled(in_[0]), false, in_[0].shape};
+    case Rule::kScanFloat:
+      axis(int_at(0), in_[0].shape.rank);
+      return {floating(common(), in_[0].weak), false, in_[0].shape};
     case Rule::kScatter:
       return scatter();
     case Rule::kScatterNumber:

@@ -258,6 +258,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
     case Rule::kReduceFloat:
     case Rule::kConcat:
     case Rule::kScan:
+    case Rule::kScanFloat:
       d = type.dtype;
       break;
     case Rule::kReduceBool:

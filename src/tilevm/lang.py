@@ -450,6 +450,11 @@ def cummin(x: Any, axis: int) -> Array:
     return _trace(x).add("cummin", x, axis=axis)
 
 
+def logcumsumexp(x: Any, axis: int) -> Array:
+    """log(e^x[0]), log(e^x[0] + e^x[1]), ... on an axis."""
+    return _trace(x).add("logcumsumexp", x, axis=axis)
+
+
 def scatter(x: Any, index: Any, source: Any, axis: int) -> Array:
     """`x` with source[..., i, ...] at index[..., i, ...] on an axis, as torch.scatter."""
     return _trace(x, index, source).add("scatter", x, index, source, axis=axis)

@@ -101,6 +101,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "cumprod": torch.cumprod,
     "cummax": lambda x, axis: torch.cummax(x, axis).values,
     "cummin": lambda x, axis: torch.cummin(x, axis).values,
+    "logcumsumexp": lambda x, axis: torch.logcumsumexp(_floats(x), axis),
     "scatter": lambda x, y, z, axis: torch.scatter(x, axis, y.long(), z),
     "scatter_add": lambda x, y, z, axis: torch.scatter_add(x, axis, y.long(), z),
     "scatter_mul": lambda x, y, z, axis: torch.scatter_reduce(x, axis, y.long(), z, "prod"),

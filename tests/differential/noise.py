@@ -35,10 +35,11 @@ UNITS = 2.0
 _ROUNDED = frozenset(
     "add sub mul div reciprocal sqrt full scalar fmod remainder floor_div where cast neg abs sign "
     "maximum minimum copysign floor ceil round trunc amax amin size_value sum mean matmul "
-    "cumsum cumprod cummax cummin scatter scatter_add scatter_mul scatter_max scatter_min".split()
+    "cumsum cumprod cummax cummin logcumsumexp "
+    "scatter scatter_add scatter_mul scatter_max scatter_min".split()
 )
 _FUNCTION_UNITS = 3.0  # 2 by DESIGN section 8, and the rounding of what goes in
-_SUMS = frozenset("cumsum cumprod scatter_add scatter_mul".split())
+_SUMS = frozenset("cumsum cumprod logcumsumexp scatter_add scatter_mul".split())
 _BY_OPERAND = frozenset(("gelu", "gelu_tanh", "silu"))  # their errors are absolute
 # The sign of a zero is the tier's choice, as it is eager's.
 _ANY_ZERO = frozenset(
@@ -160,7 +161,12 @@ def _of_loops(node: Node, inputs: Sequence[Array], rng: np.random.Generator) -> 
     low = type_.dtype in LOW_PRECISION
     x, *rest = (np.abs(np.where(np.isfinite(z), z, 0)).astype(np.float64) for z in inputs)
     axis = dict(node.params)["axis"]
-    if node.op.startswith("cum"):
+    if node.op == "logcumsumexp":
+        eps = float(np.finfo("float32" if low else type_.dtype).eps)
+        with np.errstate(all="ignore"):
+            largest = most = np.maximum.accumulate(x, axis=axis) + np.log(x.shape[axis])
+        held, terms = "float64", 8
+    elif node.op.startswith("cum"):
         held = "float32" if low else "float64"
         eps, terms = float(np.finfo(held).eps), x.shape[axis]
         fold = np.cumsum if node.op == "cumsum" else np.cumprod

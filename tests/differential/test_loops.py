@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -77,6 +78,29 @@ def test_running_extremes(dtype: str) -> None:
     for shape in SHAPES:
         x = numbers(shape, dtype)
         check(lambda x: (x.cummax(-1).values, x.cummin(0).values), *((y,) for y in layouts(x)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+def test_logarithms_of_running_sums(dtype: str) -> None:
+    rounding = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
+    compiled = tilevm.compile(lambda x: (x.logcumsumexp(0), x.logcumsumexp(-1)))
+    before = tilevm.stats()
+    for shape in SHAPES:
+        x = numbers(shape, dtype)
+        for y in layouts(x):
+            for found, dim in zip(compiled(y), (0, -1), strict=True):
+                exact = y.double().logcumsumexp(dim)
+                scale = torch.cummax(y.double().abs().nan_to_num(0, 0, 0), dim).values + 1
+                assert found.dtype == x.dtype
+                assert torch.equal(found.isnan(), exact.isnan())
+                assert torch.equal(found.isinf(), exact.to(x.dtype).isinf())
+                error = ((found.double() - exact) / scale).nan_to_num(0, 0, 0)
+                assert error.abs().max() < rounding if error.numel() else True
+    rows = torch.tensor(
+        [[-1e3, 0.0, -math.inf, 5], [-math.inf, -math.inf, 2, 2], [math.inf, 1, math.nan, 0]]
+    )
+    torch.testing.assert_close(compiled(rows)[1], rows.logcumsumexp(1), equal_nan=True)
+    assert tilevm.stats()["callouts"] == before["callouts"]
 
 
 def test_scans_of_a_scalar_and_to_another_dtype() -> None:

@@ -241,6 +241,20 @@ def test_sizes_that_are_zero_by_chance() -> None:
             assert compiled(x).tolist() == fn(x).tolist()
 
 
+def test_strides_count_from_where_memory_begins() -> None:
+    base = torch.arange(20.0)
+    functions: tuple[Callable[[Any], Any], ...] = (
+        lambda x: x.as_strided((2, 2), (1, 2), 1),
+        lambda x: x.as_strided((2, 2), (1, 2), 1) + 1,
+        lambda x: torch.as_strided_copy(x, (2, 2), (1, 2), 1),
+        lambda x: torch.as_strided_scatter(x, x[:4].reshape(2, 2) * 0, (2, 2), (1, 2), 6),
+    )
+    for fn in functions:
+        compiled = tilevm.compile(fn)
+        for x in (base, base[3:], base[5:], base[4:12]):
+            assert compiled(x).tolist() == fn(x).tolist()
+
+
 def test_strides_that_are_read() -> None:
     def copied(x: Any) -> Any:
         return x.as_strided(x.shape, x.stride()) + 1

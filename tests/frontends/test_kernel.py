@@ -358,6 +358,7 @@ LANGUAGE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "cumprod": (lambda x: lang.cumprod(x, 0), lambda x: x.cumprod(0)),
     "cummax": (lambda x: lang.cummax(x, 1), lambda x: x.cummax(1).values),
     "cummin": (lambda x: lang.cummin(x, 1), lambda x: x.cummin(1).values),
+    "logcumsumexp": (lambda x: lang.logcumsumexp(x, 1), lambda x: x.logcumsumexp(1)),
     "argsort": (lambda x: lang.argsort(x, 0, True), lambda x: x.argsort(0, True)),
     "searchsorted": (
         lambda x: lang.searchsorted(lang.cumsum(lang.abs(x), 1), x, 1, right=True),

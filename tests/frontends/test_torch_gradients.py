@@ -128,6 +128,14 @@ def test_a_size_that_tracing_finds_to_be_one() -> None:
     same_gradients(lambda x, n: torch.as_strided_copy(x, (n,), (1,), 0), torch.randn(1), 1)
 
 
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_results_that_begin_elsewhere_in_an_argument(offset: int) -> None:
+    """Strides and offsets are arguments of the call, of which autograd makes the view again."""
+    x = torch.randn(4, 5)
+    same_gradients(lambda x, n: x.as_strided((2, 3), (n + 1, 2), n), x, offset)
+    same_gradients(lambda x, n: x[n:, n:], x, offset)
+
+
 def test_ignored_targets_alone() -> None:
     """The mean over no row is NaN; its gradient is what eager code says."""
     torch._dynamo.reset()

@@ -51,6 +51,34 @@ def test_scales(mode: str, scale: Any) -> None:
         torch.testing.assert_close(resize(x), F.interpolate(x, scale_factor=scale, mode=mode))
 
 
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_scales_that_are_not_whole(rank: int, mode: str) -> None:
+    """Sizes may stay as they are, or double: PyTorch goes by either, depending on the rank."""
+    tilevm.stats.reset()
+    for scale in (0.3, 0.6, 1.05, 1.3, 2.1):
+        resize = tilevm.compile(lambda x, s=scale: F.interpolate(x, scale_factor=s, mode=mode))
+        for size in (4, 5, 9, 20):
+            x = torch.randn(2, 3, *(size, 6, 5)[:rank])
+            expected = F.interpolate(x, scale_factor=scale, mode=mode)
+            assert torch.equal(resize(x), expected)
+    assert not called_out()
+
+
+@pytest.mark.parametrize("size", [(3, 4), (9, 8), (2, 9)])
+def test_antialiased_between_corners(size: tuple[int, int]) -> None:
+    tilevm.stats.reset()
+
+    def smooth(x: Any) -> Any:
+        return F.interpolate(x, size=size, mode="bilinear", antialias=True, align_corners=True)
+
+    resize = tilevm.compile(smooth)
+    for sizes in ((9, 8), (4, 5), (3, 4)):
+        x = torch.randn(2, 3, *sizes)
+        torch.testing.assert_close(resize(x), smooth(x))
+    assert not called_out()
+
+
 @pytest.mark.parametrize("size", [(3, 4), (9, 8), (2, 9)])
 def test_antialiased(size: tuple[int, int]) -> None:
     tilevm.stats.reset()

@@ -102,6 +102,13 @@ def test_histc(bounds: tuple[float, float]) -> None:
     assert not called_out()
 
 
+def test_histc_of_no_elements() -> None:
+    tilevm.stats.reset()
+    found = tilevm.compile(lambda x: torch.histc(x, 4, -1, 1))(torch.empty(0, 3))
+    assert found.tolist() == [0, 0, 0, 0]
+    assert not called_out()
+
+
 @pytest.mark.parametrize("density", [False, True])
 def test_histogram(density: bool) -> None:
     tilevm.stats.reset()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -116,13 +117,108 @@ def test_parts_are_written() -> None:
         check(
             lambda x, y, s=step: torch.slice_scatter(x, y, 0, -8, None, s), x.t(), part.t()[:, :6]
         )
-    check(lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (9, 2), 4), x, torch.randn(2, 3))
+    part = torch.randn(2, 3)
+    check(lambda x, y: torch.as_strided_scatter(x * 2, y, (2, 3), (9, 2), 4), x, part)
 
 
 def test_windows_beside_each_other() -> None:
     x = torch.randn(2, 3, 13, 9)
     check(lambda x: x.unfold(2, 4, 4).unfold(3, 3, 3) * 2, x)
     check(lambda x: torch.unfold_copy(x, 2, 4, 3), x)
+    check(lambda x: x.unfold(2, 5, 3), x)  # a view of the argument
+    check(lambda x: (x * 2).unfold(2, 5, 3), x[:, :2, :, :3])
+
+
+def test_indices_on_axes_apart() -> None:
+    x, i, j = torch.randn(4, 5, 6, 3), torch.tensor([3, 0, -1]), torch.tensor([2, -3, 0])
+    check(lambda x, i, j: x[i, :, j] * 1, x, i, j)
+    check(lambda x, i, j: x[:, i, :, j] * 1, x, i, j)
+    check(lambda x, i, j: x[i[:, None], :, j], x, i, j)
+
+    def put(x: Any, i: Any, j: Any, accumulate: bool) -> Any:
+        value = torch.arange(15.0).view(3, 5, 1)
+        return torch.ops.aten.index_put(x * 1, [i, None, j], value, accumulate)
+
+    for accumulate in (False, True):
+        check(lambda x, i, j, a=accumulate: put(x, i, j, a), x, torch.tensor([3, 0, 3]), j)
+
+
+def test_rows_that_a_mask_chooses_are_written() -> None:
+    x, mask = torch.randn(5, 3), torch.tensor([True, False, True, True, False])
+    row = torch.randn(3)
+    for accumulate in (False, True):
+        check(lambda x, m, r, a=accumulate: x.index_put((m,), r, a), x, mask, row)
+        check(lambda x, m, r, a=accumulate: x.index_put((m,), r[0], a), x, mask, row)
+
+
+def test_scalars_as_rows() -> None:
+    x, place = torch.tensor(2.5), torch.tensor(0)
+    check(lambda x, i: x.gather(0, i) + 1, x, place)
+    check(lambda x, i: (x * 1).reshape(1).gather(0, i), x, place)
+    check(lambda x: x.topk(1), x)
+    check(lambda x, i: x.scatter(0, i, 3.0, reduce="multiply"), x, place)
+    rows = torch.tensor([[1, 0, 1]])
+    check(lambda x, i: x.scatter(0, i, 3.0, reduce="add"), torch.randn(2, 3), rows)
+
+
+def test_sums_to_sizes() -> None:
+    x = torch.randn(4, 5, 6)
+    check(lambda x: x.sum_to_size(5, 6), x)
+    check(lambda x: x.sum_to_size(4, 1, 6), x)
+    check(lambda x, *sizes: x.sum_to_size(*sizes), x, 5, 1)
+    check(lambda x: x.sum_to_size(4, 5, 6) * 2, x)
+
+
+def test_axes_found_by_their_size() -> None:
+    for shape in ((3, 3), (5, 3), (2, 3, 3)):
+        check(lambda x, y: torch.cross(x, y), torch.randn(shape), torch.randn(shape))
+    ones, x = torch.randn(1, 1, 1), torch.randn(4, 1, 5)
+    check(lambda x, y: torch.tensordot(x, y, ([0, 1], [2, 0])), ones, x)
+    check(lambda x, y: torch.tensordot(x, y, ([2], [1])), x, ones)
+
+
+def test_slices_with_a_step_that_is_given() -> None:
+    check(lambda x, step: x[1::step] * 2, torch.randn(9, 2), 3)
+    check(lambda x, step: x[:, ::step], torch.randn(9, 5), 2)
+
+
+def test_circular_padding_that_cuts() -> None:
+    x = torch.randn(2, 3, 6, 7)
+    for pad in ((-1, 2, 1, 0), (-2, -1, -3, 1), (3, -2, 0, 0)):
+        check(lambda x, pad=pad: torch.nn.functional.pad(x, pad, "circular"), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_repetitions(dtype: Any) -> None:
+    x, times = torch.randn(4, 3), torch.tensor([2, 0, 1, 3], dtype=dtype)
+    check(lambda x, t: x.repeat_interleave(t, 0) * 2, x, times)
+    check(lambda x, t: x.repeat_interleave(t, 0, output_size=6), x, times)
+    check(lambda x, t: x.repeat_interleave(t[:1]), x, times)
+    check(lambda t: t.repeat_interleave(t), times)
+    check(lambda t: torch.repeat_interleave(t), times)
+    compiled = tilevm.compile(lambda x, t: x.repeat_interleave(t, 0))
+    for wrong, error in (([1, -1, 0, 0], "negative"), ([1, 2], "size")):
+        with pytest.raises(RuntimeError, match=error):
+            compiled(x, torch.tensor(wrong, dtype=dtype))
+    check(lambda x, t: x.repeat_interleave(t, 0), x, times * 0)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "prod", "max", "min"])
+def test_segments_of_each_row(reduce: str) -> None:
+    x = torch.randn(3, 6, 2)
+    lengths = torch.tensor([[1, 2, 3], [0, 6, 0], [4, 0, 2]])
+    offsets = torch.nn.functional.pad(lengths.cumsum(1), (1, 0))
+    for initial in (None, 2.0):
+        given = functools.partial(
+            torch.segment_reduce, reduce=reduce, axis=1, initial=initial, unsafe=True
+        )
+        check(lambda x, n, f=given: f(x, lengths=n), x, lengths)
+        check(lambda x, n, f=given: f(x, offsets=n), x, offsets)
+
+
+def test_sums_of_areas_so_far() -> None:
+    check(lambda y: torch.cumulative_trapezoid(y, dx=0.5), torch.randn(3, 5))
+    check(lambda x: torch.unbind_copy(x, 1)[2] * 2, torch.randn(3, 5))
 
 
 def test_blocks() -> None:

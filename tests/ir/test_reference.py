@@ -336,6 +336,7 @@ LOOPS: dict[str, Callable[..., Any]] = {
     "cumprod": lambda x: x.cumprod(1),
     "cummax": lambda x: x.cummax(1).values,
     "cummin": lambda x: x.cummin(1).values,
+    "logcumsumexp": lambda x: x.logcumsumexp(1),
     "argsort": lambda x: x.argsort(dim=1, stable=True),
     "scatter": lambda x, i, s: x.scatter(1, i, s),
     "scatter_add": lambda x, i, s: x.scatter_add(1, i, s),

@@ -22,6 +22,11 @@ Row scan(Op op) {
   };
 }
 
+void logcumsumexp(Call& c) {
+  if (!is_float(c.meta(c.value(std::size_t{0})).dtype)) Call::refuse("not floating point");
+  scan(Op::logcumsumexp)(c);
+}
+
 void in_order(Call& c, Value x, int axis, Value index) {
   c.contiguous(c.op(Op::gather, {x, index}, {Param::integer(axis)}));
   c.contiguous(index);
@@ -160,6 +165,7 @@ const std::map<std::string, Row>& loop_rows() {
   static const auto* const rows = new std::map<std::string, Row>{
       {"cumsum", scan(Op::cumsum)},
       {"cumprod", scan(Op::cumprod)},
+      {"_logcumsumexp", logcumsumexp},
       {"sort.stable", sort},
       {"topk", topk},
       {"scatter.src", scatter(Op::scatter)},

@@ -34,6 +34,8 @@ enum class What : std::uint8_t {
   kProd,
   kMax,
   kMin,
+  // Of floats, log(e^in[0][0] + ... + e^in[0][i]); sums in float64. NaN stays.
+  kLogSumExp,
   // in[0], which may be where `out` is; then for each element of in[2], in row-major order: what is
   // at the same place, but at in[1][...] along `axis`, becomes that element, or itself op that
   // element. in[1], of int32 or int64, has the sizes of in[2].

@@ -181,6 +181,7 @@ Status run(const Loop& loop) noexcept try {
     case What::kProd:
     case What::kMax:
     case What::kMin:
+    case What::kLogSumExp:
       scan(loop);
       return Status::kOk;
     case What::kArgSort:

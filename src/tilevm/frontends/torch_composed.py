@@ -20,12 +20,10 @@ _gaussian_nll_loss = functional.gaussian_nll_loss
 
 def _check_all(condition: Tensor) -> None:
     """Let calls check that a condition holds for all elements; where not, they run eagerly."""
-    torch._check(condition.logical_not().sum().item() == 0)
+    torch._check(condition.logical_not().sum().item() == 0)  # type: ignore[no-untyped-call]
 
 
-def cov(
-    x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
-) -> Tensor:
+def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
     """Of variables in rows."""
     weights = [w for w in (fweights, aweights) if w is not None]
     count = x.shape[-1] if x.dim() else 1
@@ -40,7 +38,8 @@ def cov(
         if count <= correction:  # PyTorch warns of it
             return _cov(x, correction=correction)
         away = rows - rows.sum(1, keepdim=True) / count
-        return (away @ away.mT.conj() / (count - correction)).squeeze()
+        plain: Tensor = away @ away.mT.conj() / (count - correction)
+        return plain.squeeze()
     for w in weights:
         _check_all(w >= 0)
     weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
@@ -52,7 +51,8 @@ def cov(
         freedom = total - correction * (weight * aweights).sum() / total
     _check_all((total > 0) & (freedom > 0))
     away = rows - mean
-    return (away @ (away * weight).mT.conj() / freedom).squeeze()
+    found: Tensor = away @ (away * weight).mT.conj() / freedom
+    return found.squeeze()
 
 
 def corrcoef(x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def gaussian_nll_loss(
         return _gaussian_nll_loss(x, target, var, full=full, eps=eps, reduction=reduction)
     _check_all((var < 0).logical_not())
     var = var.clamp(min=eps)
-    loss = 0.5 * (var.log() + (x - target) ** 2 / var)
+    loss: Tensor = 0.5 * (var.log() + (x - target) ** 2 / var)
     if full:
         loss = loss + 0.5 * math.log(2 * math.pi)
     if reduction not in ("none", "mean", "sum"):

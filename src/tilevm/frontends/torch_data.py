@@ -201,7 +201,7 @@ COUNTING = frozenset(
     aten.nonzero.default aten.nonzero_numpy.default aten.argwhere.default
     aten.masked_select.default
     aten.combinations.default aten._unique2.default aten.unique_consecutive.default
-    aten.repeat_interleave.self_Tensor
+    aten.repeat_interleave.self_Tensor aten.repeat_interleave.Tensor
     """.split()
 )
 

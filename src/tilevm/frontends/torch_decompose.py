@@ -40,7 +40,7 @@ NAMES = frozenset(
     native_group_norm_backward nll_loss2d_forward nll_loss_forward nll_loss_nd pairwise_distance
     pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm rot90 selu sinc
     smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
-    special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean sum_to_size
+    special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean
     take_along_dim tile trapezoid trapz triplet_margin_loss vsplit
     vstack xlogy
     """.split()

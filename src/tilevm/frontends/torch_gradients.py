@@ -44,6 +44,16 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             _aten.smooth_l1_loss_backward,
             _aten.nll_loss_forward,
             _aten.native_dropout_backward,
+            _aten._prelu_kernel_backward,
+            _aten.binary_cross_entropy_backward,
+            _aten.col2im,
+            _aten.diagonal_backward,
+            _aten.native_group_norm_backward,
+            _aten.reflection_pad1d_backward,
+            _aten.reflection_pad2d_backward,
+            _aten.reflection_pad3d_backward,
+            _aten.rrelu_with_noise_backward,
+            _aten.unfold_backward,
             _aten._to_copy,
         ]
     )

@@ -35,6 +35,13 @@ def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
     return b.add(packet(b), value, axis=axis_of(dim, x.rank)) if x.rank else value
 
 
+@row("logcumsumexp")
+def _logcumsumexp(b: Importer, out: Any, x: Tensor, dim: int) -> Any:
+    if not x.is_float:
+        raise Unsupported("not floating point")  # PyTorch says so
+    return b.add("logcumsumexp", x.id, axis=axis_of(dim, x.rank)) if x.rank else x
+
+
 @row("cummax", "cummin")
 def _extremes(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
     """Of equal ones, the place of the last."""
@@ -326,15 +333,15 @@ def _max_pool_backward(
     b: Importer, out: Any, grad: Tensor, x: Tensor, kernel: Sequence[int], stride: Any,
     padding: Any, dilation: Any, ceil: bool, index: Tensor,
 ) -> int:  # fmt: skip
-    return _planes(b, "scatter_add", grad, index, x.shape, len(kernel))
+    return planes(b, "scatter_add", grad, index, x.shape, len(kernel))
 
 
 @row("max_unpool2d", "max_unpool3d")
 def _max_unpool(b: Importer, out: Any, x: Tensor, index: Tensor, *_: Any) -> int:
-    return _planes(b, "scatter", x, index, out.shape, 2 if packet(b) == "max_unpool2d" else 3)
+    return planes(b, "scatter", x, index, out.shape, 2 if packet(b) == "max_unpool2d" else 3)
 
 
-def _planes(
+def planes(
     b: Importer, op: str, x: Tensor, index: Tensor, sizes: Sequence[Any], spatial: int
 ) -> int:
     """Elements of x at their places within zeros of `sizes`, counted over the last dims."""

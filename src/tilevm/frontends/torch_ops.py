@@ -631,9 +631,12 @@ def _softmax(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> i
 
 @row("_softmax", "_log_softmax")
 def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool) -> int:
-    if not x.rank or half_to_float:
-        raise Unsupported("a scalar, or half_to_float")
-    return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
+    if half_to_float:
+        raise Unsupported("half_to_float")
+    if x.rank:
+        return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
+    row_of_one = b.add("reshape", x.id, shape=[1])
+    return b.add("reshape", b.add(packet(b)[1:], row_of_one, axis=0), shape=[])
 
 
 def affine(b: Importer, x: int, weight: Tensor | None, bias: Tensor | None) -> int:

@@ -306,14 +306,22 @@ def _wanted(b: Importer, x: Any, line: Tensor) -> Tensor:
     return Tensor(b.cast(b.number(x), line.dtype), line.fake.new_empty([]))
 
 
+@row("repeat_interleave.Tensor")
+def _repetitions(b: Importer, out: Any, times: Tensor, size: Any) -> int:
+    """The place of each element, as often as `times` says."""
+    return _which(b, times, times.shape[0], size)
+
+
 @row("repeat_interleave.self_Tensor")
-def _repeated(
-    b: Importer, out: Any, x: Tensor, times: Tensor, dim: int | None, size: Any
-) -> int:
-    """Each element as often as `times` says: the first whose repetitions end behind the place."""
+def _repeated(b: Importer, out: Any, x: Tensor, times: Tensor, dim: int | None, size: Any) -> int:
+    """Each element as often as `times` says."""
     whole = _row_of(b, x) if dim is None or not x.rank else x
     axis = 0 if whole is not x else axis_of(int(dim or 0), x.rank)
-    count = whole.shape[axis]
+    return b.add("take", whole.id, _which(b, times, whole.shape[axis], size), axis=axis)
+
+
+def _which(b: Importer, times: Tensor, count: Any, size: Any) -> int:
+    """int64, as many as all repetitions: the first of `count` whose own end behind the place."""
     b.at_least(count, 1)
     each = b.cast(times.id, torch.int64)
     if times.rank == 0 or b.size(times.shape[0]) != b.size(count):
@@ -327,8 +335,7 @@ def _repeated(
     most_of(b, b.cast(negative, torch.float64), 0, 0, message)
     wanted = count_of(b, total) if size is None else b.size(size)
     place = b.add("searchsorted", ends, b.add("iota", size=wanted), axis=0, right=True)
-    place = b.add("minimum", place, b.number(count - 1))  # where a check fails
-    return b.add("take", whole.id, place, axis=axis)
+    return b.add("minimum", place, b.number(count - 1))  # where a check fails
 
 
 @row("isin.Tensor_Tensor")

@@ -219,12 +219,12 @@ def _tensordot(b: Importer, out: Any, x: Tensor, y: Tensor, of_x: Any, of_y: Any
     ys = list(range(x.rank, x.rank + y.rank))
     gone: list[int] = []
     for i, j in zip(of_x, of_y, strict=True):
-        i, j = axis_of(i, x.rank), axis_of(j, y.rank)
+        one, other = axis_of(i, x.rank), axis_of(j, y.rank)
         # Where one of them has a size of 1, the other is summed by itself.
-        if (b.size(x.shape[i]) == 1) == (b.size(y.shape[j]) == 1):
-            ys[j] = i
+        if (b.size(x.shape[one]) == 1) == (b.size(y.shape[other]) == 1):
+            ys[other] = one
         else:
-            gone += [xs[i], ys[j]]
+            gone += [xs[one], ys[other]]
     gone += [label for label in xs if label in ys]
     return _contraction(b, x, xs, y, ys, [label for label in [*xs, *ys] if label not in gone])
 

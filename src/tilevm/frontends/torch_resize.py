@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_ops import Tensor, Unsupported, is_number, is_small, row
-from tilevm.frontends.torch_windows import ROWS
+from tilevm.frontends.torch_window_gradients import ROWS
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -271,11 +271,11 @@ def _antialiased(b: Importer, out: Any, x: Tensor, size: Any, corners: bool, *sc
         if corners and is_number(wanted) and wanted < 2:
             raise Unsupported("corners of one pixel")
         b.at_least(wanted, 1 + edge)
-        scale = None if corners else scale
-        reach = _ratio(b, pixels - edge, wanted - edge, scale)
+        given = None if corners else scale
+        reach = _ratio(b, pixels - edge, wanted - edge, given)
         if reach > _RATIOS[-1]:
             raise Unsupported("a much smaller image")
-        step = n.do("maximum", _step(n, pixels - edge, wanted - edge, scale), 0.0)
+        step = n.do("maximum", _step(n, pixels - edge, wanted - edge, given), 0.0)
         support = n.do("maximum", step, 1.0)
         center = n.do("mul", n.do("add", _steps(n, wanted), 0.5), step)
         first = n.do("trunc", n.do("add", n.do("sub", center, support), 0.5))

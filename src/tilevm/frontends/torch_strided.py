@@ -275,10 +275,12 @@ def _unfold(b: Importer, out: Any, x: Tensor, dim: int, size: Any, step: Any) ->
         part = b.add("slice", x.id, axis=axis, start=0, stop=stop, step=1)
         sizes = [*x.shape[:axis], count, size, *x.shape[axis + 1 :]]
         value = b.add("reshape", part, shape=b.shape(sizes))
-    elif packet(b) == "unfold":
-        if not _is_unread(b, out):
-            raise Unsupported("windows that overlap, or have gaps")
+    elif packet(b) == "unfold" and _is_unread(b, out):
         return filled(b, 0, out.dtype, out.shape)
+    elif packet(b) == "unfold" and (
+        b.is_given(out) or not is_small(b, out.numel(), _MOST_GATHERED)
+    ):
+        raise Unsupported("windows that overlap, or have gaps")
     else:
         first = b.add("iota", size=b.size(count), step=b.size(step))
         place = b.add("add", b.add("unsqueeze", first, axis=1), b.add("iota", size=b.size(size)))

@@ -42,6 +42,22 @@ def _expand(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
     return b.add("expand", x.id, shape=b.shape(out.shape))
 
 
+@row("sum_to_size")
+def _sum_to_size(b: Importer, out: Any, x: Tensor, sizes: Any) -> Any:
+    """What broadcasting to the sizes of x would repeat is summed."""
+    first = x.rank - out.dim()
+    axes = list(range(first))
+    for axis, size in enumerate(out.shape, first):
+        if b.size(size) != b.size(x.shape[axis]):
+            if b.size(size) != 1:
+                raise Unsupported("sizes that may be equal")
+            axes.append(axis)
+    if not axes:
+        return x
+    value = b.add("sum", x.id, axes=axes, keepdims=True)
+    return b.add("squeeze", value, axes=list(range(first))) if first else value
+
+
 def _swapped(b: Importer, x: Tensor, i: int, j: int) -> int:
     axes = list(range(x.rank))
     if x.rank:
@@ -400,15 +416,13 @@ def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -
     return b.add("take", value, position, axis=first)
 
 
-def together(
-    b: Importer, x: Tensor, axes: Sequence[int]
-) -> tuple[Tensor, Sequence[int], Sequence[int]]:
-    """x with these axes first, unless they are neighbours; where they are then, and the order."""
+def together(b: Importer, x: Tensor, axes: list[int]) -> tuple[Tensor, list[int], list[int]]:
+    """X with these axes first, unless they are neighbours; where they are then, and the order."""
     if not axes or axes[-1] - axes[0] < len(axes):
-        return x, axes, range(x.rank)
+        return x, axes, list(range(x.rank))
     order = [*axes, *(a for a in range(x.rank) if a not in axes)]
     turned = Tensor(b.add("permute", x.id, axes=order), x.fake.permute(order))
-    return turned, range(len(axes)), order
+    return turned, list(range(len(axes))), order
 
 
 def place_of(b: Importer, index: Tensor, size: Any) -> int:
@@ -477,7 +491,8 @@ def _filled(b: Importer, out: Any, value: Any) -> int:
     return filled(b, value, out.dtype, out.shape)
 
 
-@row("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "zero")
+@row("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "zero",
+     "empty_strided", "new_empty_strided")  # fmt: skip
 def _zeros(b: Importer, out: Any, *_: Any) -> int:
     return _filled(b, out, 0)
 
@@ -514,7 +529,10 @@ def _range(b: Importer, out: Any, start: Any, step: Any) -> int:
     if isinstance(step, float) and step.is_integer():
         step = int(step)
     if any(isinstance(n, float | torch.SymFloat) for n in (start, step)):
-        raise Unsupported("steps that are not integers")
+        if not out.dtype.is_floating_point:
+            raise Unsupported("steps that are not integers")
+        places = b.cast(b.add("iota", size=b.size(out.shape[0])), torch.float64)
+        return b.add("add", b.add("mul", places, b.number(step)), b.number(start))
     value = b.add("iota", size=b.size(out.shape[0]), start=b.size(start), step=b.size(step))
     if is_number(start) and start == 0 and is_number(step) and step == 1:
         b.iotas[value] = out.shape[0], 0

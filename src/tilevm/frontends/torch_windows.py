@@ -23,7 +23,7 @@ _MOST = 32  # elements of a window: each is a load of its kernel
 # Padding -----------------------------------------------------------------------------------------
 
 
-def _widths(rank: int, pad: Sequence[Any]) -> list[tuple[Any, Any]]:
+def widths_of(rank: int, pad: Sequence[Any]) -> list[tuple[Any, Any]]:
     """By axis; the list has the last axis first."""
     pairs = [(pad[2 * i], pad[2 * i + 1]) for i in range(len(pad) // 2)]
     return [(0, 0)] * (rank - len(pairs)) + pairs[::-1]
@@ -35,7 +35,7 @@ def _is_wide(n: Any) -> bool:
 
 @row("constant_pad_nd")
 def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
-    widths = _widths(x.rank, pad)
+    widths = widths_of(x.rank, pad)
     value = fitting(value, x.dtype)
     if all(_is_wide(n) for pair in widths for n in pair) and is_number(value):
         low, high = ([pair[i] for pair in widths] for i in (0, 1))
@@ -47,17 +47,17 @@ def _pad(b: Importer, out: Any, x: Tensor, pad: Any, value: Any) -> int:
 def _pad_mode(b: Importer, out: Any, x: Tensor, pad: Any, mode: str, value: Any) -> Any:
     if mode == "constant":
         return _pad(b, out, x, pad, 0 if value is None else value)
-    return _padded(b, out, x, _widths(x.rank, pad), mode, 0)
+    return _padded(b, out, x, widths_of(x.rank, pad), mode, 0)
 
 
 @row("reflection_pad1d", "reflection_pad2d", "reflection_pad3d")
 def _reflect(b: Importer, out: Any, x: Tensor, pad: Any) -> int:
-    return _padded(b, out, x, _widths(x.rank, pad), "reflect", 0)
+    return _padded(b, out, x, widths_of(x.rank, pad), "reflect", 0)
 
 
 @row("replication_pad1d", "replication_pad2d", "replication_pad3d")
 def _replicate(b: Importer, out: Any, x: Tensor, pad: Any) -> int:
-    return _padded(b, out, x, _widths(x.rank, pad), "replicate", 0)
+    return _padded(b, out, x, widths_of(x.rank, pad), "replicate", 0)
 
 
 def _padded(
@@ -104,7 +104,7 @@ def _padded(
 def _cut(
     b: Importer, x: Tensor, widths: Sequence[tuple[Any, Any]]
 ) -> tuple[Tensor, list[tuple[Any, Any]]]:
-    """x without what negative widths take away, and the others."""
+    """X without what negative widths take away, and the others."""
     value, fake, rest = x.id, x.fake, []
     for axis, pair in enumerate(widths):
         low, high = (-min(n, 0) if is_number(n) else 0 for n in pair)
@@ -146,7 +146,7 @@ def _margins(
 
 
 @dataclass(frozen=True)
-class _Axis:
+class Axis:
     """How windows lie along an axis of the input: `out` of them, of `kernel` elements."""
 
     axis: int
@@ -165,7 +165,7 @@ class _Axis:
         return b.add("reshape", at, shape=b.shape(shape))
 
 
-def _axes(
+def axes_of_windows(
     b: Importer,
     x: Tensor,
     out: torch.Tensor,
@@ -173,7 +173,7 @@ def _axes(
     stride: Any,
     padding: Any,
     dilation: Any = 1,
-) -> list[_Axis]:
+) -> list[Axis]:
     kernel, stride, padding, dilation = fixed(b, [kernel, stride, padding, dilation])
     count = len(kernel) if isinstance(kernel, list | tuple) else 1
 
@@ -186,12 +186,12 @@ def _axes(
         raise Unsupported("windows that are not known")
     first = x.rank - count
     return [
-        _Axis(first + i, x.shape[first + i], out.shape[first + i], *(part[i] for part in sizes))
+        Axis(first + i, x.shape[first + i], out.shape[first + i], *(part[i] for part in sizes))
         for i in range(count)
     ]
 
 
-def _spread(b: Importer, x: Tensor, axes: Sequence[_Axis], ceil: bool, value: Any) -> int:
+def _spread(b: Importer, x: Tensor, axes: Sequence[Axis], ceil: bool, value: Any) -> int:
     """The input with all that windows reach."""
     low, high = [0] * x.rank, [0] * x.rank
     for a in axes:
@@ -201,7 +201,7 @@ def _spread(b: Importer, x: Tensor, axes: Sequence[_Axis], ceil: bool, value: An
     return b.add("pad", x.id, low=low, high=high, value=value)
 
 
-def _element(b: Importer, x: int, axes: Sequence[_Axis], place: Sequence[int]) -> int:
+def _element(b: Importer, x: int, axes: Sequence[Axis], place: Sequence[int]) -> int:
     """Element `place` of every window."""
     for a, i in zip(axes, place, strict=True):
         start = i * a.dilation
@@ -210,7 +210,7 @@ def _element(b: Importer, x: int, axes: Sequence[_Axis], place: Sequence[int]) -
     return x
 
 
-def _places(axes: Sequence[_Axis]) -> list[tuple[int, ...]]:
+def _places(axes: Sequence[Axis]) -> list[tuple[int, ...]]:
     if math.prod(a.kernel for a in axes) > _MOST:
         raise Unsupported("windows of many elements")
     return list(product(*(range(a.kernel) for a in axes)))
@@ -221,7 +221,7 @@ def _max_pool(
     b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any,
     ceil: bool,
 ) -> int:  # fmt: skip
-    axes = _axes(b, x, out, kernel, stride, padding, dilation)
+    axes = axes_of_windows(b, x, out, kernel, stride, padding, dilation)
     padded = _spread(b, x, axes, ceil, _least(x))
     value = -1
     for place in _places(axes):
@@ -242,7 +242,7 @@ def _max_pool_with_indices(
     """The index counts over all windowed axes; of equal elements the first, of NaNs the last."""
     if not b.used(1):
         return _max_pool(b, out[0], x, kernel, stride, padding, dilation, ceil), None
-    axes = _axes(b, x, out[0], kernel, stride, padding, dilation)
+    axes = axes_of_windows(b, x, out[0], kernel, stride, padding, dilation)
     padded = _spread(b, x, axes, ceil, _least(x))
     firsts = [a.first(b, x.rank) for a in axes]
     value = index = -1
@@ -274,7 +274,7 @@ def _avg_pool(
     b: Importer, out: Any, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool,
     count_padding: bool, divisor: Any = None,
 ) -> int:  # fmt: skip
-    axes = _axes(b, x, out, kernel, stride, padding)
+    axes = axes_of_windows(b, x, out, kernel, stride, padding)
     if not x.is_float or not (divisor is None or is_number(divisor)):
         raise Unsupported("integers, or a divisor that is not known")
     padded = _spread(b, x, axes, ceil, 0)
@@ -282,6 +282,14 @@ def _avg_pool(
     for place in _places(axes):
         element = _element(b, padded, axes, place)
         total = element if total < 0 else b.add("add", total, element)
+    return over_counts(b, total, axes, x, ceil, count_padding, divisor)
+
+
+def over_counts(
+    b: Importer, total: int, axes: Sequence[Axis], x: Tensor, ceil: bool, count_padding: bool,
+    divisor: float | None,
+) -> int:  # fmt: skip
+    """What is one number a window of x, over how many elements the window has."""
     if divisor is not None:
         return b.add("div", total, b.number(divisor))
     whole = not any(a.padding for a in axes) or count_padding
@@ -301,7 +309,7 @@ _MOST_PARTS = 16  # of an axis, each a kernel
 
 
 @dataclass(frozen=True)
-class _Parts:
+class Parts:
     """Windows that an adaptive pool cuts an axis into: `parts` of about the same size."""
 
     axis: int
@@ -323,15 +331,15 @@ class _Parts:
         return values[0] if len(values) == 1 else b.add("concat", *values, axis=self.axis)
 
 
-def _wanted(b: Importer, sizes: Any) -> list[Any]:
+def wanted_of(b: Importer, sizes: Any) -> list[Any]:
     """How many windows on each axis. Ints among the arguments are fixed to their value."""
     given: list[Any] = fixed(b, list(sizes) if isinstance(sizes, list | tuple) else [sizes])
     return given
 
 
-def _parts(b: Importer, x: Tensor, sizes: Any) -> list[_Parts]:
+def _parts(b: Importer, x: Tensor, sizes: Any) -> list[Parts]:
     """Of the last axes, but for those that stay as they are."""
-    wanted = _wanted(b, sizes)
+    wanted = wanted_of(b, sizes)
     first = x.rank - len(wanted)
     found = []
     for axis, parts in enumerate(wanted, first):
@@ -343,7 +351,7 @@ def _parts(b: Importer, x: Tensor, sizes: Any) -> list[_Parts]:
         if is_number(size) and size == 0:
             raise Unsupported("no elements")
         b.at_least(size, 1)
-        found.append(_Parts(axis, size, parts))
+        found.append(Parts(axis, size, parts))
     return found
 
 
@@ -351,7 +359,7 @@ def _parts(b: Importer, x: Tensor, sizes: Any) -> list[_Parts]:
      "_adaptive_avg_pool3d")  # fmt: skip
 def _adaptive_avg_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> int:
     """Means of everything, of equal parts, or of windows, an axis after the other."""
-    wanted = _wanted(b, sizes)
+    wanted = wanted_of(b, sizes)
     first = x.rank - len(wanted)
     split = list(x.shape[:first])
     folded = []
@@ -370,7 +378,7 @@ def _adaptive_avg_pool(b: Importer, out: Any, x: Tensor, sizes: Any) -> int:
     return b.add("mean", parted, axes=folded, keepdims=False)
 
 
-def _adaptive_means(b: Importer, x: Tensor, axes: Sequence[_Parts]) -> int:
+def _adaptive_means(b: Importer, x: Tensor, axes: Sequence[Parts]) -> int:
     narrow = x.dtype in (torch.bfloat16, torch.float16)
     value = b.cast(x.id, torch.float32 if narrow else x.dtype)  # between axes, too
     for a in axes:
@@ -452,7 +460,7 @@ def _im2col(
     )  # fmt: skip
     first = x.rank - 2
     axes = [
-        _Axis(first + i, x.shape[first + i], n, kernel[i], stride[i], padding[i], dilation[i])
+        Axis(first + i, x.shape[first + i], n, kernel[i], stride[i], padding[i], dilation[i])
         for i, n in enumerate((high, wide))
     ]
     padded = _spread(b, x, axes, False, 0)

@@ -73,6 +73,7 @@ RULES = {
     "take": "dtype of x, the axis replaced by the shape of y; y is an integer",
     "scan": "as x (integers and bool: int64)",
     "scan_same": "as x; not bool",
+    "scan_float": "as x (integers and bools: float32)",
     "scatter": "as x; y is an integer; z is of x's dtype and y's shape",
     "scatter_number": "as x, not bool; y is an integer; z is of x's dtype and y's shape",
     "argsort": "int64, shape of x",

@@ -460,6 +460,7 @@ OPS: tuple[Op, ...] = (
     Op("cumprod", Class.LOOP, 1, "scan", _scan(np.multiply), "products of x[0], x[0:2], ... along an axis; integers and bools to int64", (_AXIS,)),
     Op("cummax", Class.LOOP, 1, "scan_same", _scan(np.maximum), "maxima of x[0], x[0:2], ... along an axis; NaN stays", (_AXIS,)),
     Op("cummin", Class.LOOP, 1, "scan_same", _scan(np.minimum), "minima of x[0], x[0:2], ... along an axis; NaN stays", (_AXIS,)),
+    Op("logcumsumexp", Class.LOOP, 1, "scan_float", _scan(np.logaddexp), "log of the sums of e^x[0], e^x[0:2], ... along an axis; NaN stays", (_AXIS,)),
     Op("scatter", Class.LOOP, 3, "scatter", _scatter(None), "x, with z[..., i, ...] in place of element y[..., i, ...] on the axis; of several, the last in row-major order", (_AXIS,)),
     Op("scatter_add", Class.LOOP, 3, "scatter_number", _scatter(np.add), "as scatter, adding", (_AXIS,)),
     Op("scatter_mul", Class.LOOP, 3, "scatter_number", _scatter(np.multiply), "as scatter, multiplying", (_AXIS,)),

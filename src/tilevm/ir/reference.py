@@ -24,7 +24,7 @@ from tilevm.runtime import program as runtime
 _AS_RESULT = frozenset(  # converted to the result's dtype
     "same same_number same_integer float_unary promote promote_number promote_float "
     "promote_integer promote_shift reduce_sum reduce_same reduce_float float_axis float_axes "
-    "concat scan scan_same matmul conv conv_windows".split()
+    "concat scan scan_same scan_float matmul conv conv_windows".split()
 )
 _ROUNDED = frozenset(  # rounded to their common dtype
     "compare logical predicate round_unary reduce_bool reduce_index argsort argtopk search".split()
