@@ -100,6 +100,103 @@ def test_modules_in_containers_and_objects(where: str) -> None:
         same(compiled, fn, x)
 
 
+def captures() -> int:
+    count: int = tilevm.stats()["captures"]
+    return count
+
+
+class Tied(nn.Module):
+    """Two layers of one weight, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.other.weight = self.one.weight
+        self.register_buffer("scale", torch.rand(4))
+
+    def forward(self, x: Any) -> Any:
+        return self.other(self.one(x)) * self.scale
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_other_parameters_of_the_same_types_take_their_place(grad: bool) -> None:
+    torch.manual_seed(0)
+    module = Tied().requires_grad_(grad)
+    compiled = tilevm.compile(module)
+    x = torch.randn(3, 4)
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            same(compiled, module, x)
+        before = captures()
+        for _ in range(3):
+            module.one.weight = nn.Parameter(torch.randn(4, 4), grad)
+            module.other.weight = module.one.weight
+            module.one.bias = nn.Parameter(torch.randn(4), grad)
+            module.scale = torch.rand(4)
+            for rows in (3, 5):
+                same(compiled, module, torch.randn(rows, 4))
+        module.load_state_dict(Tied().state_dict(), assign=True)
+        module.requires_grad_(grad)
+        same(compiled, module, x)
+        if not grad:
+            # `assign` has torn the two apart.
+            assert captures() == before + (module.one.weight is not module.other.weight)
+
+
+def test_other_parameters_of_other_types_are_captured() -> None:
+    module = Tied().requires_grad_(False)
+    compiled = tilevm.compile(module)
+    x = torch.randn(3, 4)
+    same(compiled, module, x)
+    changes: tuple[Callable[[], None], ...] = (
+        lambda: setattr(module.one, "weight", nn.Parameter(torch.randn(4, 4), False)),  # untied
+        lambda: setattr(module, "scale", torch.rand(3, 4)),
+        lambda: setattr(module, "scale", torch.rand(3, 4).double()),
+        lambda: setattr(module, "scale", torch.rand(4, 3, dtype=torch.float64).t()),
+        lambda: setattr(module, "scale", torch.rand(4, 1)[:, 0]),
+        lambda: setattr(module.one, "bias", None),
+        lambda: setattr(module.one, "bias", nn.Parameter(torch.randn(4), False)),
+    )
+    for change in changes:
+        before = captures()
+        change()
+        for _ in range(2):
+            same(compiled, module, x)
+        assert captures() == before + 1
+
+
+def test_frozen_parameters_that_are_replaced() -> None:
+    module = Tied().requires_grad_(False)
+    compiled = tilevm.compile(module, freeze=True)
+    x = torch.randn(3, 4)
+    for _ in range(3):
+        module.other.weight = module.one.weight = nn.Parameter(torch.randn(4, 4), False)
+        for _ in range(3):
+            same(compiled, module, x)
+
+
+def test_a_replaced_buffer_that_is_written() -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(4))
+
+        def forward(self, x: Any) -> Any:
+            self.seen: Any
+            self.seen += x.sum(0)
+            return x + self.seen
+
+    module, reference = Counts(), Counts()
+    compiled = tilevm.compile(module)
+    for _ in range(4):
+        module.seen = torch.rand(4)
+        reference.seen = module.seen.clone()
+        for _ in range(3):
+            x = torch.randn(3, 4)
+            torch.testing.assert_close(compiled(x), reference(x))
+            torch.testing.assert_close(module.seen, reference.seen)
+
+
 def test_modes_of_modules_in_objects() -> None:
     own = Holder()
     compiled = tilevm.compile(own.run)

@@ -23,7 +23,9 @@ _FLAGLESS = {
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
-_SLOTS = ("_parameters", "_buffers", "_modules", *_HOOKS)
+_TENSORS = ("_parameters", "_buffers")
+_SLOTS = (*_TENSORS, "_modules", *_HOOKS)
+_ABSENT = object()
 
 
 class State:
@@ -36,25 +38,22 @@ class State:
         self._around = Surroundings(fn)
         self.modules = self._around.modules
         modules = list(dict.fromkeys(m for root in self.modules.values() for m in root.modules()))
-        parameters = [p for m in modules for p in m._parameters.values() if p is not None]
         of_all = [getattr(nn_module, f"_global{name}") for name in _HOOKS]
         held = [d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None]
-        whole: list[Any] = [*of_all, *held]
+        self._whole: list[Any] = [*of_all, *held]
+        self._of_tensors = [d for m in modules for slot in _TENSORS if (d := vars(m).get(slot))]
         # In order: which hook, of which module.
         self.hooks = [
             (d, hook)
             for d in (*of_all, *(vars(m).get(name) for m in modules for name in _HOOKS))
             for hook in (d or {}).values()
         ]
-        flags: list[tuple[dict[str, Any], list[Any]]] = [
+        self._flags: list[tuple[dict[str, Any], list[Any]]] = [
             # Somebody may put another `forward` there.
             (vars(m), ["forward"] if type(m) in _FLAGLESS else ["training", "forward"])
             for m in modules
         ]
-        self._structure = Watch(whole, flags, [])
-        self.watch = Watch(
-            [*whole, *self._around.whole()], [*flags, *self._around.flags()], parameters
-        )
+        self._look()
         of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
         own = [vars(m).get(name) for m in modules for name in _BACKWARD_HOOKS]
         # What calls with gradients depend on besides.
@@ -80,15 +79,67 @@ class State:
 
     @property
     def tensors(self) -> dict[tuple[int, Any], torch.Tensor]:
-        """Tensors of the surroundings, by where they are."""
-        return self._around.tensors
+        """Tensors of modules and of the surroundings, by where they are."""
+        held = {
+            (id(d), name): value
+            for d in self._of_tensors
+            for name, value in d.items()
+            if value is not None
+        }
+        return {**held, **self._around.tensors}
+
+    def _look(self) -> None:
+        """Remember modules as they are."""
+        self._seen = self._contents()
+        tensors = [t for d in self._of_tensors for t in d.values() if t is not None]
+        around = self._around
+        self._structure = Watch(self._whole, self._flags, [])
+        self.watch = Watch(
+            [*self._whole, *around.whole()], [*self._flags, *around.flags()], tensors
+        )
+
+    def _contents(self) -> list[dict[Any, Any]]:
+        """What the modules' dictionaries hold."""
+        flags = ({key: d.get(key, _ABSENT) for key in keys} for d, keys in self._flags)
+        return [*map(dict, self._whole), *flags]
+
+    def _has_others(self) -> bool:
+        """Whether modules differ in nothing but tensors, which are of the same types."""
+        return all(
+            list(before) == list(now) and all(map(_alike, before.values(), now.values()))
+            for before, now in zip(self._seen, self._contents(), strict=True)
+        )
 
     def update(self) -> bool:
-        """Take what the surroundings are now. False: they, or modules, are other objects."""
+        """Take what the surroundings are now, and other parameters and buffers of the same types.
+        False: the surroundings, or modules, are other objects.
+        """
+        changed = []
         if not self._structure.same():
-            return False
-        known = self._around.update(self.watch.update())
+            if not self._has_others():
+                return False
+            changed = self.watch.update()
+            self.updates += 1
+            self._look()
+        known = self._around.update([*changed, *self.watch.update()])
         self.updates += self._around.differs
         self.changed = self._around.changed
         self.replaced = not known
         return known
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether b is a, or a tensor in whose place a program may be given it."""
+    if a is b:
+        return True
+    tensors = isinstance(a, torch.Tensor) and type(a) is type(b)
+    return tensors and _type_of(a) == _type_of(b)
+
+
+def _type_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided:
+        return (object(),)
+    return (
+        tensor.dtype, tensor.shape, tensor.stride(), tensor.requires_grad, tensor.device,
+        tensor.is_conj(), tensor.is_neg(), tensor.is_inference(),
+    )  # fmt: skip
