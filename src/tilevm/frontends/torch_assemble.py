@@ -210,6 +210,7 @@ def assemble(
         given.values,
         knobs,
         own_guards=plan.unify,
+        arguments=given.places,
         facts={
             (place, axis): dim
             for place, index in given.places.items()

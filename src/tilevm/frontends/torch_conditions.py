@@ -118,6 +118,12 @@ def conditions_of(
                     for name in (f"l[{index}]", torch_tree.leaf_name(call.tree, index))
                 )
                 found.setdefault(source, Condition(source, text))
+    for place in sorted(captured.imported.from_start):
+        source, text = (
+            f"{name}.storage_offset() == 0"
+            for name in (f"l[{places[place]}]", torch_tree.leaf_name(call.tree, places[place]))
+        )
+        found.setdefault(source, Condition(source, text))
     for expr in sizes.guards():
         add(expr)
     for expr, factor in sizes.divides:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +108,8 @@ class Importer:
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
         self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
         self.makes_views = False  # results that share memory with an input: the program has them
-        self.given: set[int] = set()  # the memory of all inputs
+        self.arguments_of_calls: Collection[int] = ()  # inputs of which guards may ask anything
+        self.given: dict[int, int] = {}  # the memory of all inputs, and whose it is
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
@@ -208,7 +209,18 @@ class Importer:
 
     def is_given(self, value: torch.Tensor) -> bool:
         """Whether a tensor shares memory with an input."""
-        return not self.given.isdisjoint(storages(value))
+        return any(memory in self.given for memory in storages(value))
+
+    def begin(self, value: torch.Tensor) -> None:
+        """Record that the graph is right only if the tensor's memory begins where it does.
+
+        Raises: Unsupported, if nobody would check that of an input.
+        """
+        offset = value.storage_offset()
+        places = {self.given[memory] for memory in storages(value) if memory in self.given}
+        if not isinstance(offset, int) or offset or not places <= set(self.arguments_of_calls):
+            raise Unsupported("a part of memory")
+        self.result.from_start |= places
 
     def not_one(self, size: Any) -> None:
         """Record that the graph is right only if `size` is not 1."""
@@ -299,7 +311,7 @@ class Importer:
             else:
                 continue
             result.memory[0].append(memory_of(value, node))
-            self.given.update(storages(value))
+            self.given.update(dict.fromkeys(storages(value), place))
             result.input_names.append(node.name)
             result.passed.append(place)
 

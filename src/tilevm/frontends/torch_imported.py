@@ -67,6 +67,7 @@ class Imported:
     input_names: list[str] = field(default_factory=list)
     passed: list[int] = field(default_factory=list)  # which inputs of the graph the program has
     assumed: list[tuple[Any, str]] = field(default_factory=list)  # expression, test: (s, "!= 1")
+    from_start: set[int] = field(default_factory=set)  # inputs that begin where their memory does
     draws: bool = False  # whether it draws random numbers
     brings: bool = False  # whether data bring sizes
     pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data

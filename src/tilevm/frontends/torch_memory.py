@@ -26,6 +26,13 @@ class Mutates(Refused):
 
 
 @dataclass(frozen=True)
+class Given:
+    """An input, among the arguments of what makes a view of another."""
+
+    source: int  # its index
+
+
+@dataclass(frozen=True)
 class View:
     """An output that shares memory with an input in eager code: operators to apply to the input."""
 
@@ -288,9 +295,13 @@ def view_of(
             same = _same_storage(node.meta.get("val"), source.meta.get("val"))
             if not (same and may_alias(node)):
                 return None
-            if _like(node.args[1:]):  # view_as, expand_as, type_as, ...: another tensor's shape
+            start = node.args[2] if str(target) == "aten.narrow.Tensor" else None
+            if isinstance(start, torch.fx.Node) and start in places:
+                dim, _, length = _concrete(node.args[1:])
+                steps.append((target, (dim, Given(places[start]), length), {}))
+            elif _like(node.args[1:]):  # view_as, expand_as, ...: another tensor's shape
                 if not target._schema.name.endswith("_as"):
-                    return None  # a tensor's elements, as of tensor_split and narrow
+                    return None  # a tensor's elements, as of tensor_split
                 viewed = "expand" if target._schema.name == "aten::expand_as" else "view"
                 shape = list(node.meta["val"].shape)
                 steps.append((getattr(torch.ops.aten, viewed).default, (shape,), {}))

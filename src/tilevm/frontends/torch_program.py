@@ -25,7 +25,7 @@ from tilevm.frontends import (
 )
 from tilevm.frontends.torch_import import LIBRARY, Importer, Unify, place_of
 from tilevm.frontends.torch_imported import FloatInput, Imported
-from tilevm.frontends.torch_memory import Mutates, Refused, View
+from tilevm.frontends.torch_memory import Given, Mutates, Refused, View
 from tilevm.frontends.torch_sizes import MODULES, Sizes, Untranslatable
 from tilevm.ir.types import Dim
 from tilevm.runtime import measured
@@ -65,6 +65,7 @@ def build(
     *,
     views: bool = True,
     own_guards: bool = False,
+    arguments: Collection[int] = (),
     facts: Mapping[tuple[int, int], Dim] | None = None,
     frozen: Collection[int] | None = None,
     writes: Mapping[int, int] | None = None,
@@ -76,7 +77,8 @@ def build(
 
     views: outputs that share memory with an input in eager code do so. own_guards: the caller
     checks `imported.assumed` and that inputs with one symbol agree; otherwise ShapeEnv's guards
-    are what is checked. facts: what the caller promises of (input, axis).
+    are what is checked. arguments: inputs of which the caller can check anything. facts: what the
+    caller promises of (input, axis).
     frozen: inputs whose elements do not change, if constants of the graph do not either.
     writes: results, by index, that the executable may write to an input, which they then are: see
     `imported.written`. apart: calls where such an input shares memory with another are refused.
@@ -105,6 +107,7 @@ def build(
             sizes = Sizes(inputs, environment, unified, facts)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.makes_views = not views
+            importer.arguments_of_calls = arguments
             importer.unchanged = {
                 *(placeholders[place] for place in frozen or ()),
                 *([] if frozen is None else constants),
@@ -281,6 +284,8 @@ def _around(
             return source(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(constant(v) for v in value)}]"
+        if isinstance(value, Given):
+            return f"a{value.source}"
         name = f"k{len(constants)}"
         constants[name] = value
         return name

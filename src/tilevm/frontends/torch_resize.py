@@ -233,7 +233,7 @@ def _upsample_nearest_exact(b: Importer, out: Any, x: Tensor, size: Any, *scales
     return _nearest(b, out, x, scales, True)
 
 
-_RATIOS = (1, 2, 4, 8)  # of a size to the result's, which taps are for
+_RATIOS = (1, 2, 4, 8, 12)  # of a size to the result's, which taps are for
 
 
 def _ratio(b: Importer, size: Any, out: Any, scale: Any) -> int:

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_data import count_of, most_of
-from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, is_small, row
+from tilevm.frontends.torch_ops import (
+    Tensor,
+    Unsupported,
+    axis_of,
+    fixed,
+    is_number,
+    is_small,
+    row,
+)
 from tilevm.frontends.torch_polynomials import ROWS
 from tilevm.frontends.torch_views import filled
 
@@ -159,18 +167,14 @@ def _runs(b: Importer, out: Any, x: Tensor, line: int, size: Any, order: int | N
     chosen = _Chosen(b, begins, size)
     value = chosen.put(line, str(x.dtype)[6:])
     run = b.add("sub", chosen.rank, b.number(1))
-    inverse = counts = None
+    inverse = None
     if b.used(1):
         inverse = run
         if order is not None:
             start = b.add("full", shape=[b.size(size)], value=0, dtype="int64")
             inverse = b.add("scatter", start, order, run, axis=0)
         inverse = b.add("reshape", inverse, shape=b.shape(out[1].shape))
-    if b.used(2):
-        ones = b.add("full", shape=[b.size(size)], value=1, dtype="int64")
-        start = b.add("full", shape=[chosen.count], value=0, dtype="int64")
-        counts = b.add("scatter_add", start, run, ones, axis=0)
-    return value, inverse, counts
+    return value, inverse, _lengths(b, run, size, chosen)
 
 
 def _check_runs(b: Importer, x: Tensor, inverse: bool, counts: bool) -> Any:
@@ -194,12 +198,42 @@ def _unique(b: Importer, out: Any, x: Tensor, in_order: bool, inverse: bool, cou
 def _unique_consecutive(
     b: Importer, out: Any, x: Tensor, inverse: bool, counts: bool, dim: int | None
 ) -> Any:
-    if dim is not None and x.rank != 1:
-        raise Unsupported("slices that differ")
+    if dim is not None and x.rank > 1:
+        if b.size(x.shape[dim]) == 0:
+            return tuple(filled(b, 0, o.dtype, o.shape) for o in out)
+        return _runs_of_slices(b, x, axis_of(dim, x.rank), inverse, counts)
     size = _check_runs(b, x, inverse, counts)
     if not is_small(b, size, _MOST_IN_RUNS):
         raise Unsupported("many elements")  # two loops: PyTorch's one is quicker
     return _runs(b, out, x, _flat(b, x.id, size), size, None)
+
+
+def _runs_of_slices(b: Importer, x: Tensor, axis: int, inverse: bool, counts: bool) -> Any:
+    """As `_runs`, of what lies beside each other on an axis."""
+    for n in x.shape:
+        b.at_least(n, 1)
+    if not is_small(b, _check_runs(b, x, inverse, counts), _MOST_IN_RUNS):
+        raise Unsupported("many elements")
+    size = x.shape[axis]
+    place = b.add("iota", size=b.size(size))
+    before = b.add("maximum", b.add("sub", place, b.number(1)), b.number(0))
+    differs = b.add("ne", x.id, b.add("take", x.id, before, axis=axis))
+    others = [d for d in range(x.rank) if d != axis]
+    begins = b.add("any", differs, axes=others, keepdims=False)
+    begins = b.add("logical_or", begins, b.add("eq", place, b.number(0)))
+    chosen = _Chosen(b, begins, size)
+    run = b.add("sub", chosen.rank, b.number(1))
+    value = b.add("take", x.id, chosen.where(), axis=axis)
+    return value, run if b.used(1) else None, _lengths(b, run, size, chosen)
+
+
+def _lengths(b: Importer, run: int, size: Any, chosen: _Chosen) -> int | None:
+    """How many elements each run has, if that is used."""
+    if not b.used(2):
+        return None
+    ones = b.add("full", shape=[b.size(size)], value=1, dtype="int64")
+    start = b.add("full", shape=[chosen.count], value=0, dtype="int64")
+    return b.add("scatter_add", start, run, ones, axis=0)
 
 
 # Counts ------------------------------------------------------------------------------------------

@@ -188,7 +188,10 @@ _MOST_GATHERED = 1 << 12
 def _is_unread(b: Importer, out: Any) -> bool:
     """Whether the result is a view of an input that is returned: it is made around the program."""
     assert b.node is not None
-    only = all(user.op == "output" for user in b.node.users)
+    only = all(
+        user.op == "output" or not isinstance(user.meta.get("val"), torch.Tensor | tuple | list)
+        for user in b.node.users
+    )
     return only and not b.makes_views and b.is_given(out)
 
 
@@ -196,10 +199,7 @@ def _flat(b: Importer, x: Tensor) -> int:
     """All elements, as they lie in memory."""
     if not x.fake.is_contiguous():
         raise Refused("as_strided of a tensor that is not contiguous")
-    offset = x.fake.storage_offset()
-    # Where in its memory an argument begins, which is what strides count from, no guard says.
-    if b.is_given(x.fake) or not is_number(offset) or offset:
-        raise Unsupported("a part of memory")
+    b.begin(x.fake)  # which is where strides count from
     return b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
 
 
@@ -223,6 +223,13 @@ def _as_strided(
         raise Refused("as_strided of a tensor that is not contiguous")
     if not _is_unread(b, out):
         raise Unsupported("strides")
+    return filled(b, 0, out.dtype, out.shape)
+
+
+@row("narrow.Tensor")
+def _narrow_at(b: Importer, out: Any, x: Tensor, *_: Any) -> int:
+    if not _is_unread(b, out):
+        raise Unsupported("where it begins, data say")
     return filled(b, 0, out.dtype, out.shape)
 
 
