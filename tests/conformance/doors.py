@@ -23,6 +23,10 @@ Function = Callable[..., Any]
 _ENDS = {"end of the block", "before a product", "length"}
 
 
+def _memory(x: torch.Tensor) -> int:
+    return x.untyped_storage()._cdata if x.layout is torch.strided else id(x)
+
+
 class Door:
     """A way to run functions, and what it did in the last `watched` block."""
 
@@ -55,9 +59,12 @@ class Door:
         def recorded(*args: Any, **kwargs: Any) -> Any:
             with tilevm.fuse():
                 result = function(*args, **kwargs)
-                inputs = {id(x) for x in tensors_in((args, kwargs))}
-                made = [x for x in tensors_in(result) if id(x) not in inputs]
-                self._unrecorded = not all(map(pending, made))
+                inputs = tensors_in((args, kwargs))
+                known = {id(x) for x in inputs}
+                made = [x for x in tensors_in(result) if id(x) not in known]
+                there = [x for x in made if not pending(x)]
+                # A view of an argument is nothing that has to be computed.
+                self._unrecorded = not {_memory(x) for x in there} <= {_memory(x) for x in inputs}
                 return result
 
         return recorded

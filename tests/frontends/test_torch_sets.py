@@ -80,6 +80,19 @@ def test_unique(name: str, dtype: Any) -> None:
     assert not called_out()
 
 
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_runs_of_slices(dim: int) -> None:
+    tilevm.stats.reset()
+    given = {"return_inverse": True, "return_counts": True, "dim": dim}
+    compiled = tilevm.compile(lambda x: torch.unique_consecutive(x, **given))
+    for sizes in ((3, 4, 2), (6, 2, 3), (2, 9, 4)):
+        x = torch.randint(0, 2, sizes).float()
+        x = x.index_select(dim, torch.arange(sizes[dim]).div(2, rounding_mode="floor"))
+        for found, expected in zip(compiled(x), torch.unique_consecutive(x, **given), strict=True):
+            assert torch.equal(found, expected)
+    assert not called_out()
+
+
 def test_unique_of_what_is_no_number() -> None:
     x = torch.tensor([math.nan, 1.0, -0.0, math.inf, 0.0, math.nan, -math.inf, 1.0])
     found, expected = tilevm.compile(torch.unique)(x), torch.unique(x)

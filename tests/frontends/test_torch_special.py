@@ -119,6 +119,23 @@ def test_parts_are_written() -> None:
         )
     part = torch.randn(2, 3)
     check(lambda x, y: torch.as_strided_scatter(x * 2, y, (2, 3), (9, 2), 4), x, part)
+    check(lambda x, y: torch.as_strided_scatter(x, y, (2, 3), (9, 2), 4), x, part)
+    check(lambda x: torch.as_strided_copy(x, (2, 3), (9, 2), 4), x)
+
+
+def test_views_that_begin_where_data_say() -> None:
+    x = torch.randn(4, 9)
+    narrow = tilevm.compile(lambda x, start: x.narrow(1, start, 3))
+    tilevm.stats.reset()
+    for start in (0, 2, 6, -3):
+        place = torch.tensor(start)
+        part = narrow(x, place)
+        assert torch.equal(part, x.narrow(1, place, 3))
+        part.fill_(start)
+        assert torch.equal(part, x.narrow(1, place, 3))
+    with pytest.raises((IndexError, RuntimeError)):
+        narrow(x, torch.tensor(8))
+    assert not tilevm.stats()["callouts"]
 
 
 def test_windows_beside_each_other() -> None:

@@ -128,6 +128,7 @@ const std::map<std::string, Row>& coded_rows();
 const std::map<std::string, Row>& product_rows();
 const std::map<std::string, Row>& gather_rows();
 const std::map<std::string, Row>& loop_rows();
+const std::map<std::string, Row>& loss_rows();
 // Of operators that PyTorch makes of others above us: only functions of Python record them whole.
 const std::map<std::string, Row>& composite_rows();
 // All rows that the dispatcher has kernels for, with those that are text.

@@ -534,7 +534,8 @@ PyObject* py_install(PyObject*, PyObject* args) {
     });
     install_products();
     install_quick_views();
-    for (const auto* const part : {&coded_rows(), &product_rows(), &gather_rows(), &loop_rows()}) {
+    for (const auto* const part : {&coded_rows(), &product_rows(), &gather_rows(), &loop_rows(),
+                                   &loss_rows()}) {
       for (const auto& [name, row] : *part) install_row(name, row, Place::kNew);
     }
     for (const auto& [name, row] : view_rows()) install_row(name, row, Place::kView);

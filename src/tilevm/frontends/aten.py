@@ -33,7 +33,10 @@ BINARY = {
     "shift_right": "bitwise_right_shift __rshift__",
 }  # fmt: skip
 # Of those and of TEXT, what PyTorch has of floats alone.
-FLOATS = "silu hardsigmoid hardswish leaky_relu mish threshold addcdiv".split()
+FLOATS = (
+    "silu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "threshold", "addcdiv", "elu",
+    "softplus", "hardshrink", "softshrink",
+)  # fmt: skip
 OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
 
 # `p = mul y, z; r = add x, p`: the last name is the result; x, y, z, w are the arguments in the
@@ -51,6 +54,16 @@ TEXT = {
     "leaky_relu": "p = gt x, 0; n = mul x, y; r = where p, x, n",
     "mish": "e = exp x; l = log1p e; t = tanh l; r = mul x, t",
     "threshold": "p = le x, y; r = where p, z, x",
+    "elu": "i = scale x, w; e = expm1 i; a = scale e, y; n = scale a, z; p = scale x, z; "
+    "c = le x, 0; r = where c, n, p",
+    "softplus": "i = scale x, y; e = exp i; l = log1p e; d = div l, y; c = gt i, z; "
+    "r = where c, x, d",
+    "hardshrink": "a = abs x; c = le a, y; r = where c, 0, x",
+    "softshrink": "n = sub x, y; p = add x, y; m = neg p; c = gt x, y; d = gt m, 0; z = mul x, 0; "
+    "e = where d, p, z; r = where c, n, e",
+    "frac": "t = trunc x; r = sub x, t",
+    "fmax": "n = isnan y; m = maximum x, y; a = where n, x, m; k = isnan x; r = where k, y, a",
+    "fmin": "n = isnan y; m = minimum x, y; a = where n, x, m; k = isnan x; r = where k, y, a",
     "signbit": "s = copysign 1, x; r = lt s, 0",
     "addcmul": "p = mul y, z; q = scale p, w; r = add x, q",
     "addcdiv": "p = div y, z; q = scale p, w; r = add x, q",

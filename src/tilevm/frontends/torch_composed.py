@@ -23,12 +23,16 @@ def _check_all(condition: Tensor) -> None:
     torch._check(condition.logical_not().sum().item() == 0)  # type: ignore[no-untyped-call]
 
 
+def _is_integral(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
+
+
 def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
     """Of variables in rows."""
     weights = [w for w in (fweights, aweights) if w is not None]
     count = x.shape[-1] if x.dim() else 1
     fits = all(isinstance(w, Tensor) and w.dim() == 1 and w.shape[0] == count for w in weights)
-    kinds = (fweights is None or not fweights.is_floating_point()) and (
+    kinds = (fweights is None or _is_integral(fweights)) and (
         aweights is None or aweights.is_floating_point()
     )
     if not (fits and kinds) or x.dim() > 2 or not (x.is_floating_point() or x.is_complex()):
@@ -78,6 +82,7 @@ def gaussian_nll_loss(
     if isinstance(var, Tensor) and var.shape == x.shape[:-1]:
         var = var.unsqueeze(-1)
     alike = isinstance(var, Tensor) and var.dim() == x.dim() and var.shape[:-1] == x.shape[:-1]
+    alike = alike and var.dtype == x.dtype == target.dtype
     if not alike or var.shape[-1] not in (1, x.shape[-1]) or var.requires_grad:
         return _gaussian_nll_loss(x, target, var, full=full, eps=eps, reduction=reduction)
     _check_all((var < 0).logical_not())

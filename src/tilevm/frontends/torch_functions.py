@@ -133,19 +133,6 @@ def _hypot(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     return b.add("where", infinite, b.number(math.inf), value)
 
 
-@row("fmax", "fmin")
-def _fmax(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
-    """A number, if either is one."""
-    assert b.node is not None
-    op = "maximum" if "fmax" in str(b.node.target) else "minimum"
-    one, other = (b.cast(v.id, out.dtype) for v in (x, y))
-    value = b.add(op, one, other)
-    if not out.dtype.is_floating_point:
-        return value
-    value = b.add("where", b.add("isnan", other), one, value)
-    return b.add("where", b.add("isnan", one), other, value)
-
-
 @row("prims::fma")
 def _fma(b: Importer, out: Any, x: Any, y: Any, z: Any) -> int:
     """X * y + z, rounded once: in the dtype that holds the product exactly."""

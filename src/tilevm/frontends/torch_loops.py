@@ -252,6 +252,8 @@ def _index_put(
     """Integer tensors, or a mask on the first axes with the same value wherever it is true."""
     axes = [a for a, index in enumerate(indices) if index is not None]
     used = [index for index in indices if index is not None]
+    if values.dtype != x.dtype:
+        raise Unsupported("other dtypes")  # PyTorch says so
     if any(index.dtype in (torch.bool, torch.uint8) for index in used):
         one = all(is_number(n) and n == 1 for n in values.shape)
         if axes != [0] or not (one or values.rank <= x.rank - used[0].rank):

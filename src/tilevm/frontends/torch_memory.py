@@ -268,6 +268,9 @@ def check_functional(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
+        if node.target is torch.ops.aten.unfold.default:  # what lies between windows is lost
+            for memory in changed.intersection(storages(node.meta.get("val"))):
+                hidden[memory] = node.target
         if node.target is torch.ops.aten.lift_fresh_copy.default:
             continue  # a copy, whatever the trace's own tensors are
         if not any(r.alias_info for r in node.target._schema.returns):

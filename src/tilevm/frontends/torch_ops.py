@@ -360,28 +360,12 @@ def _relu6(b: Importer, out: Any, x: Tensor) -> Any:
     return _clamp(b, out, x, 0, 6)
 
 
-@row("elu")
-def _elu(b: Importer, out: Any, x: Tensor, alpha: Any, scale: Any, input_scale: Any) -> int:
-    inner = scaled(b, x.id, input_scale)
-    negative = b.add("mul", b.add("expm1", inner), b.number(alpha * scale))
-    return b.add("where", b.add("le", x.id, b.number(0)), negative, scaled(b, x.id, scale))
-
-
 @row("rrelu")
 def _rrelu(b: Importer, out: Any, x: Tensor, low: Any, high: Any, train: bool, *_: Any) -> int:
     if train:
         raise Unsupported("random numbers")
     slope = b.add("mul", b.add("add", b.number(low), b.number(high)), b.number(0.5))
     return b.add("where", b.add("le", x.id, b.number(0)), b.add("mul", x.id, slope), x.id)
-
-
-@row("softplus")
-def _softplus(b: Importer, out: Any, x: Tensor, beta: Any, threshold: Any) -> int:
-    inner = scaled(b, x.id, beta)
-    soft = b.add("log1p", b.add("exp", inner))
-    if not is_number(beta) or beta != 1:
-        soft = b.add("div", soft, b.number(beta))
-    return b.add("where", b.add("gt", inner, b.number(threshold)), x.id, soft)
 
 
 @row("log_sigmoid")
@@ -620,10 +604,18 @@ def _dist(b: Importer, out: Any, x: Tensor, y: Tensor, p: Any) -> Any:
 # Rows --------------------------------------------------------------------------------------------
 
 
+def _check_scalar(dim: Any) -> None:
+    if dim not in (0, -1):
+        raise Unsupported("a dim that a scalar does not have")  # PyTorch says so
+
+
 @row("softmax.int", "log_softmax.int")
 def _softmax(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
     value = as_dtype(b, x, dtype)
+    if not out.is_floating_point():
+        raise Unsupported("not floating point")  # PyTorch says so
     if not x.rank:
+        _check_scalar(dim)
         row = b.add(packet(b), b.add("reshape", value, shape=[1]), axis=0)
         return b.add("reshape", row, shape=[])
     return b.add(packet(b), value, axis=axis_of(dim, x.rank))
@@ -631,10 +623,11 @@ def _softmax(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> i
 
 @row("_softmax", "_log_softmax")
 def _softmax_raw(b: Importer, out: Any, x: Tensor, dim: int, half_to_float: bool) -> int:
-    if half_to_float:
-        raise Unsupported("half_to_float")
+    if half_to_float or not x.is_float:
+        raise Unsupported("half_to_float, or not floating point")
     if x.rank:
         return b.add(packet(b)[1:], x.id, axis=axis_of(dim, x.rank))
+    _check_scalar(dim)
     row_of_one = b.add("reshape", x.id, shape=[1])
     return b.add("reshape", b.add(packet(b)[1:], row_of_one, axis=0), shape=[])
 

@@ -322,6 +322,8 @@ def _repeated(b: Importer, out: Any, x: Tensor, times: Tensor, dim: int | None, 
 
 def _which(b: Importer, times: Tensor, count: Any, size: Any) -> int:
     """int64, as many as all repetitions: the first of `count` whose own end behind the place."""
+    if times.dtype not in (torch.int64, torch.int32):
+        raise Unsupported("repetitions of another dtype")  # PyTorch says so
     b.at_least(count, 1)
     each = b.cast(times.id, torch.int64)
     if times.rank == 0 or b.size(times.shape[0]) != b.size(count):

@@ -130,8 +130,8 @@ def _cross(b: Importer, out: Any, x: Tensor, y: Tensor, dim: int | None = None) 
     """A part each, so that nothing is gathered."""
     if dim is None:  # the first axis of three elements
         dim = next((i for i, size in enumerate(x.shape) if is_as_large(b, size, 3)), None)
-    if dim is None or x.rank != y.rank:
-        raise Unsupported("no axis is known to have three elements")
+    if dim is None or x.rank != y.rank or x.dtype != y.dtype:
+        raise Unsupported("no axis is known to have three elements, or other dtypes")
     axis = axis_of(dim, x.rank)
     (x0, x1, x2), (y0, y1, y2) = (
         [b.cast(b.add("select", v.id, axis=axis, index=i), out.dtype) for i in range(3)]

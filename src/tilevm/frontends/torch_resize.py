@@ -39,6 +39,13 @@ def _refuse_large(b: Importer, out: torch.Tensor, most_axes: int = 3) -> None:
         raise Unsupported("a large image")
 
 
+def _refuse_none(b: Importer, size: Any) -> None:
+    """A result without elements, of which PyTorch says what is wrong, is not for rows."""
+    if is_number(size) and size < 1:
+        raise Unsupported("a result without elements")
+    b.at_least(size, 1)
+
+
 class _Numbers:
     """Arithmetic on floats of one type."""
 
@@ -152,6 +159,7 @@ def _resized(
     for axis, scale in reversed(list(zip(range(2, x.rank), _scales(count, scales), strict=True))):
         size, wanted = x.shape[axis], out.shape[axis]
         b.at_least(size, 1)
+        _refuse_none(b, wanted)
         if b.size(size) == b.size(wanted):
             continue
         shape = [1] * x.rank
@@ -205,6 +213,7 @@ def _nearest(b: Importer, out: Any, x: Tensor, scales: Sequence[Any], exact: boo
     for axis, scale in reversed(each):  # rows are copied whole
         size, wanted = x.shape[axis], out.shape[axis]
         b.at_least(size, 1)
+        _refuse_none(b, wanted)
         if b.size(size) == b.size(wanted) and scale is None:
             continue
         at, step = _steps(n, wanted), _step(n, size, wanted, scale)

@@ -53,7 +53,7 @@ def _sum_to_size(b: Importer, out: Any, x: Tensor, sizes: Any) -> Any:
                 raise Unsupported("sizes that may be equal")
             axes.append(axis)
     if not axes:
-        return x
+        return x if out.dtype == x.dtype else b.cast(x.id, out.dtype)
     value = b.add("sum", x.id, axes=axes, keepdims=True)
     return b.add("squeeze", value, axes=list(range(first))) if first else value
 
@@ -551,4 +551,9 @@ def _arange_start(b: Importer, out: Any, start: Any, end: Any, *_: Any) -> int:
 
 @row("arange.start_step")
 def _arange_step(b: Importer, out: Any, start: Any, end: Any, step: Any, *_: Any) -> int:
+    numbers = (start, end, step)
+    if any(isinstance(n, float | torch.SymFloat) for n in numbers):
+        # PyTorch says what is wrong.
+        if not all(map(is_number, numbers)) or not step or (end - start) / step < 0:
+            raise Unsupported("bounds that may be inconsistent")
     return _range(b, out, start, step)
