@@ -190,6 +190,7 @@ const Case kCases[] = {
     {Op::cummax, {"int8[B, 3]"}, {ints({1})}, "int8[B, 3]"},
     {Op::logcumsumexp, {"bfloat16[B, 3]"}, {ints({0})}, "bfloat16[B, 3]"},
     {Op::logcumsumexp, {"int64[B, 3]"}, {ints({0})}, "float32[B, 3]"},
+    {Op::logcumsumexp, {"float32[B, 3]"}, {ints({2})}, "!axis 2 does not exist"},
     {Op::cummin, {"bool[B]"}, {ints({0})}, "!not defined for bool"},
     {Op::scatter, {"bool[n, 3]", "int32[2, 5]", "bool[2, 5]"}, {ints({1})}, "bool[n, 3]", 1},
     {Op::scatter,

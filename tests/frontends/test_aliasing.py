@@ -255,6 +255,29 @@ def test_strides_count_from_where_memory_begins() -> None:
             assert compiled(x).tolist() == fn(x).tolist()
 
 
+@pytest.mark.parametrize("door", ["compile", "torch.compile"])
+def test_writes_through_windows_with_gaps(door: str) -> None:
+    def twice(x: Any) -> Any:
+        x.unfold(0, 2, 3).mul_(2)
+        return x
+
+    def of_a_copy(x: Any) -> Any:
+        y = x.clone()
+        y.unfold(0, 2, 3).mul_(2)
+        return y + 1
+
+    for fn in (twice, of_a_copy):
+        torch._dynamo.reset()
+        if door == "compile":
+            compiled = tilevm.compile(fn)
+        else:
+            compiled = torch.compile(fn, backend="tilevm", dynamic=True)
+        for n in (5, 8):
+            x, y = torch.arange(1.0, n + 1), torch.arange(1.0, n + 1)
+            assert compiled(x).tolist() == fn(y).tolist()
+            assert x.tolist() == y.tolist()
+
+
 def test_strides_that_are_read() -> None:
     def copied(x: Any) -> Any:
         return x.as_strided(x.shape, x.stride()) + 1

@@ -238,6 +238,30 @@ def test_sums_of_areas_so_far() -> None:
     check(lambda x: torch.unbind_copy(x, 1)[2] * 2, torch.randn(3, 5))
 
 
+def test_what_pytorch_refuses() -> None:
+    x, y = torch.randn(3), torch.randn(3)
+    zeros, lines = torch.zeros(3, 3), torch.arange(3)
+    cases: list[tuple[Any, ...]] = [
+        (lambda x: x.softmax(0), torch.tensor([1, 2])),
+        (lambda x: x.log_softmax(0), torch.tensor(1)),
+        (lambda x: x.softmax(1), torch.tensor(1.0)),
+        (lambda x, t: x.repeat_interleave(t, 0), x, torch.ones(3)),
+        (lambda x, t: x.repeat_interleave(t, 0), x, torch.tensor([True, False, True])),
+        (lambda x, w: torch.cov(x, fweights=w), zeros, torch.ones(3).bool()),
+        (torch.nn.functional.gaussian_nll_loss, x, y, torch.ones(3, dtype=torch.int64)),
+        (lambda a, b, s: torch.arange(a, b, s), 0.1, 0, 2),
+        (lambda x: torch.nn.functional.interpolate(x, scale_factor=0.6), torch.ones(1, 1, 1)),
+        (lambda x, i: (x * 1).index_put((i, i), x[:, 0].double()), zeros, lines),
+        (torch.cross, x, y.double()),
+    ]
+    for function, *arguments in cases:
+        compiled = tilevm.compile(lambda *a, f=function: f(*a))
+        with pytest.raises((RuntimeError, NotImplementedError, IndexError)) as expected:
+            function(*arguments)
+        with pytest.raises(expected.type):
+            compiled(*arguments)
+
+
 def test_blocks() -> None:
     blocks = [torch.randn(2, 3), torch.randn(4), torch.tensor(2.0), torch.ones(3, 2).long()]
     check(lambda *xs: torch.block_diag(*xs), *blocks)

@@ -14,6 +14,7 @@ import torch.fx
 
 from tilevm.frontends import torch_program
 from tilevm.frontends.torch_memory import (
+    Lost,
     Mutates,
     Refused,
     View,
@@ -25,9 +26,13 @@ from tilevm.frontends.torch_program import Captured
 
 
 def check(graph: torch.fx.Graph) -> None:
-    """Raise Mutates where PyTorch would lose, in making `graph` functional, what shares memory."""
+    """Raise Mutates where PyTorch would lose, in making `graph` functional, what shares memory;
+    Lost, where it would in any case.
+    """
     try:
         check_functional(graph)
+    except Lost:
+        raise
     except Refused as reason:
         raise Mutates(str(reason)) from None
 

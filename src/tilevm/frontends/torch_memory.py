@@ -25,6 +25,10 @@ class Mutates(Refused):
     """The graph changes an input, or a tensor that has views, in place."""
 
 
+class Lost(Refused):
+    """A functional graph by PyTorch would lose elements: what lies between windows becomes 0."""
+
+
 @dataclass(frozen=True)
 class Given:
     """An input, among the arguments of what makes a view of another."""
@@ -268,9 +272,10 @@ def check_functional(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if not isinstance(node.target, OpOverload) or node.target._schema.is_mutable:
             continue
-        if node.target is torch.ops.aten.unfold.default:  # what lies between windows is lost
-            for memory in changed.intersection(storages(node.meta.get("val"))):
-                hidden[memory] = node.target
+        if node.target is torch.ops.aten.unfold.default and changed.intersection(
+            storages(node.meta.get("val"))
+        ):
+            raise Lost("windows of a tensor are changed in place")
         if node.target is torch.ops.aten.lift_fresh_copy.default:
             continue  # a copy, whatever the trace's own tensors are
         if not any(r.alias_info for r in node.target._schema.returns):
