@@ -35,13 +35,6 @@ def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
     return b.add(packet(b), value, axis=axis_of(dim, x.rank)) if x.rank else value
 
 
-@row("logcumsumexp")
-def _logcumsumexp(b: Importer, out: Any, x: Tensor, dim: int) -> Any:
-    if not x.is_float:
-        raise Unsupported("not floating point")  # PyTorch says so
-    return b.add("logcumsumexp", x.id, axis=axis_of(dim, x.rank)) if x.rank else x
-
-
 @row("cummax", "cummin")
 def _extremes(b: Importer, out: Any, x: Tensor, dim: int) -> tuple[Any, ...]:
     """Of equal ones, the place of the last."""
