@@ -74,7 +74,8 @@ def test_gradients(name: str) -> None:
         torch.testing.assert_close(gradient(compiled, x), exact, rtol=1e-4, atol=1e-5)
     stats = tilevm.stats()
     assert not stats["flushes"]
-    assert not {k: n for k, n in stats["callouts"].items() if k != "aten.unfold.default"}
+    # Windows that overlap are a view, which is PyTorch's.
+    assert set(stats["callouts"]) <= ({"aten.unfold.default"} if name == "windows" else set())
 
 
 def test_losses_of_probabilities() -> None:

@@ -6,19 +6,17 @@ namespace {
 
 enum Reduction : std::int64_t { kNone, kMean, kSum };
 
-Param keep(bool keepdims) { return Param::integer(keepdims ? 1 : 0); }
-
 Value reduced(Call& c, Value x, std::int64_t reduction) {
   if (reduction == kNone) return x;
   Axes over;
   for (int d = 0; d < c.meta(x).rank; ++d) over.push_back(d);
-  return c.op(reduction == kMean ? Op::mean : Op::sum, {x}, {axes(over), keep(false)});
+  return c.op(reduction == kMean ? Op::mean : Op::sum, {x}, {axes(over), Param::integer(0)});
 }
 
 // Of each row of `self`, [N, C], with a class each in `target`, [N].
 struct Classes {
   Value x, target, ignored;  // the latter two [N, 1]
-  std::int64_t rows, count;
+  std::int64_t count;        // C
 };
 Classes classes_of(Call& c, std::size_t self, std::size_t target, std::size_t weight,
                    std::size_t ignore) {
@@ -30,10 +28,10 @@ Classes classes_of(Call& c, std::size_t self, std::size_t target, std::size_t we
       k.size(0) != m.size(0) || m.elements() == 0) {
     Call::refuse("other ranks or dtypes, or no elements");
   }
-  const std::int64_t rows = m.size(0), count = m.size(1);
-  const Axes column{rows, 1};
+  const std::int64_t count = m.size(1);
+  const Axes column{m.size(0), 1};
   t = c.op(Op::reshape, {t}, {Param::sizes(column)});
-  return {x, t, c.op(Op::eq, {t, c.trace().number(c.integer(ignore))}), rows, count};
+  return {x, t, c.op(Op::eq, {t, c.trace().number(c.integer(ignore))}), count};
 }
 
 // self, target, weight, reduction, ignore_index -> the loss, and how many rows it is the mean of.

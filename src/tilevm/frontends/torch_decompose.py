@@ -30,7 +30,7 @@ NAMES = frozenset(
     channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
     count_nonzero cross cross_entropy_loss cumulative_trapezoid deg2rad diag diag_embed diagflat
     diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
-    float_power frac glu gradient hardshrink heaviside hinge_embedding_loss hsplit hstack
+    float_power glu gradient heaviside hinge_embedding_loss hsplit hstack
     huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
     l1_loss ldexp linalg_cross linalg_matrix_norm linalg_matrix_power
     linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace log_sigmoid_backward
@@ -39,7 +39,7 @@ NAMES = frozenset(
     nansum narrow_copy native_batch_norm native_dropout_backward native_group_norm
     native_group_norm_backward nll_loss2d_forward nll_loss_forward nll_loss_nd pairwise_distance
     pixel_shuffle pixel_unshuffle poisson_nll_loss rad2deg renorm rot90 selu sinc
-    smooth_l1_loss soft_margin_loss soft_margin_loss_backward softshrink special_entr
+    smooth_l1_loss soft_margin_loss soft_margin_loss_backward special_entr
     special_logit special_ndtr special_sinc special_xlog1py special_xlogy std_mean
     take_along_dim tile trapezoid trapz triplet_margin_loss vsplit
     vstack xlogy

@@ -211,7 +211,7 @@ class Importer:
         """Whether a tensor shares memory with an input."""
         return any(memory in self.given for memory in storages(value))
 
-    def begin(self, value: torch.Tensor) -> None:
+    def need_start(self, value: torch.Tensor) -> None:
         """Record that the graph is right only if the tensor's memory begins where it does.
 
         Raises: Unsupported, if nobody would check that of an input.

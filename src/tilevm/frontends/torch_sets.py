@@ -160,8 +160,7 @@ _MOST_IN_RUNS = 1 << 13
 
 def _runs(b: Importer, out: Any, x: Tensor, line: int, size: Any, order: int | None) -> Any:
     """The first of each run of equal elements of a row; of which run each is; their lengths."""
-    place = b.add("iota", size=b.size(size))
-    before = b.add("maximum", b.add("sub", place, b.number(1)), b.number(0))
+    place, before = _neighbours(b, size)
     begins = b.add("ne", line, b.add("take", line, before, axis=0))
     begins = b.add("logical_or", begins, b.add("eq", place, b.number(0)))
     chosen = _Chosen(b, begins, size)
@@ -208,6 +207,12 @@ def _unique_consecutive(
     return _runs(b, out, x, _flat(b, x.id, size), size, None)
 
 
+def _neighbours(b: Importer, size: Any) -> tuple[int, int]:
+    """The place of each element of a row, and of the one before it."""
+    place = b.add("iota", size=b.size(size))
+    return place, b.add("maximum", b.add("sub", place, b.number(1)), b.number(0))
+
+
 def _runs_of_slices(b: Importer, x: Tensor, axis: int, inverse: bool, counts: bool) -> Any:
     """As `_runs`, of what lies beside each other on an axis."""
     for n in x.shape:
@@ -215,8 +220,7 @@ def _runs_of_slices(b: Importer, x: Tensor, axis: int, inverse: bool, counts: bo
     if not is_small(b, _check_runs(b, x, inverse, counts), _MOST_IN_RUNS):
         raise Unsupported("many elements")
     size = x.shape[axis]
-    place = b.add("iota", size=b.size(size))
-    before = b.add("maximum", b.add("sub", place, b.number(1)), b.number(0))
+    place, before = _neighbours(b, size)
     differs = b.add("ne", x.id, b.add("take", x.id, before, axis=axis))
     others = [d for d in range(x.rank) if d != axis]
     begins = b.add("any", differs, axes=others, keepdims=False)

@@ -199,7 +199,7 @@ def _flat(b: Importer, x: Tensor) -> int:
     """All elements, as they lie in memory."""
     if not x.fake.is_contiguous():
         raise Refused("as_strided of a tensor that is not contiguous")
-    b.begin(x.fake)  # which is where strides count from
+    b.need_start(x.fake)  # which is where strides count from
     return b.add("reshape", x.id, shape=[b.size(x.fake.numel())])
 
 
