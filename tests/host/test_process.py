@@ -199,7 +199,10 @@ def test_interrupts_at_any_time_leave_a_usable_process() -> None:
         "        check(number % 7)\n"
         "        made(number % 5)(np.ones((999, 333), np.float32))\n"
         "        armed = False\n"
-        "    except KeyboardInterrupt:\n"
+        "    except (KeyboardInterrupt, RuntimeError) as error:\n"
+        # A module whose import is interrupted in a class's `__set_name__`: so says Python < 3.12.
+        "        if type(error) is RuntimeError and type(error.__cause__) is not KeyboardInterrupt:\n"
+        "            raise\n"
         "        interrupted += 1\n"
         "signal.setitimer(signal.ITIMER_REAL, 0)\n"
         "for number in range(9): check(number)\n"

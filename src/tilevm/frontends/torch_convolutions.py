@@ -102,6 +102,7 @@ def _conv(
         raise Unsupported("a convolution with unknown parameters")
     image = x.id if x.rank == weight.rank else b.add("unsqueeze", x.id, axis=0)
     image, windows = _last(b, image), _last(b, weight.id)
+    split = False
     if groups == 1:
         value = b.add("conv", image, windows, **parameters)
     elif type(groups) is int and groups == weight.shape[0] and weight.shape[1] == 1:
@@ -118,10 +119,13 @@ def _conv(
         )
         values = [b.add("conv", *part, **parameters) for part in parts]
         value = b.add("concat", *values, axis=axes + 1)
+        split = True
     if bias is not None:
         value = b.add("add", value, bias.id)
     value = _first(b, value)
-    return value if x.rank == weight.rank else b.add("squeeze", value, axes=[0])
+    if x.rank == weight.rank:
+        return value
+    return _alone(b, value, out) if split else b.add("squeeze", value, axes=[0])
 
 
 def _alone(b: Importer, value: int, out: torch.Tensor) -> int:

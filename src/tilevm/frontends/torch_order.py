@@ -324,7 +324,8 @@ def _which(b: Importer, times: Tensor, count: Any, size: Any) -> int:
     """int64, as many as all repetitions: the first of `count` whose own end behind the place."""
     if times.dtype not in (torch.int64, torch.int32):
         raise Unsupported("repetitions of another dtype")  # PyTorch says so
-    b.at_least(count, 1)
+    if size is not None:
+        b.at_least(count, 1)  # what is read before a check fails; else nothing is read of nothing
     each = b.cast(times.id, torch.int64)
     if times.rank == 0 or b.size(times.shape[0]) != b.size(count):
         each = b.add("expand", each, shape=[b.size(count)])
