@@ -83,11 +83,8 @@ def test_running_extremes(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
 def test_logarithms_of_running_sums(dtype: str) -> None:
     rounding = {"float64": 1e-14, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}[dtype]
-
-    @tilevm.kernel
-    def compiled(x: Any) -> Any:
-        return lang.logcumsumexp(x, 0), lang.logcumsumexp(x, -1)
-
+    compiled = tilevm.compile(lambda x: (x.logcumsumexp(0), x.logcumsumexp(-1)))
+    before = tilevm.stats()
     for shape in SHAPES:
         x = numbers(shape, dtype)
         for y in layouts(x):
@@ -103,12 +100,21 @@ def test_logarithms_of_running_sums(dtype: str) -> None:
         [[-1e3, 0.0, -math.inf, 5], [-math.inf, -math.inf, 2, 2], [math.inf, 1, math.nan, 0]]
     )
     torch.testing.assert_close(compiled(rows)[1], rows.logcumsumexp(1), equal_nan=True)
+    assert tilevm.stats()["callouts"] == before["callouts"]
 
 
 def test_scans_of_a_scalar_and_to_another_dtype() -> None:
     check(lambda x: x.cumsum(0), (torch.tensor(2.5),))
     check(lambda x: (x.cumsum(0), x.cumsum(0, dtype=torch.int32)), (numbers((9,), "int8"),))
     check(lambda x: x.cumsum(0), (numbers((9,), "int8") > 0,))
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bool"])
+def test_differences(dtype: str) -> None:
+    x, y = (numbers(shape, dtype) for shape in ((5, 7), (5, 1)))
+    check(lambda x: (torch.diff(x, dim=0), torch.diff(x), torch.diff(x, 3)), (x,), (x.t(),))
+    check(lambda x, y: torch.diff(x, 2, -1, y, x), (x, y), (x[:3], y[:3]))
+    check(lambda x, y: (torch.diff(x, 0, 1, y), torch.diff(x, 9, 0)), (x, y))
 
 
 def test_long_scans() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,6 +12,12 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 
 import tilevm  # noqa: E402
+
+
+DOORS = {
+    "tilevm.compile": tilevm.compile,
+    "torch.compile": functools.partial(torch.compile, backend="tilevm", dynamic=True),
+}
 
 
 def called_out() -> dict[str, int]:
@@ -26,13 +33,17 @@ def _running(channels: int) -> list[Any]:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
-def test_running_statistics(norm: Any, dtype: Any, training: bool, affine: bool) -> None:
+@pytest.mark.parametrize("door", DOORS)
+def test_running_statistics(
+    door: str, norm: Any, dtype: Any, training: bool, affine: bool
+) -> None:
+    torch.compiler.reset()
     tilevm.stats.reset()
     x = (torch.randn(4, 3, 5, 7) * 3 + 1).to(dtype)
     scale = [torch.randn(3).to(dtype), torch.randn(3).to(dtype)] if affine else [None, None]
     kept = [v.to(dtype) for v in _running(3)]
     ours, theirs = ([v.clone() for v in kept] for _ in range(2))
-    compiled = tilevm.compile(lambda x, m, v, w, c: norm(x, m, v, w, c, training, 0.3, 1e-4))
+    compiled = DOORS[door](lambda x, m, v, w, c: norm(x, m, v, w, c, training, 0.3, 1e-4))
     for _ in range(2):
         found = compiled(x, *ours, *scale)
         expected = norm(x, *theirs, *scale, training, 0.3, 1e-4)
@@ -40,14 +51,17 @@ def test_running_statistics(norm: Any, dtype: Any, training: bool, affine: bool)
         torch.testing.assert_close(found, expected, **tolerance)
         torch.testing.assert_close(ours, theirs, **tolerance)
     assert not called_out()
+    assert not tilevm.stats()["flushes"]
 
 
-def test_module_that_trains() -> None:
+@pytest.mark.parametrize("door", DOORS)
+def test_module_that_trains(door: str) -> None:
+    torch.compiler.reset()
     tilevm.stats.reset()
     modules = [torch.nn.BatchNorm2d(3).train() for _ in range(2)]
     x = torch.randn(4, 3, 5, 7)
     with torch.no_grad():
-        compiled = tilevm.compile(modules[0])
+        compiled = DOORS[door](modules[0])
         for _ in range(3):
             torch.testing.assert_close(compiled(x), modules[1](x))
     torch.testing.assert_close(modules[0].state_dict(), modules[1].state_dict())

@@ -180,12 +180,12 @@ def _dropped(x: Any) -> Any:
 
 
 CALLED_OUT: dict[str, Any] = {
-    "a constant": lambda x: x.logcumsumexp(0) + 1,
+    "a constant": lambda x: x.pinverse(1e-4) + 1,
     "a list of values": lambda x: x[x > 0] * 2,
     "a size": lambda x: x + __import__("torch").randn(x.shape[0], 1),
     "a product of float64": lambda x: x.double() @ x.double().T,
     "complex numbers": lambda x: __import__("torch").linalg.eigvals(x @ x.T).real + 1,
-    "bfloat16": lambda x: __import__("torch").logcumsumexp(x.bfloat16(), 1) * 2,
+    "bfloat16": lambda x: __import__("torch").igamma(x.bfloat16().exp(), x.bfloat16().exp()) * 2,
     "random numbers": _dropped,
     "an item": lambda x: x * x.sum().item(),
     "sizes of data": lambda x: (x > 0).nonzero() + 1,

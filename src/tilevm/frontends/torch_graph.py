@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from tilevm.config import config
 from tilevm.errors import TilevmError
-from tilevm.frontends import torch_gradients, torch_in_place, torch_memory, torch_program
+from tilevm.frontends import (
+    torch_gradients,
+    torch_in_place,
+    torch_memory,
+    torch_norms,
+    torch_program,
+)
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_compile import check_freeze, compile
 from tilevm.frontends.torch_decompose import foreach
@@ -103,6 +109,8 @@ def capture(
         traced = to_aten(gm, fakes)
         torch_memory.check_in_place(traced.graph)
         frozen = _owned_by_modules(gm) if freeze else None
+        if following := torch_norms.follows(traced.graph):
+            gm = traced = to_aten(traced, fakes, more=following)  # which says what it changes
         try:
             return torch_program.build(traced.graph, fakes, knobs, frozen=frozen)
         except torch_program.Mutates:
@@ -129,11 +137,16 @@ def _decomposed() -> dict[Any, Callable[..., Any]]:
 
 
 def to_aten(
-    gm: torch.fx.GraphModule, fakes: Sequence[Any], *, functional: bool = False
+    gm: torch.fx.GraphModule,
+    fakes: Sequence[Any],
+    *,
+    functional: bool = False,
+    more: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> torch.fx.GraphModule:
     """A graph of torch functions as ATen operators, composite ones whole, for these FakeTensors.
 
     functional: nothing is changed in place, but inputs at the end; composite ones are not whole.
+    more: what else stands for the operators it consists of.
     """
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
     mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
@@ -142,7 +155,7 @@ def to_aten(
         getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
     )
     run: Callable[..., Any] = torch.fx.Interpreter(gm).run
-    decompositions = _decomposed()
+    decompositions = _decomposed() | dict(more or {})
     if functional:
         run = torch.func.functionalize(run, remove="mutations")
         decompositions = decompositions | torch_gradients.decompositions()

@@ -14,6 +14,7 @@ from tilevm.frontends.torch_ops import (
     Unsupported,
     as_dtype,
     axis_of,
+    fixed,
     is_number,
     packet,
     row,
@@ -26,13 +27,48 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS"]
 
-# Scans -------------------------------------------------------------------------------------------
+_MOST_DIFFERENCES = 32
+
+# Scans, and differences, which undo them ---------------------------------------------------------
 
 
 @row("cumsum", "cumprod")
 def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
     value = as_dtype(b, x, dtype)
     return b.add(packet(b), value, axis=axis_of(dim, x.rank)) if x.rank else value
+
+
+@row("logcumsumexp")
+def _logcumsumexp(b: Importer, out: Any, x: Tensor, dim: int) -> Any:
+    if not x.is_float:
+        raise Unsupported("not floating point")  # PyTorch says so
+    return b.add("logcumsumexp", x.id, axis=axis_of(dim, x.rank)) if x.rank else x
+
+
+@row("diff")
+def _diff(
+    b: Importer, out: Any, x: Tensor, n: Any, dim: int, before: Tensor | None, after: Tensor | None
+) -> Any:
+    """Differences of neighbours, n times, or until there are none left."""
+    if fixed(b, n) == 0:
+        return x
+    axis = axis_of(dim, x.rank)
+    parts = [t for t in (before, x, after) if t is not None]
+    if any(t.dtype != out.dtype or t.rank != x.rank for t in parts):
+        raise Unsupported("other dtypes or ranks")
+    values = [t.id for t in parts]
+    value = values[0] if len(values) == 1 else b.add("concat", *values, axis=axis)
+    size = sum(t.shape[axis] for t in parts)
+    times = b.size(size - out.shape[axis])
+    if not isinstance(times, int) or times > _MOST_DIFFERENCES:
+        raise Unsupported("how often is not known, or very often")
+    difference = "ne" if out.dtype is torch.bool else "sub"
+    for done in range(1, times + 1):
+        stop = b.size(size - done)
+        later = b.add("slice", value, axis=axis, start=1, stop=b.size(size - done + 1), step=1)
+        earlier = b.add("slice", value, axis=axis, start=0, stop=stop, step=1)
+        value = b.add(difference, later, earlier)
+    return value
 
 
 @row("cummax", "cummin")

@@ -323,6 +323,7 @@ def _antialiased(b: Importer, out: Any, x: Tensor, size: Any, corners: bool, *sc
 
 _ZEROS, _BORDER, _REFLECTION = range(3)
 _NEAREST, _BICUBIC = 1, 2  # of 3 modes, the first of which is bilinear
+_MOST_CUBIC = 1 << 12
 
 
 class _Axis:
@@ -371,6 +372,10 @@ class _Axis:
         n = self.n
         if mode == _NEAREST:
             return [(n.do("round", self.padded(at)), None)]
+        if mode == _BICUBIC:  # a place beyond an edge reads as the edge says, pixel by pixel
+            base = n.do("floor", at)
+            pixels = [self.padded(n.do("add", base, float(i - 1))) for i in range(4)]
+            return list(zip(pixels, n.cubic(n.do("sub", at, base)), strict=True))
         at = self.padded(at)
         first = n.do("floor", at)
         second = n.do("add", first, 1.0)
@@ -385,8 +390,9 @@ def _grid_sampler(
     count = x.rank - 2
     if x.dtype != grid.dtype or x.dtype not in (torch.float32, torch.float64):
         raise Unsupported("other dtypes")  # of 16 bits, PyTorch rounds places, too
-    if mode == _BICUBIC:  # sixteen places an element, for each channel: PyTorch is quicker
-        raise Unsupported("bicubic")
+    # Of a cubic, sixteen places an element, for each channel: PyTorch is quicker.
+    if mode == _BICUBIC and not is_small(b, out.numel(), _MOST_CUBIC):
+        raise Unsupported("a large image")
     _refuse_large(b, out)
     n = _Numbers(b, _computed(x.dtype))
     sizes = x.shape[2:]
