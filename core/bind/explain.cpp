@@ -305,6 +305,7 @@ void add_callouts(const host::Executable& exe, nb::list& result) {
       for (const host::Part& part : nest.parts) add_callouts(*part.executable, result);
       continue;
     }
+    if (!framework(exe).is_callout(step.target)) continue;
     const std::int32_t made = program.values[static_cast<std::size_t>(step.out)].node;
     const Node& node = program.nodes[static_cast<std::size_t>(made)];
     result.append(

@@ -139,7 +139,10 @@ void PythonFramework::pause(bool time) {
 void PythonFramework::add_target(PyObject* callable, std::string source) {
   Py_INCREF(callable);
   std::string name = name_of(callable);
-  std::int64_t* count = &counts()[name];
+  // One that has work of ours done is no call-out.
+  const bool ours =
+      in_python([&] { return PyObject_HasAttrString(callable, "is_tilevms"); }) != 0;
+  std::int64_t* count = ours ? nullptr : &counts()[name];
   if (source.empty()) source = name;
   targets_.push_back({Ref(callable), std::move(name), std::move(source), count});
 }
@@ -149,6 +152,11 @@ const std::string& PythonFramework::target_name(std::int64_t target) const {
   if (target == kItemTarget) return item;
   if (target == host::kMatmulTarget) return matmul;
   return targets_.at(static_cast<std::size_t>(target)).name;
+}
+
+bool PythonFramework::is_callout(std::int64_t target) const {
+  return target == host::kMatmulTarget ||
+         (target >= 0 && targets_.at(static_cast<std::size_t>(target)).count != nullptr);
 }
 
 int PythonFramework::traverse(visitproc visit, void* arg) const {
@@ -173,7 +181,7 @@ void PythonFramework::call(std::int64_t target, std::span<const Object> args,
     const Target& t = targets_[static_cast<std::size_t>(target)];
     callable = t.callable.get();
     name = t.name;
-    ++*t.count;
+    if (t.count != nullptr) ++*t.count;
   }
   const trace::Span span("call-out", name);
   auto* const* arguments = reinterpret_cast<PyObject* const*>(args.data());

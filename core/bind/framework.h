@@ -46,6 +46,8 @@ class PythonFramework : public host::Framework {
   // Threads for the kernels of this program alone; 0: as set_threads() says.
   void set_own_threads(int threads) { own_threads_ = threads; }
   const std::string& target_name(std::int64_t target) const;
+  // Whether the framework does the work, and not we behind a function.
+  bool is_callout(std::int64_t target) const;
   const std::string& target_source(std::size_t target) const { return targets_.at(target).source; }
   std::size_t n_targets() const { return targets_.size(); }
   int traverse(visitproc visit, void* arg) const;
@@ -62,7 +64,7 @@ class PythonFramework : public host::Framework {
   struct Target {
     Ref callable;
     std::string name, source;
-    std::int64_t* count;
+    std::int64_t* count;  // null: what it calls is ours
   };
   std::vector<Target> targets_;
   int own_threads_ = 0;

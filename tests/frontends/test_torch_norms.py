@@ -13,8 +13,7 @@ import torch.nn.functional as F  # noqa: E402
 
 import tilevm  # noqa: E402
 
-
-DOORS = {
+DOORS: dict[str, Any] = {
     "tilevm.compile": tilevm.compile,
     "torch.compile": functools.partial(torch.compile, backend="tilevm", dynamic=True),
 }
@@ -34,9 +33,7 @@ def _running(channels: int) -> list[Any]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
 @pytest.mark.parametrize("door", DOORS)
-def test_running_statistics(
-    door: str, norm: Any, dtype: Any, training: bool, affine: bool
-) -> None:
+def test_running_statistics(door: str, norm: Any, dtype: Any, training: bool, affine: bool) -> None:
     torch.compiler.reset()
     tilevm.stats.reset()
     x = (torch.randn(4, 3, 5, 7) * 3 + 1).to(dtype)

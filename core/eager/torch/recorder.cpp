@@ -14,6 +14,7 @@
 #include "eager/torch/call.h"
 #include "eager/torch/protocol.h"
 #include "eager/torch/python.h"
+#include "eager/torch/random.h"
 #include "eager/torch/record.h"
 
 namespace tilevm::eager {
@@ -598,6 +599,9 @@ PyMethodDef methods[] = {
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
      "looks."},
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
+    {"draw", py_draw, METH_O,
+     "draw(tensor): fill it by PyTorch's default generator of the CPU: int32, a word each; float64, "
+     "from 0 to below 1, by two."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

@@ -338,7 +338,8 @@ class Compiled(Dispatch):
             with torch_tracing.capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
-                    with capturing(self.title), _quiet():
+                    # PyTorch draws random numbers when it first imports what captures need.
+                    with capturing(self.title), _quiet(), torch.random.fork_rng(devices=[]):
                         capture = torch_capture.capture(
                             self._fn,
                             self._modules,

@@ -74,7 +74,8 @@ def recorder() -> Any:
     return _module
 
 
-def _load() -> Any:
+def built() -> Any:
+    """The recorder's module, which this changes nothing of. Raises: RecorderError."""
     if find_spec("tilevm._recorder") is None:
         message = "tilevm.fuse: there is no recorder here, as it is not in wheels"
         raise RecorderError(f"{message}\n  {_REMEDY}")
@@ -89,14 +90,19 @@ def _load() -> Any:
             f"tilevm.fuse: the recorder was built for PyTorch {built}, but this is {here}\n"
             f"  {_REMEDY}"
         )
-    _recorder.install(runtime.eager_engine(), _rows())
-    _let_through()
-    _finish_before_saving(_recorder.flush)
-    _check(_recorder)
-    # What waits is of the process that recorded it; a child has no block that would end.
-    os.register_at_fork(before=_recorder.flush, after_in_child=_recorder.leave)
-    atexit.register(_recorder.flush)
     return _recorder
+
+
+def _load() -> Any:
+    module = built()
+    module.install(runtime.eager_engine(), _rows())
+    _let_through()
+    _finish_before_saving(module.flush)
+    _check(module)
+    # What waits is of the process that recorded it; a child has no block that would end.
+    os.register_at_fork(before=module.flush, after_in_child=module.leave)
+    atexit.register(module.flush)
+    return module
 
 
 def _let_through() -> None:

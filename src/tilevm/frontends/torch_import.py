@@ -15,7 +15,13 @@ import torch.fx
 from torch._ops import HigherOrderOperator, OpOverload
 
 from tilevm.errors import DTypeError, ShapeError
-from tilevm.frontends import torch_branches, torch_callouts, torch_data, torch_tokens
+from tilevm.frontends import (
+    torch_branches,
+    torch_callouts,
+    torch_data,
+    torch_random,  # noqa: F401  # its rows
+    torch_tokens,
+)
 from tilevm.frontends.torch_imported import FloatInput, Imported, memory_of, short_name
 from tilevm.frontends.torch_memory import (
     Mutations,

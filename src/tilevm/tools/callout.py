@@ -21,8 +21,10 @@ from tilevm.ir.types import numpy_dtype
 Call = Callable[..., list[Any]]
 
 MOST = 4096  # characters of a text
-# Operators of namespaces besides `aten`, and the module that registers them.
-_REGISTERED_BY = {"tilevm": "tilevm.frontends.torch_recurrent"}
+# Operators of namespaces besides `aten`, and the modules that register them.
+_REGISTERED_BY = {
+    "tilevm": ("tilevm.frontends.torch_recurrent", "tilevm.frontends.torch_random"),
+}
 _OPENS_FILES = {"from_file"}
 _BINARY: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
@@ -69,8 +71,8 @@ def _operator(name: str) -> Callable[..., Any]:
 
     space, _, rest = name.partition(".")
     parts = rest.split(".")
-    if space in _REGISTERED_BY:
-        importlib.import_module(_REGISTERED_BY[space])
+    for module in _REGISTERED_BY.get(space, ()):
+        importlib.import_module(module)
     known = (space == "aten" or space in _REGISTERED_BY) and len(parts) == 2
     known = known and parts[0].isidentifier() and not parts[0].startswith("__")
     packet = getattr(getattr(torch.ops, space), parts[0], None) if known else None

@@ -1,0 +1,210 @@
+"""ATen operators that draw random numbers, as eager code draws them: rows as in `torch_ops`.
+
+A step of the program draws the words of PyTorch's default generator, in eager code's order, and
+leaves the generator where eager code would; what is made of the words fuses as anything else does.
+The words of a tensor are drawn at once, where PyTorch draws each by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tilevm.errors import RecorderError
+from tilevm.frontends import torch_callouts, torch_data
+from tilevm.frontends.torch_imported import short_name
+from tilevm.frontends.torch_ops import Tensor, Unsupported, constant, is_number, row
+
+if TYPE_CHECKING:
+    from tilevm.frontends.torch_import import Importer
+
+_MOST_IN_A_WORD = 1 << 28  # integers from more than that many are made of two words
+_library: Any = torch.library.Library("tilevm", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _define(name: str, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+    """An operator by which the step is known: so many draws."""
+
+    def draw(n: int) -> torch.Tensor:
+        out = torch.empty(n, dtype=dtype)
+        _recorder().draw(out)
+        return out
+
+    _library.define(f"{name}(SymInt n) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
+    _library.impl(name, draw, "CompositeExplicitAutograd")
+    torch_callouts.FAST[f"tilevm.{name}.default"] = draw
+    return draw
+
+
+@cache
+def _recorder() -> Any:
+    from tilevm.frontends.torch_eager import built
+
+    return built()
+
+
+_words = _define("draw_words", torch.int32)
+_doubles = _define("draw_doubles", torch.float64)  # from 0 to below 1
+_OPERATORS = {torch.int32: "draw_words", torch.float64: "draw_doubles"}
+
+# Each way to draw, and PyTorch's own: which differs between processors' vendors, and releases.
+_N = 700
+_WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+    "words": (
+        lambda: (_words(_N) & ((1 << 24) - 1)) * 2.0**-24,
+        lambda: torch.empty(_N).uniform_(),
+    ),
+    "doubles": (
+        lambda: _doubles(_N),
+        lambda: torch.empty(_N, dtype=torch.float64).uniform_(),
+    ),
+    "choices": (
+        lambda: (_doubles(_N) < 0.3) * 1.0,
+        lambda: torch.empty(_N).bernoulli_(0.3),
+    ),
+}
+
+
+@cache
+def _is_eagers(way: str) -> bool:
+    """Whether eager code draws like that here, and leaves the generator where we do."""
+    try:
+        _recorder()
+    except RecorderError:
+        return False
+    found = []
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for draw in _WAYS[way]:
+            torch.manual_seed(7)
+            found.append((draw(), torch.get_rng_state()))
+    (ours, left), (eagers, expected) = found
+    return torch.equal(ours, eagers) and torch.equal(left, expected)
+
+
+def _drawn(b: Importer, shape: Sequence[Any], dtype: torch.dtype, way: str) -> int:
+    """Draws for all elements, in order: int32 words, or float64."""
+    if not _is_eagers(way):
+        raise Unsupported("random numbers")
+    name = f"tilevm.{_OPERATORS[dtype]}.default"
+    operator = getattr(torch.ops.tilevm, _OPERATORS[dtype]).default
+    count = math.prod(shape)
+    function, inputs, source = torch_callouts.bind(b, operator, name, [count])
+    function.is_tilevms = True  # type: ignore[attr-defined]  # as the core asks
+    types = [(short_name(dtype), False, (b.size(count),))]
+    words = b.program.call(len(b.result.targets), inputs, types)
+    b.result.targets.append(function)
+    b.result.sources.append(source)
+    return b.add("reshape", words, shape=b.shape(shape))
+
+
+def _sizes(like: torch.Tensor) -> Sequence[Any]:
+    """Of a tensor that is filled in the order of its elements."""
+    if not like.is_contiguous():
+        raise Unsupported("random numbers, in another order of dims")
+    return like.shape
+
+
+def _uniform(b: Importer, out: torch.Tensor, dtype: torch.dtype) -> int:
+    """From 0 to below 1."""
+    shape = _sizes(out)
+    if dtype is torch.float64:
+        return _drawn(b, shape, dtype, "doubles")
+    if dtype is not torch.float32:
+        raise Unsupported(f"random numbers of {str(dtype)[6:]}")
+    bits = b.add("bitwise_and", _drawn(b, shape, torch.int32, "words"), b.number((1 << 24) - 1))
+    return b.add("mul", b.cast(bits, dtype), b.number(2.0**-24))
+
+
+def _eagers_generator(generator: Any) -> None:
+    if generator is not None:
+        raise Unsupported("random numbers of a generator")
+
+
+@row("rand", "rand_like")
+def _rand(b: Importer, out: Any, *_: Any) -> int:
+    return _uniform(b, out, out.dtype)
+
+
+@row("uniform")
+def _uniform_between(b: Importer, out: Any, x: Tensor, low: Any, high: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    low, high = (torch.tensor(constant(n), dtype=out.dtype) for n in (low, high))
+    value = _uniform(b, out, out.dtype)
+    if low or high != 1:  # the sum is rounded once, as by a multiplication that adds
+        value = b.cast(value, torch.float64)
+        value = b.add("mul", value, b.number((high - low).item()))
+        value = b.add("add", value, b.number(low.item()))
+    return value
+
+
+def _chosen(b: Importer, shape: Sequence[Any], chance: float) -> int:
+    """Bools that are true with that chance."""
+    return b.add("lt", _drawn(b, shape, torch.float64, "choices"), b.number(chance))
+
+
+@row("bernoulli.p")
+def _bernoulli(b: Importer, out: Any, x: Tensor, chance: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    return _chosen(b, _sizes(out), constant(chance))
+
+
+@row("bernoulli")
+def _bernoulli_each(b: Importer, out: Any, x: Tensor, generator: Any) -> int:
+    """True with the chance that an element of `x` says."""
+    _eagers_generator(generator)
+    if not x.is_float or not x.fake.is_contiguous():
+        raise Unsupported("chances that are integers, or in another order of dims")
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    within = b.add(
+        "logical_and", b.add("ge", x.id, b.number(0.0)), b.add("le", x.id, b.number(1.0))
+    )
+    outside = b.cast(b.add("logical_not", within), torch.float32)
+    torch_data.most_of(b, outside, x.rank, 0, "a chance that is not from 0 to 1")
+    return b.add("lt", _uniform(b, out, dtype), b.cast(x.id, dtype))
+
+
+def _kept(b: Importer, x: Tensor, shape: Sequence[Any], share: Any) -> int:
+    """`x`, of which a share is 0 by chance and the rest is larger for it."""
+    share = constant(share)
+    if share == 1:
+        return b.add("mul", x.id, b.number(0.0))
+    kept = b.cast(_chosen(b, shape, 1 - share), x.dtype)
+    return b.add("mul", x.id, b.add("div", kept, b.number(1 - share)))
+
+
+def _is_idle(x: Tensor, share: Any, train: Any) -> bool:
+    return not train or constant(share) == 0 or any(is_number(n) and n == 0 for n in x.shape)
+
+
+@row("dropout")
+def _dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) -> Any:
+    return x if _is_idle(x, share, train) else _kept(b, x, _sizes(x.fake), share)
+
+
+@row("feature_dropout")
+def _feature_dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) -> Any:
+    """Whole channels are 0."""
+    if _is_idle(x, share, train):
+        return x
+    return _kept(b, x, [*x.shape[:2], *[1] * (x.rank - 2)], share)
+
+
+@row("randint", "randint_like", "randint.low", "randint_like.low_dtype")
+def _randint(b: Importer, out: Any, *arguments: Any) -> int:
+    assert b.node is not None
+    low, high = _bounds(str(b.node.target), arguments)
+    if not (is_number(low) and is_number(high)) or not 0 < high - low < _MOST_IN_A_WORD:
+        raise Unsupported("bounds that are not known, or far apart")
+    words = b.cast(_drawn(b, _sizes(out), torch.int32, "words"), torch.int64)
+    words = b.add("bitwise_and", words, b.number(0xFFFFFFFF))
+    return b.add("add", b.add("remainder", words, b.number(high - low)), b.number(low))
+
+
+def _bounds(target: str, arguments: Any) -> tuple[Any, Any]:
+    first = 1 if "_like" in target else 0  # behind the tensor
+    return arguments[first : first + 2] if ".low" in target else (0, arguments[first])
