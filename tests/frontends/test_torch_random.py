@@ -81,17 +81,39 @@ def test_between_other_bounds() -> None:
 
 
 def test_gradients() -> None:
+    """How eager code draws may be asked for the first time in the middle of a trace."""
+    torch_random._is_eagers.cache_clear()
+    tilevm.stats.reset()
+
     def function(x: Any) -> Any:
-        return (F.dropout(x.exp(), 0.3) * x).sum()
+        return (F.dropout2d(F.dropout(x.exp(), 0.3), 0.5) * x).sum()
 
     compiled = tilevm.compile(function)
     results = []
     for run in (function, compiled):
-        x = torch.linspace(-1, 1, 99, requires_grad=True)
+        x = torch.linspace(-1, 1, 96).view(4, 3, 4, 2).requires_grad_()
         torch.manual_seed(5)
         run(x).backward()
         results.append((x.grad, torch.get_rng_state()))
     torch.testing.assert_close(results[1], results[0])
+    stats = tilevm.stats()
+    assert not stats["flushes"]
+    if torch_random._is_eagers("choices"):
+        assert not stats["callouts"]
+
+
+def test_native_dropout() -> None:
+    def function(x: Any) -> Any:
+        first = torch.native_dropout(x, 0.4, True)
+        return (*first, *torch.native_dropout(x + 1, 0.4, False), *torch.native_dropout(x, 1, None))
+
+    compiled = tilevm.compile(function)
+    for rows in (5, 0, 1):
+        x = torch.randn(rows, 3)
+        expected, left = drawn(function, x, 1)
+        found, ours = drawn(compiled, x, 1)
+        torch.testing.assert_close(found, expected)
+        assert torch.equal(ours, left)
 
 
 def test_torch_compile() -> None:
@@ -147,7 +169,8 @@ def test_other_generators() -> None:
 
 
 def test_where_eager_draws_otherwise_it_stays_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    ways = {"words": (lambda: torch.zeros(700), torch_random._WAYS["words"][1])}
+    dtype, make, _ = torch_random._WAYS["words"]
+    ways = {"words": (dtype, make, lambda generator: torch.zeros(700))}
     monkeypatch.setattr(torch_random, "_WAYS", ways)
     torch_random._is_eagers.cache_clear()
     try:
@@ -180,5 +203,7 @@ def test_what_is_drawn_into() -> None:
     for wrong in (torch.empty(3), torch.empty(4, 4, dtype=torch.int32).t()[1:]):
         with pytest.raises(ValueError, match="contiguous tensors of int32 or float64"):
             recorder.draw(wrong)
-    with pytest.raises(TypeError, match="takes a tensor"):
+    with pytest.raises(TypeError, match="takes a tensor, and a generator"):
         recorder.draw(3)
+    with pytest.raises(TypeError, match="takes a tensor, and a generator"):
+        recorder.draw(words, 3)

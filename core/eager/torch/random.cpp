@@ -2,6 +2,7 @@
 #include "eager/torch/random.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <mutex>
@@ -26,8 +27,7 @@ void write(const exec::MersenneTwister& twister, at::mt19937_data_pod& data) {
   data.left_ = at::MERSENNE_STATE_N + 1 - twister.next;
 }
 
-void fill(const at::Tensor& out) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
+void fill(const at::Tensor& out, at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   auto* const own = at::check_generator<at::CPUGeneratorImpl>(generator);
   at::mt19937 engine = own->engine();
@@ -46,9 +46,11 @@ void fill(const at::Tensor& out) {
 
 }  // namespace
 
-PyObject* py_draw(PyObject*, PyObject* object) {
-  if (!THPVariable_Check(object)) {
-    PyErr_SetString(PyExc_TypeError, "draw() takes a tensor");
+PyObject* py_draw(PyObject*, PyObject* arguments) {
+  PyObject *object, *source = nullptr;
+  if (!PyArg_ParseTuple(arguments, "O|O", &object, &source)) return nullptr;
+  if (!THPVariable_Check(object) || (source != nullptr && !THPGenerator_Check(source))) {
+    PyErr_SetString(PyExc_TypeError, "draw() takes a tensor, and a generator");
     return nullptr;
   }
   const at::Tensor& out = THPVariable_Unpack(object);
@@ -59,7 +61,8 @@ PyObject* py_draw(PyObject*, PyObject* object) {
     return nullptr;
   }
   return recorded([&]() -> PyObject* {
-    fill(out);
+    fill(out, source == nullptr ? at::detail::getDefaultCPUGenerator()
+                                : THPGenerator_Unwrap(source));
     Py_RETURN_NONE;
   });
 }

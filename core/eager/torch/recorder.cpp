@@ -599,9 +599,9 @@ PyMethodDef methods[] = {
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
      "looks."},
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
-    {"draw", py_draw, METH_O,
-     "draw(tensor): fill it by PyTorch's default generator of the CPU: int32, a word each; float64, "
-     "from 0 to below 1, by two."},
+    {"draw", py_draw, METH_VARARGS,
+     "draw(tensor, generator): fill it by PyTorch's generator of the CPU, the default one if none "
+     "is given: int32, a word each; float64, from 0 to below 1, by two."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

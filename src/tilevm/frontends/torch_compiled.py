@@ -338,8 +338,7 @@ class Compiled(Dispatch):
             with torch_tracing.capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
-                    # PyTorch draws random numbers when it first imports what captures need.
-                    with capturing(self.title), _quiet(), torch.random.fork_rng(devices=[]):
+                    with capturing(self.title), _quiet():
                         capture = torch_capture.capture(
                             self._fn,
                             self._modules,

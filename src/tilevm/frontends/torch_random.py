@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.errors import RecorderError
 from tilevm.frontends import torch_callouts, torch_data
 from tilevm.frontends.torch_imported import short_name
 from tilevm.frontends.torch_ops import Tensor, Unsupported, constant, is_number, row
+from tilevm.frontends.torch_views import filled
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -27,7 +28,15 @@ _MOST_IN_A_WORD = 1 << 28  # integers from more than that many are made of two w
 _library: Any = torch.library.Library("tilevm", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _define(name: str, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
+@cache
+def _recorder() -> Any:
+    """The module that reaches PyTorch's generators. Raises: RecorderError."""
+    from tilevm.frontends.torch_eager import built
+
+    return built()
+
+
+def _define(name: str, dtype: torch.dtype) -> None:
     """An operator by which the step is known: so many draws."""
 
     def draw(n: int) -> torch.Tensor:
@@ -38,52 +47,52 @@ def _define(name: str, dtype: torch.dtype) -> Callable[[int], torch.Tensor]:
     _library.define(f"{name}(SymInt n) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
     _library.impl(name, draw, "CompositeExplicitAutograd")
     torch_callouts.FAST[f"tilevm.{name}.default"] = draw
-    return draw
 
 
-@cache
-def _recorder() -> Any:
-    from tilevm.frontends.torch_eager import built
+_OPERATORS = {torch.int32: "draw_words", torch.float64: "draw_doubles"}  # from 0 to below 1
+for _dtype, _name in _OPERATORS.items():
+    _define(_name, _dtype)
 
-    return built()
-
-
-_words = _define("draw_words", torch.int32)
-_doubles = _define("draw_doubles", torch.float64)  # from 0 to below 1
-_OPERATORS = {torch.int32: "draw_words", torch.float64: "draw_doubles"}
-
-# Each way to draw, and PyTorch's own: which differs between processors' vendors, and releases.
+# Ways to make numbers of draws, and PyTorch's own: these differ between processors' vendors.
 _N = 700
-_WAYS: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+_WAYS: dict[str, tuple[torch.dtype, Callable[[Any], Any], Callable[[Any], Any]]] = {
     "words": (
-        lambda: (_words(_N) & ((1 << 24) - 1)) * 2.0**-24,
-        lambda: torch.empty(_N).uniform_(),
+        torch.int32,
+        lambda words: (words & ((1 << 24) - 1)) * 2.0**-24,
+        lambda generator: torch.empty(_N).uniform_(generator=generator),
     ),
     "doubles": (
-        lambda: _doubles(_N),
-        lambda: torch.empty(_N, dtype=torch.float64).uniform_(),
+        torch.float64,
+        lambda numbers: numbers,
+        lambda generator: torch.empty(_N, dtype=torch.float64).uniform_(generator=generator),
     ),
     "choices": (
-        lambda: (_doubles(_N) < 0.3) * 1.0,
-        lambda: torch.empty(_N).bernoulli_(0.3),
+        torch.float64,
+        lambda numbers: (numbers < 0.3) * 1.0,
+        lambda generator: torch.empty(_N).bernoulli_(0.3, generator=generator),
     ),
 }
 
 
 @cache
 def _is_eagers(way: str) -> bool:
-    """Whether eager code draws like that here, and leaves the generator where we do."""
+    """Whether eager code draws like that here, and leaves its generator where we do."""
     try:
-        _recorder()
+        module = _recorder()
     except RecorderError:
         return False
-    found = []
-    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for draw in _WAYS[way]:
-            torch.manual_seed(7)
-            found.append((draw(), torch.get_rng_state()))
-    (ours, left), (eagers, expected) = found
-    return torch.equal(ours, eagers) and torch.equal(left, expected)
+    dtype, make, eager = _WAYS[way]
+
+    def same() -> bool:
+        ours, eagers = (torch.Generator().manual_seed(7) for _ in range(2))
+        draws = torch.empty(_N, dtype=dtype)
+        module.draw(draws, ours)
+        equal = torch.equal(make(draws), eager(eagers))
+        return equal and torch.equal(ours.get_state(), eagers.get_state())
+
+    # Another thread has no modes: this one may be in the middle of a trace.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(same).result()
 
 
 def _drawn(b: Importer, shape: Sequence[Any], dtype: torch.dtype, way: str) -> int:
@@ -184,6 +193,19 @@ def _is_idle(x: Tensor, share: Any, train: Any) -> bool:
 @row("dropout")
 def _dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) -> Any:
     return x if _is_idle(x, share, train) else _kept(b, x, _sizes(x.fake), share)
+
+
+@row("native_dropout")
+def _native_dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) -> tuple[Any, Any]:
+    """What PyTorch's decompositions make of dropout, and what it keeps; in eager code, with other
+    roundings, too.
+    """
+    if train is False:
+        return x, filled(b, True, torch.bool, x.shape)
+    rest = 1 - constant(share)
+    kept = _chosen(b, _sizes(out[1]), rest)
+    value = b.add("mul", x.id, b.cast(kept, x.dtype))
+    return b.add("mul", value, b.number(1 / rest if rest else 0.0)), kept
 
 
 @row("feature_dropout")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import linecache
 import logging
 import math
@@ -10,7 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +47,19 @@ os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[at
 @contextmanager
 def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     """All that holds for every trace, which goes through `modules`."""
+    _import_what_draws()
     with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _grouped_products():
         with _alone(modules), _of_this_thread():
             yield
+
+
+@functools.cache
+def _import_what_draws() -> None:
+    """PyTorch imports its examples of exports where it first explains one, and these make modules
+    with random parameters.
+    """
+    with suppress(ImportError), torch.random.fork_rng(devices=[]):
+        importlib.import_module("torch._export.db.examples")
 
 
 def wait_for(modules: Iterable[nn.Module]) -> None:
