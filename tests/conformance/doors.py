@@ -63,9 +63,10 @@ class Door:
                 known = {id(x) for x in inputs}
                 made = [x for x in tensors_in(result) if id(x) not in known]
                 there = [x for x in made if not pending(x)]
-                # A view of an argument is nothing that has to be computed.
-                self._unrecorded = not {_memory(x) for x in there} <= {_memory(x) for x in inputs}
-                return result
+            # A view of an argument is nothing that has to be computed. In the block, who asks for
+            # memory has it filled.
+            self._unrecorded = not {_memory(x) for x in there} <= {_memory(x) for x in inputs}
+            return result
 
         return recorded
 

@@ -2,11 +2,13 @@
 
     python -m tests.conformance.opinfo --dtype float32 --most 4
     python -m tests.conformance.opinfo --door compile --op nn.functional.gelu --all --print
+    python -m tests.conformance.opinfo --op dropout --again
     python -m tests.conformance.page
 
 Findings go to files in build/conformance, a line a sample, unless `--op` chooses; the page is made
-of these. Operators run in another process, so that a crash has the name of one. `--part 2/8` runs
-every eighth of them, from the third on; part 0 begins the files anew, others append to them.
+of these. With `--again` those of `--op` take the place of what the files say of these operators.
+Operators run in another process, so that a crash has the name of one. `--part 2/8` runs every
+eighth of them, from the third on; part 0 begins the files anew, others append to them.
 """
 
 from __future__ import annotations
@@ -101,7 +103,7 @@ def _skip(reason: str) -> judge.Finding:
     return judge.Finding(judge.SKIPPED, reason=reason)
 
 
-def parent(work: Work, folder: Path, show: bool) -> Counter[str]:
+def parent(work: Work, folder: Path, show: bool, again: bool = False) -> Counter[str]:
     """Run all of it in other processes, a new one after each crash. Gives samples by verdict."""
     total = len(work.cases())
     begin = 0
@@ -112,6 +114,11 @@ def parent(work: Work, folder: Path, show: bool) -> Counter[str]:
         path = folder / work.file
         if work.part[0] == 0:
             path.unlink(missing_ok=True)
+    elif again:
+        path = folder / work.file
+        chosen = {case.name for case in work.cases()}
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(x for x in lines if json.loads(x)["op"] not in chosen))
     with path.open("a") as file:
         while begin < total:
             last: dict[str, Any] = {"begin": begin - 1, "op": "before the first operator"}
@@ -167,6 +174,7 @@ def main() -> None:
     parser.add_argument("--door", action="append", choices=DOORS, default=[])
     parser.add_argument("--op", action="append", default=[], help="names that contain this")
     known = (*samples.DTYPES, *samples.COMPLEX)
+    parser.add_argument("--again", action="store_true", help="with --op: their lines of the files")
     parser.add_argument("--dtype", action="append", choices=known, default=[])
     parser.add_argument("--mode", action="append", choices=samples.MODES, default=[])
     parser.add_argument("--most", type=int, default=2, help="samples of an operator and dtype")
@@ -189,7 +197,7 @@ def main() -> None:
                     child(work, options.child)
                     continue
                 begin = time.monotonic()
-                counts = parent(work, options.results, options.print)
+                counts = parent(work, options.results, options.print, options.again)
                 took = time.monotonic() - begin
                 print(f"{door} {dtype} {mode}: {dict(counts)}, {took:.0f} s", flush=True)
 

@@ -103,7 +103,7 @@ def without_callouts(found: dict[tuple[str, str, str], Rows]) -> Iterator[str]:
             operators = by_operator(found.get((door, "float32", mode), []))
             if operators:
                 whole = sum(all(r["verdict"] == "ok" for r in o) for o in operators.values())
-                share = f"{100 * whole / len(operators):.0f} %"
+                share = f"{100 * whole / len(operators):.1f} %"
                 rows.append((door, mode, len(operators), whole, share))
     yield from table(("door", "mode", "operators", "without", "share"), rows)
 
@@ -181,13 +181,18 @@ def skipped(found: dict[tuple[str, str, str], Rows]) -> Iterator[str]:
     )
 
 
-def models(folder: Path) -> Iterator[str]:
-    """Architectures."""
+def models(folder: Path, page: Path) -> Iterator[str]:
+    """Architectures; where none were run, what the page says of them already."""
     path = folder / "models.jsonl"
+    title = "\n## Architectures of transformers\n"
     if not path.exists():
+        before = page.read_text() if page.exists() else ""
+        section = before.partition(title)[2].partition("\n## ")[0]
+        if section:
+            yield title + section.removesuffix("\n")
         return
     rows = lines(path)
-    yield "\n## Architectures of transformers\n"
+    yield title
     yield (
         "At tiny sizes, with random weights, float32. Inference: five calls of four sizes,\n"
         "through `tilevm.compile` and `torch.compile`. Generation: greedy, with a cache.\n"
@@ -227,8 +232,8 @@ def main() -> None:
     options = parser.parse_args()
     found = load(options.results)
     parts = (
-        counts(found), without_callouts(found), bad(found), models(options.results), needs(found),
-        skipped(found),
+        counts(found), without_callouts(found), bad(found), models(options.results, options.out),
+        needs(found), skipped(found),
     )  # fmt: skip
     text = HEAD.format(version=torch.__version__.partition("+")[0])
     options.out.write_text(text + "".join(f"{line}\n" for part in parts for line in part))

@@ -81,6 +81,32 @@ def test_a_crash_is_attributed(tmp_path: Path, monkeypatch: Any) -> None:
     assert rows[1]["reason"] == "SIGSEGV" and rows[2]["begin"] == 3
 
 
+def test_operators_that_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    work = opinfo.Work("fuse", "float32", "forward", 1, ("tanh",))
+    rows = [{"op": op, "sample": 0, "verdict": "CRASH"} for op in ("sin", "tanh", "cos")]
+    (tmp_path / work.file).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chosen = {case.name for case in work.cases()}
+    found = [{"op": op, "sample": 0, "verdict": "ok"} for op in sorted(chosen)]
+
+    def ran(*_: Any) -> Any:
+        yield from found
+        yield {"begin": len(chosen), "op": "tanh"}
+
+    monkeypatch.setattr(opinfo, "_rows", ran)
+    assert opinfo.parent(work, tmp_path, False)["ok"] == len(chosen)
+    assert page.lines(tmp_path / work.file) == rows
+    opinfo.parent(work, tmp_path, False, again=True)
+    assert page.lines(tmp_path / work.file) == [rows[0], rows[2], *found]
+
+
+def test_architectures_that_were_not_run_stay_in_the_page(tmp_path: Path) -> None:
+    before = tmp_path / "page.md"
+    before.write_text("x\n\n## Architectures of transformers\n\nAll.\n\n| a |\n\n## Next\n")
+    kept = "\n".join(page.models(tmp_path, before)) + "\n"
+    assert kept == "\n## Architectures of transformers\n\nAll.\n\n| a |\n"
+    assert not [*page.models(tmp_path, tmp_path / "none.md")]
+
+
 def test_the_page_is_made_of_findings(tmp_path: Path) -> None:
     rows = [
         {"op": "sin", "sample": 0, "verdict": "ok", "names": [], "reason": ""},
@@ -96,5 +122,5 @@ def test_the_page_is_made_of_findings(tmp_path: Path) -> None:
     )
     known = len(samples.cases("float32", "forward"))
     assert f"| compile | float32 | 3 of {known} | 1 | 1 | 0 | 0 | 1 | 0 | 0 |" in text
-    assert "| compile | forward | 3 | 1 | 33 % |" in text
+    assert "| compile | forward | 3 | 1 | 33.3 % |" in text
     assert "| `eig` | WRONG | compile | forward | n of n \\| elements | float32 |" in text
