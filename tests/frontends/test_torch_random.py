@@ -70,6 +70,14 @@ def test_as_eager_draws(name: str) -> None:
     assert not tilevm.stats()["flushes"]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 255, 65537, (1 << 28) - 1])
+def test_integers_from_all_words(count: int) -> None:
+    """Quotients are estimated: every remainder is right, the first and the last ones too."""
+    function = lambda x: torch.randint(-5, count - 5, x.shape)  # noqa: E731
+    x = torch.empty(100_000)
+    torch.testing.assert_close(drawn(tilevm.compile(function), x, 0), drawn(function, x, 0))
+
+
 def test_between_other_bounds() -> None:
     """PyTorch's compiler may add with the product, or after it is rounded."""
     function = lambda x: torch.empty_like(x).uniform_(-2.5, 3.25)  # noqa: E731

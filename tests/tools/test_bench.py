@@ -11,10 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tilevm  # noqa: E402
+from tilevm.frontends import torch_random  # noqa: E402
 from tilevm.tools import cli  # noqa: E402
 from tilevm.tools.bench import (  # noqa: E402
     SUITES,
     contestants,
+    draws,
     kernels,
     limits,
     measure,
@@ -395,3 +397,10 @@ def test_products_alone_take_the_inputs_of_the_case(case: Case) -> None:
     for x, y in zip(found, wanted, strict=True):
         assert x.shape == y.shape
         assert (x - y).abs().max() <= 0.02 * y.abs().max()  # bfloat16 has 8 bits
+
+
+def test_random_numbers_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = draws.main(["--rows", "3", "--rounds", "2"])
+    assert failed == int(not torch_random._is_eagers("choices"))
+    told = capsys.readouterr().out.splitlines()
+    assert [line[:28].strip() for line in told[1 : 1 + len(draws.CASES)]] == [*draws.CASES]

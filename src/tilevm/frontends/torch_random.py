@@ -222,9 +222,24 @@ def _randint(b: Importer, out: Any, *arguments: Any) -> int:
     low, high = _bounds(str(b.node.target), arguments)
     if not (is_number(low) and is_number(high)) or not 0 < high - low < _MOST_IN_A_WORD:
         raise Unsupported("bounds that are not known, or far apart")
-    words = b.cast(_drawn(b, _sizes(out), torch.int32, "words"), torch.int64)
-    words = b.add("bitwise_and", words, b.number(0xFFFFFFFF))
-    return b.add("add", b.add("remainder", words, b.number(high - low)), b.number(low))
+    rest = _remainder(b, _drawn(b, _sizes(out), torch.int32, "words"), high - low)
+    return b.add("add", b.cast(rest, torch.int64), b.number(low))
+
+
+def _remainder(b: Importer, words: int, count: int) -> int:
+    """int32: of unsigned words divided by `count`. In float64, where all but the quotient is exact,
+    and that at most one off: integers are divided one by one.
+    """
+
+    def shifted(value: int, where: str, bound: int, by: int) -> int:
+        moved = b.add("add", value, b.number(float(by)))
+        return b.add("where", b.add(where, value, b.number(float(bound))), moved, value)
+
+    value = shifted(b.cast(words, torch.float64), "lt", 0, 1 << 32)
+    times = b.add("floor", b.add("mul", value, b.number(1 / count)))
+    value = b.add("sub", value, b.add("mul", times, b.number(float(count))))
+    value = shifted(shifted(value, "lt", 0, count), "ge", count, -count)
+    return b.cast(value, torch.int32)
 
 
 def _bounds(target: str, arguments: Any) -> tuple[Any, Any]:
