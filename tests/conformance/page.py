@@ -188,8 +188,9 @@ def models(folder: Path, page: Path) -> Iterator[str]:
     if not path.exists():
         before = page.read_text() if page.exists() else ""
         section = before.partition(title)[2].partition("\n## ")[0]
+        older = "\nOf an earlier run than the rest.\n"
         if section:
-            yield title + section.removesuffix("\n")
+            yield title + older + section.removeprefix(older).removesuffix("\n")
         return
     rows = lines(path)
     yield title

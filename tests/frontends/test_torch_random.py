@@ -146,6 +146,43 @@ def test_a_chance_that_is_none_is_eagers_error() -> None:
             compiled(x)
 
 
+WRONG: dict[str, Callable[[Any], Any]] = {
+    "bernoulli_": lambda x: torch.empty_like(x).bernoulli_(1.5),
+    "bernoulli_ of NaN": lambda x: torch.empty_like(x).bernoulli_(torch.nan),
+    "dropout": lambda x: torch.dropout(x, 1.5, True),
+    "dropout below 0": lambda x: torch.dropout(x, -0.1, True),
+    "feature_dropout": lambda x: torch.feature_dropout(x, 1.5, True),
+    "native_dropout": lambda x: torch.native_dropout(x, 1.5, True)[0],
+    "uniform_": lambda x: torch.empty_like(x).uniform_(3, 1),
+    "uniform_ from NaN": lambda x: torch.empty_like(x).uniform_(torch.nan, 1),
+    "uniform_ to infinity": lambda x: torch.empty_like(x).uniform_(0, torch.inf),
+    "uniform_ between huge ones": lambda x: torch.empty_like(x).uniform_(-3e38, 3e38),
+    "randint": lambda x: torch.randint(5, 5, x.shape),
+    "randint beyond uint8": lambda x: torch.randint(0, 300, x.shape, dtype=torch.uint8),
+    "randint beyond bool": lambda x: torch.randint(0, 3, x.shape, dtype=torch.bool),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_eager_refuses(name: str) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        WRONG[name](torch.ones(4, 5))
+    with pytest.raises(RuntimeError) as found:
+        tilevm.compile(WRONG[name])(torch.ones(4, 5))
+    assert str(expected.value).partition("\n")[0] in str(found.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16])
+def test_integers_up_to_what_a_dtype_has(dtype: Any) -> None:
+    high = {torch.bool: 2, torch.uint8: 256, torch.float16: 2048, torch.bfloat16: 256}[dtype]
+    function = lambda x: torch.randint(0, high, x.shape, dtype=dtype)  # noqa: E731
+    x = torch.empty(5000)
+    expected = drawn(function, x, 0)
+    tilevm.stats.reset()
+    torch.testing.assert_close(drawn(tilevm.compile(function), x, 0), expected)
+    assert not tilevm.stats()["callouts"]
+
+
 def test_other_ways_stay_pytorchs() -> None:
     """Another order of dims, types whose numbers are made otherwise, numbers of two words."""
     functions = {
@@ -153,6 +190,7 @@ def test_other_ways_stay_pytorchs() -> None:
         "aten.rand.default": lambda x: torch.rand(x.shape, dtype=torch.float16),
         "aten.rand_like.default": lambda x: torch.rand_like(x.t()),
         "aten.randint.low": lambda x: torch.randint(0, 1 << 40, x.shape),
+        "aten.randint_like.low_dtype": lambda x: torch.randint_like(x.half(), 0, 5000),
     }
     for name, function in functions.items():
         compiled = tilevm.compile(function)

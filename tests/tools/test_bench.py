@@ -400,7 +400,8 @@ def test_products_alone_take_the_inputs_of_the_case(case: Case) -> None:
 
 
 def test_random_numbers_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = draws.main(["--rows", "3", "--rounds", "2"])
+    threads = torch.get_num_threads()
+    failed = draws.main(["--rows", "3", "--rounds", "2", "--threads", str(threads)])
     assert failed == int(not torch_random._is_eagers("choices"))
     told = capsys.readouterr().out.splitlines()
     assert [line[:28].strip() for line in told[1 : 1 + len(draws.CASES)]] == [*draws.CASES]

@@ -84,15 +84,24 @@ def append(
     if not all(isinstance(fake, torch.Tensor) for fake in fakes):
         raise Refused(f"{name} returns something that is not a tensor")
     types = [(short_name(f.dtype), False, tuple(b.held_shape(f))) for f in fakes]
-    first = b.program.call(len(b.result.targets), inputs, types)
     given = [i for i, value in enumerate(inputs) if value in b.complex_values]
     made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
-    b.result.targets.append(torch_complex.around(function, name, given, made))
     for i in given:
         source = re.sub(rf"\ba{i}\b", f"complex(a{i})", source)
-    b.result.sources.append(source or name)
+    function = torch_complex.around(function, name, given, made)
+    first = step(b, function, inputs, types, source or name)
     b.complex_values.update(first + i for i in made)
     return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
+
+
+def step(
+    b: Importer, function: Callable[..., Any], inputs: list[int], types: list[Any], source: str
+) -> int:
+    """Append a step; its first value. types: dtype, whether it is weak, and sizes of each."""
+    first = b.program.call(len(b.result.targets), inputs, types)
+    b.result.targets.append(function)
+    b.result.sources.append(source)
+    return first
 
 
 def bind(

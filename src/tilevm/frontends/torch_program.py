@@ -169,7 +169,7 @@ def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any
     too, our error is closer to the call: the graph's operators need not be those of the function.
     """
     run, imported = captured.run, captured.imported
-    may_draw_twice = imported.draws and bool(imported.brings or imported.targets)
+    may_draw_twice = imported.draws and bool(imported.targets)
 
     def call(*args: Any) -> Any:
         drawn = torch.get_rng_state() if may_draw_twice else None

@@ -105,9 +105,7 @@ def _drawn(b: Importer, shape: Sequence[Any], dtype: torch.dtype, way: str) -> i
     function, inputs, source = torch_callouts.bind(b, operator, name, [count])
     function.is_tilevms = True  # type: ignore[attr-defined]  # as the core asks
     types = [(short_name(dtype), False, (b.size(count),))]
-    words = b.program.call(len(b.result.targets), inputs, types)
-    b.result.targets.append(function)
-    b.result.sources.append(source)
+    words = torch_callouts.step(b, function, inputs, types, source)
     return b.add("reshape", words, shape=b.shape(shape))
 
 
@@ -134,6 +132,14 @@ def _eagers_generator(generator: Any) -> None:
         raise Unsupported("random numbers of a generator")
 
 
+def _chance(value: Any) -> float:
+    """From 0 to 1; of others PyTorch says what is wrong."""
+    chance = constant(value)
+    if not 0 <= chance <= 1:
+        raise Unsupported("a chance that is not from 0 to 1")
+    return chance
+
+
 @row("rand", "rand_like")
 def _rand(b: Importer, out: Any, *_: Any) -> int:
     return _uniform(b, out, out.dtype)
@@ -142,7 +148,11 @@ def _rand(b: Importer, out: Any, *_: Any) -> int:
 @row("uniform")
 def _uniform_between(b: Importer, out: Any, x: Tensor, low: Any, high: Any, generator: Any) -> int:
     _eagers_generator(generator)
-    low, high = (torch.tensor(constant(n), dtype=out.dtype) for n in (low, high))
+    largest = torch.finfo(out.dtype).max
+    first, last = constant(low), constant(high)
+    if not (-largest <= first <= last <= largest and last - first <= largest):
+        raise Unsupported("bounds that are no range")  # PyTorch says what is wrong
+    low, high = (torch.tensor(n, dtype=out.dtype) for n in (first, last))
     value = _uniform(b, out, out.dtype)
     if low or high != 1:  # the sum is rounded once, as by a multiplication that adds
         value = b.cast(value, torch.float64)
@@ -159,7 +169,7 @@ def _chosen(b: Importer, shape: Sequence[Any], chance: float) -> int:
 @row("bernoulli.p")
 def _bernoulli(b: Importer, out: Any, x: Tensor, chance: Any, generator: Any) -> int:
     _eagers_generator(generator)
-    return _chosen(b, _sizes(out), constant(chance))
+    return _chosen(b, _sizes(out), _chance(chance))
 
 
 @row("bernoulli")
@@ -179,7 +189,7 @@ def _bernoulli_each(b: Importer, out: Any, x: Tensor, generator: Any) -> int:
 
 def _kept(b: Importer, x: Tensor, shape: Sequence[Any], share: Any) -> int:
     """`x`, of which a share is 0 by chance and the rest is larger for it."""
-    share = constant(share)
+    share = _chance(share)
     if share == 1:
         return b.add("mul", x.id, b.number(0.0))
     kept = b.cast(_chosen(b, shape, 1 - share), x.dtype)
@@ -187,7 +197,7 @@ def _kept(b: Importer, x: Tensor, shape: Sequence[Any], share: Any) -> int:
 
 
 def _is_idle(x: Tensor, share: Any, train: Any) -> bool:
-    return not train or constant(share) == 0 or any(is_number(n) and n == 0 for n in x.shape)
+    return not train or _chance(share) == 0 or any(is_number(n) and n == 0 for n in x.shape)
 
 
 @row("dropout")
@@ -202,7 +212,7 @@ def _native_dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) ->
     """
     if train is False:
         return x, filled(b, True, torch.bool, x.shape)
-    rest = 1 - constant(share)
+    rest = 1 - _chance(share)
     kept = _chosen(b, _sizes(out[1]), rest)
     value = b.add("mul", x.id, b.cast(kept, x.dtype))
     return b.add("mul", value, b.number(1 / rest if rest else 0.0)), kept
@@ -216,14 +226,45 @@ def _feature_dropout(b: Importer, out: Any, x: Tensor, share: Any, train: Any) -
     return _kept(b, x, [*x.shape[:2], *[1] * (x.rank - 2)], share)
 
 
-@row("randint", "randint_like", "randint.low", "randint_like.low_dtype")
-def _randint(b: Importer, out: Any, *arguments: Any) -> int:
-    assert b.node is not None
-    low, high = _bounds(str(b.node.target), arguments)
+def _integers(b: Importer, out: torch.Tensor, low: Any, high: Any) -> int:
+    """From `low` to below `high`."""
     if not (is_number(low) and is_number(high)) or not 0 < high - low < _MOST_IN_A_WORD:
         raise Unsupported("bounds that are not known, or far apart")
+    if not _are_exact(low, high, out.dtype):
+        raise Unsupported("bounds beyond the dtype")  # PyTorch says so, or draws from fewer
     rest = _remainder(b, _drawn(b, _sizes(out), torch.int32, "words"), high - low)
     return b.add("add", b.cast(rest, torch.int64), b.number(low))
+
+
+def _are_exact(low: int, high: int, dtype: torch.dtype) -> bool:
+    """Whether the dtype has all integers between."""
+    if dtype.is_floating_point:
+        most = round(2 / torch.finfo(dtype).eps)
+        return -most <= low and high <= most
+    if dtype is torch.bool:
+        return low >= 0 and high <= 2
+    limits = torch.iinfo(dtype)
+    return limits.min <= low and high - 1 <= limits.max
+
+
+@row("randint")
+def _randint(b: Importer, out: Any, high: Any, *_: Any) -> int:
+    return _integers(b, out, 0, high)
+
+
+@row("randint.low")
+def _randint_from(b: Importer, out: Any, low: Any, high: Any, *_: Any) -> int:
+    return _integers(b, out, low, high)
+
+
+@row("randint_like")
+def _randint_like(b: Importer, out: Any, x: Tensor, high: Any, *_: Any) -> int:
+    return _integers(b, out, 0, high)
+
+
+@row("randint_like.low_dtype")
+def _randint_like_from(b: Importer, out: Any, x: Tensor, low: Any, high: Any, *_: Any) -> int:
+    return _integers(b, out, low, high)
 
 
 def _remainder(b: Importer, words: int, count: int) -> int:
@@ -240,8 +281,3 @@ def _remainder(b: Importer, words: int, count: int) -> int:
     value = b.add("sub", value, b.add("mul", times, b.number(float(count))))
     value = shifted(shifted(value, "lt", 0, count), "ge", count, -count)
     return b.cast(value, torch.int32)
-
-
-def _bounds(target: str, arguments: Any) -> tuple[Any, Any]:
-    first = 1 if "_like" in target else 0  # behind the tensor
-    return arguments[first : first + 2] if ".low" in target else (0, arguments[first])
