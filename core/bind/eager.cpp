@@ -2,17 +2,38 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <map>
+#include <stdexcept>
+#include <tuple>
 
 #include "bind/explain.h"
 #include "eager/engine.h"
+#include "eager/template.h"
 #include "eager/watch.h"
 
 namespace nb = nanobind;
 
 namespace tilevm::bind {
+
+namespace {
+
+eager::Condition condition(Program& program, const std::string& a, const std::string& relation,
+                           const std::string& b) {
+  using Relation = eager::Condition::Relation;
+  const SizeId left = program.sizes.parse(a), right = program.sizes.parse(b);
+  if (relation == "==") return {Relation::kEqual, left, right};
+  if (relation == "!=") return {Relation::kNotEqual, left, right};
+  if (relation == "<") return {Relation::kLess, left, right};
+  if (relation == "<=") return {Relation::kLessEqual, left, right};
+  if (relation == ">") return {Relation::kLess, right, left};
+  if (relation == ">=") return {Relation::kLessEqual, right, left};
+  throw std::invalid_argument("no such relation: " + relation);
+}
+
+}  // namespace
 
 void bind_eager(nb::module_& m) {
   m.def(
@@ -23,6 +44,27 @@ void bind_eager(nb::module_& m) {
         return nb::capsule(engine, eager::kEngineName);
       },
       "The engine that runs recorded operators, for the recorder.");
+  m.def(
+      "add_template",
+      [](const Program& program,
+         const std::vector<std::tuple<std::string, std::string, std::string>>& conditions,
+         const std::vector<std::string>& numbers,
+         const std::vector<std::vector<std::int32_t>>& orders) {
+        Program own = program;
+        std::vector<SizeId> symbols;
+        for (const std::string& text : numbers) symbols.push_back(own.sizes.parse(text));
+        std::vector<eager::Condition> parsed;
+        for (const auto& [a, relation, b] : conditions) {
+          parsed.push_back(condition(own, a, relation, b));
+        }
+        return eager::add_template(
+            std::make_unique<eager::Template>(std::move(own), std::move(parsed), std::move(symbols),
+                                              orders));
+      },
+      nb::arg("program"), nb::arg("conditions"), nb::arg("numbers"), nb::arg("orders"),
+      "Keep a program as what recorded segments may consist of, for sizes of which `conditions`\n"
+      "hold, (size, \"==\", size). numbers: its symbols that are arguments by themselves; orders:\n"
+      "of the results, how they lie in memory, dims from outermost. Returns its number.");
   m.def(
       "eager_segments",
       [] {
@@ -53,6 +95,8 @@ void bind_eager(nb::module_& m) {
       "explain shows, what it took) of each run; equal segments share the second. And the names\n"
       "of the operators on tensors that were not recorded.");
   m.def("watched_so_far", eager::watched_so_far, "How many runs and operators are noted so far.");
+  m.def("set_template_calls", eager::set_template_calls, nb::arg("count"),
+        "Calls of a kind of an operator without a row until a template is asked for; 0: never.");
   m.def("set_most_segments", eager::set_most_segments, nb::arg("count"),
         "Programs of recorded segments that are kept.");
 }

@@ -152,6 +152,7 @@ std::shared_ptr<Segment> compile(std::span<const std::uint32_t> words, std::uint
 }
 
 std::atomic<std::int64_t> most_segments{1024};
+std::atomic<std::int64_t> calls_for_template{0};
 std::atomic<std::int64_t> hits{0}, misses{0};
 
 // Programs by their words, the most recently used first.
@@ -347,6 +348,9 @@ class Runner final : public Engine {
     if (watched != nullptr) watched->eager.emplace_back(name);
   }
 
+  const Template& template_of(std::int32_t number) override { return find_template(number); }
+  std::int64_t template_calls() noexcept override { return calls_for_template; }
+
   void set_finish(bool (*finish)(Failure&) noexcept) noexcept override {
     finish_of_recorder = finish;
   }
@@ -455,6 +459,7 @@ void reset_engine_stats() noexcept {
 }
 
 void set_most_segments(std::int64_t count) noexcept { most_segments = count; }
+void set_template_calls(std::int64_t count) noexcept { calls_for_template = count; }
 
 std::vector<std::pair<std::string, std::int64_t>> flush_counts() { return flushes().all(); }
 

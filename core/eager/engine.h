@@ -1,6 +1,6 @@
 // Runs what traces have recorded: equal ones share a program, new ones are compiled on the spot.
 // The recorder is a module of its own, built against PyTorch: it reaches the core through this
-// interface, which therefore throws nothing.
+// interface, which therefore throws nothing but where a number is wrong.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace tilevm::eager {
 
-inline constexpr int kEngineVersion = 3;  // of this interface; a recorder must have the same
+inline constexpr int kEngineVersion = 4;  // of this interface; a recorder must have the same
 inline constexpr const char* kEngineName = "tilevm._core.eager_engine";  // of its capsule
 
 // Memory of an output. `owner` is given back with release().
@@ -46,6 +46,10 @@ class Engine {
   // Whether the calling thread notes what it runs; then, an operator that was not recorded.
   virtual bool watching() noexcept = 0;
   virtual void note_eager(const char* name) noexcept = 0;
+  // The template of a number that add_template() gave.
+  virtual const Template& template_of(std::int32_t number) = 0;
+  // How many calls of a kind there are before a template is asked for; 0: none is.
+  virtual std::int64_t template_calls() noexcept = 0;
   // How the calling thread writes what its recorded operators in place still owe to memory.
   virtual void set_finish(bool (*finish)(Failure& failure) noexcept) noexcept = 0;
 };
@@ -59,6 +63,7 @@ std::unique_ptr<Engine> make_engine(int (*threads)() noexcept);
 EngineStats engine_stats() noexcept;
 void reset_engine_stats() noexcept;
 void set_most_segments(std::int64_t count) noexcept;
+void set_template_calls(std::int64_t count) noexcept;
 std::vector<std::pair<std::string, std::int64_t>> flush_counts();
 // The programs held, most recently used first, as text.
 std::vector<std::string> segment_texts();

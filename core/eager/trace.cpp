@@ -13,6 +13,7 @@ using host::Geometry;
 constexpr std::uint32_t kOne = 0, kZero = 1;
 constexpr std::uint32_t kInputWord = 0x80000000;
 constexpr std::uint32_t kTargetWord = 0x40000000;  // of an output: written to an input
+constexpr std::uint32_t kTemplateWord = 0xffff;    // in the place of an operator
 constexpr std::size_t kKnown = 2048;               // power of two
 constexpr std::size_t kMostValues = 8192;
 constexpr std::size_t kMostInputs = 512;  // of a trace; beyond, operators stay eager
@@ -360,6 +361,31 @@ Value Trace::add(Op op, std::span<const Value> in, std::span<const Param> params
   return value;
 }
 
+void Trace::add(std::int32_t number, const Template& made, std::span<const Value> in,
+                Extents numbers, std::span<Value> results) {
+  std::array<Extents, 64> operands;
+  std::array<Template::Result, kMostResults> inferred;
+  const std::span<Template::Result> found(inferred.data(), results.size());
+  if (in.size() > operands.size() || results.size() > kMostResults ||
+      metas_.size() + 2 * results.size() > kMostValues) {
+    throw Unrecorded("too many operators");
+  }
+  for (std::size_t i = 0; i < in.size(); ++i) operands[i] = meta(in[i]).shape();
+  if (!made.infer({{operands.data(), in.size()}, numbers}, found)) throw Unrecorded("other sizes");
+  word(kTemplateWord | static_cast<std::uint32_t>(in.size()) << 16);
+  for (const Value v : in) word(static_cast<std::uint32_t>(v));
+  word(static_cast<std::uint32_t>(number));
+  for (const std::int64_t n : numbers) word(symbol(n));
+  operators_ += made.operators();
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    results[r] = append({found[r].dtype, false, found[r].rank, found[r].sizes});
+  }
+  // As for slices.
+  for (std::size_t r = 0; r < results.size(); ++r) {
+    results[r] = add(Op::expand, {results[r]}, {Param::sizes(Meta(meta(results[r])).shape())});
+  }
+}
+
 // Where one dim becomes several, or several one, the program learns that their product is its size:
 // runs of dims with equal products, as the number of equations and for each its symbols.
 void Trace::relate(const Meta& from, const Meta& to) {
@@ -441,7 +467,11 @@ class Reader {
         [&](std::uint32_t, std::span<const std::uint32_t> dims) {
           for (const std::uint32_t s : dims) see(s, true);
         },
-        [&](Op op, std::span<const std::uint32_t>) { scan(op); }, [](auto&&...) {});
+        [&](Op op, std::span<const std::uint32_t>) { scan(op); },
+        [&](const Template& made, std::span<const std::uint32_t>) {
+          for (const std::uint32_t s : take(made.n_numbers())) see(s, false);
+        },
+        [](auto&&...) {});
     symbol_.resize(used_.size(), shape::kNoSize);
     for (std::uint32_t s = 0; s < used_.size(); ++s) resolve(s);
     Program& p = program_;
@@ -455,6 +485,14 @@ class Reader {
           Operands operands;
           for (const std::uint32_t v : in) operands.push_back(values_[v]);
           values_.push_back(p.add(op, operands, attributes(op)));
+        },
+        [&](const Template& made, std::span<const std::uint32_t> in) {
+          Operands operands;
+          for (const std::uint32_t v : in) operands.push_back(values_[v]);
+          std::vector<SizeId> numbers;
+          for (const std::uint32_t s : take(made.n_numbers())) numbers.push_back(size(s));
+          const auto results = made.append_to(p, operands, numbers);
+          values_.insert(values_.end(), results.begin(), results.end());
         },
         [&](Value v, std::span<const std::uint32_t> order, Value target) {
           p.outputs.push_back(values_[at(v)]);
@@ -474,14 +512,20 @@ class Reader {
   }
 
  private:
-  template <class OnInput, class OnOperator, class OnOutput>
-  void walk(OnInput&& on_input, OnOperator&& on_operator, OnOutput&& on_output) {
+  template <class OnInput, class OnOperator, class OnTemplate, class OnOutput>
+  void walk(OnInput&& on_input, OnOperator&& on_operator, OnTemplate&& on_template,
+            OnOutput&& on_output) {
     next_ = 0;
     while (next_ < words_.size()) {
       const std::uint32_t word = words_[next_++];
       const std::uint32_t n = word >> 16 & 0x3fff;
       if ((word & kInputWord) != 0) {
         on_input(word, take(n));
+        continue;
+      }
+      if ((word & 0xffff) == kTemplateWord) {
+        const auto operands = take(n);
+        on_template(find_template(static_cast<std::int32_t>(take(1)[0])), operands);
         continue;
       }
       const auto op = static_cast<Op>(word & 0xffff);

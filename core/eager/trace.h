@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "eager/template.h"
 #include "host/record.h"
 #include "program/program.h"
 
@@ -86,6 +87,9 @@ class Trace {
   }
   Value add(Op op, std::span<const Value> in, std::span<const Param> params = {});
   Value cast(Value x, DType dtype);
+  // Appends what template `number` consists of, and gives its results. As add().
+  void add(std::int32_t number, const Template& made, std::span<const Value> in, Extents numbers,
+           std::span<Value> results);
   // In which an elementwise operator computes. Throws Unrecorded.
   DType common_dtype(Op op, std::span<const Value> in) const { return infer(op, in, {}).dtype; }
 
@@ -109,6 +113,7 @@ class Trace {
  private:
   friend class Reader;
 
+  static constexpr std::size_t kMostResults = 16;  // of a template
   Meta infer(Op op, std::span<const Value> in, std::span<const Param> params) const;
   void need_room() const;
   bool known_not_zero(Value v) const;

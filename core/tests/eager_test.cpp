@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "eager/engine.h"
@@ -170,6 +171,117 @@ void out_of_range() {
 
 }  // namespace
 
+namespace {
+
+// [n, m] -> [n, 2 m], both halves x but for the first `k` of n rows, which are left out; for m
+// other than n.
+std::unique_ptr<eager::Template> doubled() {
+  Program p;
+  const SizeId n = p.sizes.symbol("n"), m = p.sizes.symbol("m"), k = p.sizes.symbol("k");
+  Type type{DType::kFloat32, false, {}};
+  type.shape.push(n);
+  type.shape.push(m);
+  const ValueId x = p.input(type);
+  const ValueId pair[] = {x, x};
+  const ValueId wide = p.add(Op::concat, pair, {Attr::of_ints({1})});
+  p.outputs.push_back(p.add(Op::slice, {{wide}},
+                            {Attr::of_ints({0}), Attr::of_sizes({k}), Attr::of_sizes({n}),
+                             Attr::of_ints({1})}));
+  using Relation = eager::Condition::Relation;
+  std::vector<eager::Condition> conditions{{Relation::kNotEqual, n, m}};
+  return std::make_unique<eager::Template>(std::move(p), std::move(conditions),
+                                           std::vector<SizeId>{k},
+                                           std::vector<std::vector<std::int32_t>>{{0, 1}});
+}
+
+void templates() {
+  const auto engine = eager::make_engine([]() noexcept { return 1; });
+  const std::int32_t number = eager::add_template(doubled());
+  const eager::Template& made = engine->template_of(number);
+  check(made.n_operands() == 1 && made.n_numbers() == 1 && made.n_results() == 1, "a template");
+  const auto record_doubled = [&](Trace& trace, std::int64_t rows, std::int64_t columns,
+                                  std::int64_t left_out, std::vector<float>& x) {
+    const Value in = trace.add(Op::neg, {input(trace, dense({rows, columns}), x)});
+    Value out = eager::kNoValue;
+    trace.add(number, made, {&in, 1}, {&left_out, 1}, {&out, 1});
+    const auto shape = trace.meta(out).shape();
+    check(shape[0] == rows - left_out && shape[1] == 2 * columns, "sizes of what a template makes");
+    trace.output(trace.add(Op::mul, {out, trace.number(2.0)}), {});
+  };
+  std::vector<std::uint32_t> words;
+  for (const std::int64_t rows : {7, 12}) {
+    std::vector<float> x;
+    Trace trace;
+    record_doubled(trace, rows, 5, 3, x);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i);
+    check(words.empty() || std::ranges::equal(words, trace.words()), "one program for all sizes");
+    words.assign(trace.words().begin(), trace.words().end());
+    eager::Filled filled;
+    eager::Failure failure;
+    check(engine->run(trace, {&filled, 1}, 1, failure), failure.message.c_str());
+    bool right = filled.data != nullptr;
+    for (std::int64_t r = 0; right && r < rows - 3; ++r) {
+      for (std::int64_t c = 0; right && c < 10; ++c) {
+        float value;
+        std::memcpy(&value, filled.data + 4 * (10 * r + c), 4);
+        right = value == static_cast<float>(-2 * (5 * (r + 3) + c % 5));
+      }
+    }
+    check(right, "what a template makes");
+    engine->release(filled.owner);
+  }
+  Trace square;
+  std::vector<float> x;
+  const Value in = input(square, dense({5, 5}), x);
+  Value out = eager::kNoValue;
+  const std::int64_t left_out = 3;
+  bool refused = false;
+  try {
+    square.add(number, made, {&in, 1}, {&left_out, 1}, {&out, 1});
+  } catch (const eager::Unrecorded&) {
+    refused = true;
+  }
+  check(refused && square.operators() == 0, "sizes that a template is not for");
+}
+
+// What is no template: a call-out, a size that nothing shows, too few orders.
+void no_templates() {
+  const auto is_refused = [](auto&& change, std::size_t orders) {
+    Program p;
+    Type type{DType::kFloat32, false, {}};
+    type.shape.push(p.sizes.symbol("n"));
+    ValueId v = p.input(type);
+    change(p, v);
+    p.outputs.push_back(v);
+    try {
+      const eager::Template made(std::move(p), {}, {},
+                                 std::vector<std::vector<std::int32_t>>(orders, {0}));
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+    return false;
+  };
+  check(!is_refused([](Program&, ValueId&) {}, 1), "an operator that does nothing");
+  check(is_refused([](Program&, ValueId&) {}, 0), "no order of a result");
+  check(is_refused(
+            [](Program& p, ValueId& v) {
+              const Type type = p.type(v);
+              v = p.call(0, {{v}}, {{type}});
+            },
+            1),
+        "a call-out");
+  check(is_refused(
+            [](Program& p, ValueId& v) {
+              v = p.add(Op::iota, {}, {Attr::of_sizes({p.sizes.symbol("k")}),
+                                       Attr::of_sizes({p.sizes.constant(0)}),
+                                       Attr::of_sizes({p.sizes.constant(1)})});
+            },
+            1),
+        "a size that nothing shows");
+}
+
+}  // namespace
+
 int main() {
   words();
   inputs();
@@ -178,6 +290,8 @@ int main() {
   runs();
   reshapes();
   out_of_range();
+  templates();
+  no_templates();
   if (failures == 0) std::printf("ok\n");
   return failures == 0 ? 0 : 1;
 }

@@ -168,6 +168,18 @@ KNOBS: tuple[Knob, ...] = (
         high=INT64,
     ),
     Knob(
+        "templates",
+        int,
+        8,
+        "Operators that `tilevm.fuse` has no row for are recorded as what captured graphs make of "
+        "them, from this call of a kind on (the same operator, dtypes, ranks, other arguments): to "
+        "find out takes tens to hundreds of milliseconds once, after seconds of imports the first "
+        "time. "
+        "1: from the first call; 0: never, they run as they are.",
+        low=0,
+        high=INT64,
+    ),
+    Knob(
         "programs",
         int,
         256,

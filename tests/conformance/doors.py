@@ -15,6 +15,7 @@ from torch._dynamo.utils import counters
 import tilevm
 from tilevm.frontends.torch_eager import pending
 from tilevm.frontends.torch_graph import backend
+from tilevm.runtime import program as runtime
 
 DOORS = ("compile", "torch.compile", "fuse")
 Function = Callable[..., Any]
@@ -33,7 +34,7 @@ class Door:
     def __init__(self, name: str) -> None:
         self.name = name
         self._graphs = 0  # of Dynamo, that were run
-        self._unrecorded = False
+        self._eager: set[str] = set()  # what a block did not record
         self._callouts: Counter[str] = Counter()
         self._flushes: Counter[str] = Counter()
 
@@ -57,15 +58,23 @@ class Door:
 
     def _recorded(self, function: Function) -> Function:
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            with tilevm.fuse():
-                result = function(*args, **kwargs)
-                inputs = tensors_in((args, kwargs))
-                known = {id(x) for x in inputs}
-                made = [x for x in tensors_in(result) if id(x) not in known]
-                there = [x for x in made if not pending(x)]
+            runtime.watch_segments()
+            try:
+                with tilevm.fuse():
+                    result = function(*args, **kwargs)
+                    inputs = tensors_in((args, kwargs))
+                    known = {id(x) for x in inputs}
+                    made = [x for x in tensors_in(result) if id(x) not in known]
+                    there = [x for x in made if not pending(x)]
+                    ran, _ = runtime.watched_so_far()
+            finally:
+                _, eager = runtime.watched_segments(assembly=False)
             # A view of an argument is nothing that has to be computed. In the block, who asks for
-            # memory has it filled.
-            self._unrecorded = not {_memory(x) for x in there} <= {_memory(x) for x in inputs}
+            # memory has it filled; what is there since a long segment had to end was recorded.
+            views = {_memory(x) for x in there} <= {_memory(x) for x in inputs}
+            self._eager |= {name.removeprefix("aten::") for name in eager}
+            if not (views or ran or eager):
+                self._eager.add("not recorded")
             return result
 
         return recorded
@@ -82,7 +91,7 @@ class Door:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Notes what the calls in the block do."""
-        self._graphs, self._unrecorded = 0, False
+        self._graphs, self._eager = 0, set()
         counters.clear()
         before = tilevm.stats()
         try:
@@ -108,10 +117,8 @@ class Door:
 
     @property
     def callouts(self) -> list[str]:
-        """Operators that PyTorch ran; of `fuse`, why what was recorded so far had to run."""
+        """Operators that PyTorch ran; of `fuse` also why what was recorded so far had to run."""
         found = set(self._callouts)
         if self.name == "fuse":
-            found |= set(self._flushes) - _ENDS
-            if self._unrecorded:
-                found.add("not recorded")
+            found |= (set(self._flushes) - _ENDS) | self._eager
         return sorted(found)

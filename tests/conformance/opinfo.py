@@ -74,9 +74,10 @@ def findings(door: Door, case: samples.Case, most: int) -> Iterator[tuple[int, j
 
 
 def prepare() -> None:
-    """One thread, no limit of captures, no saved calls."""
+    """One thread, no limit of captures, no saved calls, templates from the first call on."""
     torch.set_num_threads(1)
     tilevm.config.failures = "off"
+    tilevm.config.templates = 1
     torch._dynamo.config.recompile_limit = 10_000
     torch._dynamo.config.accumulated_recompile_limit = 100_000
 

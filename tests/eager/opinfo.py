@@ -14,7 +14,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from torch.utils import _pytree as pytree
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.eager import tolerance
 
 import tilevm
 
@@ -147,9 +149,34 @@ def check(batch: Sequence[Sample]) -> list[str]:
                 wrong = differs(f, e)
             except Exception as error:
                 wrong = f"raises {type(error).__name__}: {error}"
-            if wrong:
+            if wrong and not (wrong.startswith("Tensor-likes") and _is_rounding(sample, f, e)):
                 rows.append(f"{sample.name}, {sample.form}: {wrong}")
         return rows
+
+
+def _is_rounding(sample: Sample, found: Any, expected: Any) -> bool:
+    """Whether values are as near as rounding at each operator lets them be, or as eager's are."""
+
+    def tensors(tree: Any) -> list[torch.Tensor]:
+        return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+    ours, theirs = tensors(found), tensors(expected)
+    if not tolerance.wrong(ours, theirs, lambda: tensors(sample.run())):
+        return True
+    args, kwargs = pytree.tree_map(_wide, (sample.args, sample.kwargs))
+    right = tensors(replace(sample, args=args, kwargs=kwargs).run())
+
+    def off(values: list[torch.Tensor]) -> list[float]:
+        return [
+            float((x.double() - r.double()).abs().nan_to_num(0).max()) if x.numel() else 0.0
+            for x, r in zip(values, right, strict=True)
+        ]
+
+    return all(a <= 1.5 * b for a, b in zip(off(ours), off(theirs), strict=True))
+
+
+def _wide(x: Any) -> Any:
+    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
 
 def batches(found: list[Sample], seed: int) -> list[list[Sample]]:
@@ -167,6 +194,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    tilevm.config.templates = 1
     dtypes = [getattr(torch, name) for name in options.dtype] if options.dtype else DTYPES
     found = every_sample(dtypes, 10**6 if options.all else 2, options.op)
     failed = 0

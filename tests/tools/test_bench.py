@@ -21,6 +21,7 @@ from tilevm.tools.bench import (  # noqa: E402
     limits,
     measure,
     report,
+    rowless,
     run,
 )
 from tilevm.tools.bench.case import Case, exactly  # noqa: E402
@@ -405,3 +406,14 @@ def test_random_numbers_are_measured(capsys: pytest.CaptureFixture[str]) -> None
     assert failed == int(not torch_random._is_eagers("choices"))
     told = capsys.readouterr().out.splitlines()
     assert [line[:28].strip() for line in told[1 : 1 + len(draws.CASES)]] == [*draws.CASES]
+
+
+def test_the_table_of_operators_without_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    chosen = ["--rows", "8", "--rounds", "1", "--threads", str(threads)]
+    assert rowless.main(["flip", "grid_sample", *chosen]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert [line[:24].strip() for line in told[1:3]] == ["flip", "grid_sample"]
+    assert told[3].startswith("geomean")
+    with pytest.raises(SystemExit):
+        rowless.main(["flop", *chosen])

@@ -129,6 +129,12 @@ const std::map<std::string, Row>& product_rows();
 const std::map<std::string, Row>& gather_rows();
 const std::map<std::string, Row>& loop_rows();
 const std::map<std::string, Row>& loss_rows();
+// Rows that besides write arguments, by their places.
+struct WritingRow {
+  Row row;
+  std::vector<std::size_t> written;
+};
+const std::map<std::string, WritingRow>& norm_rows();
 // Of operators that PyTorch makes of others above us: only functions of Python record them whole.
 const std::map<std::string, Row>& composite_rows();
 // All rows that the dispatcher has kernels for, with those that are text.

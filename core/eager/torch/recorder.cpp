@@ -16,6 +16,7 @@
 #include "eager/torch/python.h"
 #include "eager/torch/random.h"
 #include "eager/torch/record.h"
+#include "eager/torch/templates.h"
 
 namespace tilevm::eager {
 namespace {
@@ -82,8 +83,9 @@ void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
 
 class Recorded final : public c10::OperatorKernel {
  public:
-  Recorded(Row row, Place place, bool product = false)
-      : row_(std::move(row)), place_(place), product_(product) {}
+  // written: arguments that it writes besides.
+  Recorded(Row row, Place place, bool product = false, std::vector<std::size_t> written = {})
+      : row_(std::move(row)), place_(place), product_(product), written_(std::move(written)) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const std::size_t n_args = op.schema().arguments().size();
@@ -92,7 +94,9 @@ class Recorded final : public c10::OperatorKernel {
       return redispatch(op, keys, stack);
     }
     if (C10_LIKELY(record_row(row_, place_, product_, *stack, n_args))) return;
+    if (place_ == Place::kNew && written_.empty() && record_template(op, *stack)) return;
     if (in_place(place_)) settle(*stack, n_args);
+    for (const std::size_t i : written_) settle(*stack, n_args - i);
     if (place_ == Place::kView) return redispatch(op, keys, stack);
     finish_reads(*stack, n_args);
     run_eagerly(op, keys, stack);
@@ -124,12 +128,14 @@ class Recorded final : public c10::OperatorKernel {
     return true;
   }
 
-  // Before an operator writes to memory that was recorded as an operand.
-  static void settle(const Stack& stack, std::size_t n_args);
+  // Before an operator writes to memory that was recorded as an operand: the argument that is so
+  // many from the end.
+  static void settle(const Stack& stack, std::size_t from_end);
 
   Row row_;
   Place place_;
   bool product_;
+  std::vector<std::size_t> written_;
 };
 
 void settle_write(const at::Tensor& t) {
@@ -141,8 +147,11 @@ void settle_write(const at::Tensor& t) {
   if (mine.knows(t)) mine.flush(lock, "operand written");
 }
 
-void Recorded::settle(const Stack& stack, std::size_t n_args) {
-  settle_write(stack[stack.size() - n_args].toTensor());
+void Recorded::settle(const Stack& stack, std::size_t from_end) {
+  every_tensor(stack[stack.size() - from_end], [](const at::Tensor& t) {
+    if (t.defined()) settle_write(t);
+    return true;
+  });
 }
 
 // Operators that write: what they write to may be waiting, or what recorded operators wait for.
@@ -154,6 +163,8 @@ class Writing final : public c10::OperatorKernel {
       if (info != nullptr && info->isWrite()) written_.push_back(i);
     }
   }
+  // Where the schema does not say.
+  explicit Writing(std::vector<std::size_t> written) : written_(std::move(written)) {}
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const std::size_t n_args = op.schema().arguments().size();
     for (const std::size_t i : written_) {
@@ -175,6 +186,7 @@ class Writing final : public c10::OperatorKernel {
 
 // Every operator without a kernel of ours. Views read nothing.
 void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (record_template(op, *stack)) return;
   if (C10_UNLIKELY(Recording::mine().writes())) {
     bool view = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
     for (const c10::Argument& argument : op.schema().arguments()) {
@@ -467,6 +479,12 @@ void install_makers() {
 
 void install_rest() {
   install_makers();
+  for (const auto& [name, made] : norm_rows()) {
+    install<Recorded>("aten", name, made.row, Place::kNew, false, made.written);
+  }
+  if (find("batch_norm_update_stats")) {
+    install<Writing>("aten", "batch_norm_update_stats", std::vector<std::size_t>{1, 2});
+  }
   install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "zero_", Row(zero), Place::kFill);
@@ -514,10 +532,10 @@ void install_rest() {
 
 // ---- The module
 
-// install(engine, [(name, text), ...])
+// install(engine, [(name, text), ...], template_of)
 PyObject* py_install(PyObject*, PyObject* args) {
-  PyObject *capsule, *rows;
-  if (!PyArg_ParseTuple(args, "OO!", &capsule, &PyList_Type, &rows)) return nullptr;
+  PyObject *capsule, *rows, *asked;
+  if (!PyArg_ParseTuple(args, "OO!O", &capsule, &PyList_Type, &rows, &asked)) return nullptr;
   auto* const engine = static_cast<Engine*>(PyCapsule_GetPointer(capsule, kEngineName));
   if (engine == nullptr) return nullptr;
   return recorded([&]() -> PyObject* {
@@ -550,6 +568,7 @@ PyObject* py_install(PyObject*, PyObject* args) {
     installed_rows().insert(composite_rows().begin(), composite_rows().end());
     install_rest();
     if (!install_protocol()) return nullptr;
+    set_teacher(asked);
     Py_RETURN_NONE;
   });
 }
@@ -580,6 +599,11 @@ PyObject* py_end_block(PyObject*, PyObject* quietly) {
   });
 }
 
+PyObject* py_end_templates(PyObject*, PyObject*) {
+  set_teacher(nullptr);
+  Py_RETURN_NONE;
+}
+
 PyObject* py_flush(PyObject*, PyObject*) {
   return recorded([]() -> PyObject* {
     Recording& mine = Recording::mine();
@@ -591,7 +615,9 @@ PyObject* py_flush(PyObject*, PyObject*) {
 
 PyMethodDef methods[] = {
     {"install", py_install, METH_VARARGS,
-     "install(engine, rows): put the recorder's kernels into PyTorch's dispatcher, once."},
+     "install(engine, rows, template_of): put the recorder's kernels into PyTorch's dispatcher, "
+     "once. template_of(name, overload, arguments): the template of an operator without a row."},
+    {"end_templates", py_end_templates, METH_NOARGS, "Ask for no templates any more."},
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
     {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},

@@ -374,16 +374,28 @@ bool is_copied_at_once(Call& c) {
   return (z == nullptr || z->pending() == nullptr) && !c.recording().knows(t);
 }
 
+// As argument `i` says.
+void in_format(Call& c, Value v, std::size_t i) {
+  const Meta& m = c.meta(v);
+  const at::MemoryFormat format =
+      c.none(i) ? at::MemoryFormat::Preserve : c.arg(i).toMemoryFormat();
+  if (format == at::MemoryFormat::Preserve) return preserve(c, v);
+  if (format == at::MemoryFormat::Contiguous) return c.contiguous(v);
+  if (m.rank != (format == at::MemoryFormat::ChannelsLast ? 4 : 5)) {
+    Call::refuse("a memory format of other ranks");
+  }
+  host::Geometry g;
+  g.rank = m.rank;
+  g.sizes = m.sizes;
+  const auto strides = m.rank == 4 ? at::get_channels_last_strides_2d(m.shape())
+                                   : at::get_channels_last_strides_3d(m.shape());
+  std::ranges::copy(strides, g.strides.begin());
+  c.result(v, g);
+}
+
 void clone(Call& c) {  // self, memory_format
   if (is_copied_at_once(c)) return c.decline();
-  const Value x = c.value(std::size_t{0});
-  if (c.none(1) || c.arg(1).toMemoryFormat() == at::MemoryFormat::Preserve) {
-    preserve(c, x);
-  } else if (c.arg(1).toMemoryFormat() == at::MemoryFormat::Contiguous) {
-    c.contiguous(x);
-  } else {
-    Call::refuse("a memory format");
-  }
+  in_format(c, c.value(std::size_t{0}), 1);
 }
 
 // self, dtype, layout, device, pin_memory, non_blocking, memory_format
@@ -394,9 +406,7 @@ void to_copy(Call& c) {
   if (is_copied_at_once(c)) return c.decline();
   const Value x = c.value(std::size_t{0});
   const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
-  if (c.none(6) || c.arg(6).toMemoryFormat() == at::MemoryFormat::Preserve) return preserve(c, y);
-  if (c.arg(6).toMemoryFormat() != at::MemoryFormat::Contiguous) Call::refuse("a memory format");
-  c.contiguous(y);
+  in_format(c, y, 6);
 }
 
 std::map<std::string, Row> make_rows() {

@@ -29,7 +29,7 @@ class Avx2 : public X86 {
   static constexpr bool kMasksAreCheap = false;
   static constexpr bool kManyRegisters = false;
   static constexpr bool kInterleaves = true;
-  static constexpr bool kConverts64 = false;
+  static constexpr bool kConverts64 = true;
   static constexpr bool kRoundsBf16 = false;
 
   Avx2(asmjit::CodeHolder& holder, Owner& owner)
@@ -268,6 +268,14 @@ class Avx2 : public X86 {
   }
   I double_to_i32(const Pair& x) {
     return joined(x, [&](auto d, auto s) { a.vcvttpd2dq(d, s); });
+  }
+  // AVX2 converts no int64: they go through the mantissas of doubles, 32 and 48 bits at a time.
+  Pair double_to_i64(const Pair& x) { return {integer64(x.lo), integer64(x.hi)}; }
+  Pair i64_to_double(const Pair& x) { return {real64(x.lo), real64(x.hi)}; }
+  Pair to_i64(const F& x) { return double_to_i64(to_double(x)); }
+  // By way of doubles, which round nothing: what float32 has no place for decides there.
+  F to_f32(const Pair& x) {
+    return from_double(i64_to_double({sticky64(x.lo), sticky64(x.hi)}));
   }
   F finite_or_zero(const F& x) {  // x - x is 0 for what is finite, else NaN
     const F s = in_register(x);
@@ -676,6 +684,38 @@ class Avx2 : public X86 {
     F r = fresh();
     source(yes, [&](const auto& y) { a.vblendvpd(ymm(r), ymm(n), y, ymm(c)); });
     return r;
+  }
+  F f64(double c) { return i64(std::bit_cast<std::int64_t>(c)); }
+  // Of doubles, towards zero; the lowest int64 if out of range.
+  F integer64(const F& x) {
+    const F t = truncpd(x);
+    const F upper = floorpd(mulpd(t, f64(0x1p-32)));
+    const F lower = subpd(t, mulpd(upper, f64(0x1p32)));
+    const F high = in_place(addpd(upper, f64(0x1.8p52)), [&](auto d, auto s) { a.vpsllq(d, s, 32); });
+    const F low = and64(addpd(lower, f64(0x1p52)), i64(0xffffffff));
+    const auto below = [&](auto d, auto s, const auto& u) { a.vcmppd(d, s, u, 17); };
+    const auto at_least = [&](auto d, auto s, const auto& u) { a.vcmppd(d, s, u, 29); };
+    const F inside =
+        and64(binary(t, f64(0x1p63), below), binary(t, f64(-0x1p63), at_least));
+    return blend64(inside, or64(high, low), i64(INT64_MIN));
+  }
+  // To the nearest double: upper 16 and lower 48 bits, in mantissas whose last place is theirs.
+  F real64(const F& x) {
+    const F s = in_register(x);
+    const F zero = in_register(i64(0));
+    const F high = fresh();
+    a.vpsrad(ymm(high), ymm(s), 16);
+    a.vpblendw(ymm(high), ymm(high), ymm(zero), 0x33);
+    const F low = fresh();
+    source(f64(0x1p52), [&](const auto& t) { a.vpblendw(ymm(low), ymm(s), t, 0x88); });
+    return addpd(subpd(add64(high, f64(0x1.8p68)), f64(0x1.8p68 + 0x1p52)), low);
+  }
+  // Integers beyond 53 bits with one in the place of their last 11, if any of those is one.
+  F sticky64(const F& x) {
+    const F rest = add64(and64(x, i64(2047)), i64(2047));
+    const F cut = and64(or64(rest, x), i64(-2048));
+    const F most = i64((std::int64_t{1} << 53) - 1), least = i64(-(std::int64_t{1} << 53));
+    return blend64(or64(greater64(x, most), greater64(least, x)), cut, x);
   }
   // The low halves of 64-bit lanes, in order.
   F even_lanes(const Pair& x) {

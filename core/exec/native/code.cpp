@@ -380,6 +380,7 @@ class Run {
            one.cls == other.cls && a.x_stride == 8 && b.x_stride == 8 && a.y_stride == b.y_stride &&
            a.reduced[0] == b.reduced[0] &&
            std::equal(a.outer, a.outer + launch_.space.n_outer, b.outer) &&
+           (a.base != nullptr && b.base != nullptr) &&
            (a.base == b.base + bytes || b.base == a.base + bytes);
   }
 

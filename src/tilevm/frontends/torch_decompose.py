@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -62,6 +62,9 @@ def foreach() -> dict[OpOverload, Callable[..., Any]]:
 
 def _is_foreach(target: OpOverload) -> bool:
     return target._schema.name.startswith("aten::_foreach_") and target in foreach()
+
+
+Meanings = Mapping[Any, Callable[..., Any]]
 
 
 class _Kept(Exception):
@@ -137,8 +140,10 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return node
 
 
-def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
-    """PyTorch's decompositions. Raises: _Kept, if we use none."""
+def _meanings(target: OpOverload, more: Meanings | None = None) -> list[Callable[..., Any]]:
+    """PyTorch's decompositions, or those of `more`. Raises: _Kept, if we use none."""
+    if more and target in more:
+        return [more[target]]
     if _is_foreach(target):
         return [foreach()[target]]
     if target._schema.name.removeprefix("aten::") not in NAMES:
@@ -154,9 +159,13 @@ def _meanings(target: OpOverload) -> list[Callable[..., Any]]:
     return found
 
 
-def decomposed(graph: torch.fx.Graph) -> torch.fx.Graph:
-    """`graph`, or a copy without the operators of NAMES that consist of operators of the table."""
-    if not any(_is_wanted(node) for node in graph.nodes):
+def decomposed(graph: torch.fx.Graph, more: Meanings | None = None) -> torch.fx.Graph:
+    """`graph`, or a copy without the operators of NAMES that consist of operators of the table.
+
+    more: others, and what they consist of.
+    """
+    more = more or {}
+    if not any(_is_wanted(node, more) for node in graph.nodes):
         return graph
     made = torch.fx.Graph(graph.owning_module)
     result = made.graph_copy(graph, {})
@@ -164,18 +173,18 @@ def decomposed(graph: torch.fx.Graph) -> torch.fx.Graph:
     (new,), (old,) = made.find_nodes(op="output"), graph.find_nodes(op="output")
     new.meta.update(old.meta)
     for node in list(made.nodes):
-        if _is_wanted(node):
-            any(_replace(made, node, meaning) for meaning in _meanings(node.target))
+        if _is_wanted(node, more):
+            any(_replace(made, node, meaning) for meaning in _meanings(node.target, more))
     return made
 
 
-def _is_wanted(node: torch.fx.Node) -> bool:
+def _is_wanted(node: torch.fx.Node, more: Meanings) -> bool:
     target = node.target
     return (
         isinstance(target, OpOverload)
         and not _has_row(target, (_held(node.args), _held(node.kwargs), node.meta.get("val")))
         and target.namespace == "aten"
-        and (target._schema.name[6:] in NAMES or _is_foreach(target))
+        and (target._schema.name[6:] in NAMES or target in more or _is_foreach(target))
     )
 
 

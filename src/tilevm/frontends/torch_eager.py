@@ -31,6 +31,7 @@ _REMEDY = (
     "pip install --no-build-isolation --no-deps --force-reinstall --no-binary tilevm tilevm "
     "(from a checkout: make build)"
 )
+_ANSWER_S = 60.0  # where it needs what the asking thread holds, there is none
 _lock = threading.Lock()
 _module: Any = None
 
@@ -95,14 +96,33 @@ def built() -> Any:
 
 def _load() -> Any:
     module = built()
-    module.install(runtime.eager_engine(), _rows())
+    module.install(runtime.eager_engine(), _rows(), _template_of)
     _let_through()
     _finish_before_saving(module.flush)
     _check(module)
     # What waits is of the process that recorded it; a child has no block that would end.
     os.register_at_fork(before=module.flush, after_in_child=module.leave)
     atexit.register(module.flush)
+    atexit.register(module.end_templates)
     return module
+
+
+def _template_of(name: str, overload: str, arguments: list[Any]) -> int:
+    """The number of what is recorded for `aten.name.overload` called like this; -1: nothing.
+
+    In a thread of its own, which sees nothing of what the caller is in the middle of.
+    """
+    answer = [-1]
+
+    def ask() -> None:
+        from tilevm.frontends import torch_templates
+
+        answer[0] = torch_templates.template_of(name, overload, arguments)
+
+    thread = threading.Thread(target=ask, name="tilevm.fuse asks", daemon=True)
+    thread.start()
+    thread.join(_ANSWER_S)
+    return answer[0]
 
 
 def _let_through() -> None:

@@ -241,6 +241,7 @@ def _configure(knobs: Mapping[str, Any]) -> None:
     _core.set_code_memory(knobs["code_memory"])
     _core.set_most_variants(knobs["variants"])
     _core.set_most_segments(knobs["segments"])
+    _core.set_template_calls(knobs["templates"])
     _core.set_log_level(knobs["debug"])
 
 
@@ -389,6 +390,25 @@ atexit.register(_core.hand_over_lines)
 def eager_engine() -> object:
     """What runs the operators that the recorder of eager code noted."""
     return _core.eager_engine()
+
+
+def add_template(
+    program: Program,
+    conditions: Sequence[tuple[int | str, str, int | str]],
+    numbers: Sequence[int | str],
+    orders: Sequence[Sequence[int]],
+) -> int:
+    """Keep a program that recorded segments may have in the place of an operator; its number.
+
+    conditions: what must hold of sizes: (size, "<=", size). numbers: symbols that are arguments.
+    orders: dims of each result, from outermost. Raises: ValueError, where neither inputs nor
+    numbers show a size, or it has call-outs.
+    """
+    texts = [(str(a), relation, str(b)) for a, relation, b in conditions]
+    number: int = _core.add_template(
+        program, texts, [str(n) for n in numbers], [list(order) for order in orders]
+    )
+    return number
 
 
 def eager_segments() -> list[str]:

@@ -1,0 +1,367 @@
+#include "eager/torch/templates.h"
+
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/tensor_memoryformats.h>
+
+#include <atomic>
+#include <bit>
+#include <unordered_map>
+
+#include "eager/torch/record.h"
+#include "host/views.h"
+
+namespace tilevm::eager {
+namespace {
+
+using c10::IValue;
+
+constexpr std::size_t kMostKinds = 64;     // of calls of one operator
+constexpr int kMostTemplates = 4;          // of one kind of call, which differ in conditions
+constexpr std::size_t kMostOperands = 32;  // tensors
+// Integers that operators take for sizes and that are no tensor's: smaller ones are paddings,
+// strides and the like, few of which there are.
+constexpr std::int64_t kLeastSize = 9;
+
+// What a kind of call is: dtypes, ranks, layouts, which sizes are 0, 1 or equal; other arguments.
+using Key = std::vector<std::int64_t>;
+struct HashOfKey {
+  std::size_t operator()(const Key& key) const noexcept {
+    std::uint64_t h = 0x243F6A8885A308D3;
+    for (const std::int64_t v : key) {
+      h = (std::rotl(h, 5) ^ static_cast<std::uint64_t>(v)) * 0x9E3779B97F4A7C15;
+    }
+    return h ^ h >> 32;
+  }
+};
+
+struct Entry {
+  std::int32_t number = -1;
+  const Template* made = nullptr;
+};
+struct Kind {
+  std::int64_t calls = 0;
+  int asked = 0;
+  std::array<Entry, kMostTemplates> entries;
+  int n_entries = 0;
+};
+struct OfOperator {
+  bool suits = false;
+  std::unordered_map<Key, Kind, HashOfKey> kinds;
+};
+struct Known {
+  std::mutex mutex;
+  std::unordered_map<const c10::FunctionSchema*, OfOperator> operators;
+};
+Known& known() {
+  static auto* const made = new Known;
+  return *made;
+}
+
+PyObject* teacher = nullptr;
+std::atomic<bool> has_teacher{false};
+
+bool are_tensors(const std::vector<c10::Argument>& returns) {
+  const c10::TypePtr tensor = c10::TensorType::get();
+  if (returns.size() == 1 && *returns[0].type() == *c10::ListType::create(tensor)) return true;
+  return !returns.empty() && std::ranges::all_of(returns, [&](const c10::Argument& r) {
+    return *r.type() == *tensor;
+  });
+}
+
+// Whether an operator takes and makes tensors, shares and writes no memory, and does not consist of
+// operators that are recorded themselves.
+bool is_suitable(const c10::OperatorHandle& op) {
+  const c10::FunctionSchema& schema = op.schema();
+  const std::string& name = schema.name();
+  if (!name.starts_with("aten::") || name.starts_with("aten::_foreach_")) return false;
+  if (name == "aten::clone" || name == "aten::_to_copy") return false;  // see is_copied_at_once
+  if (name.ends_with("_batch_norm")) return false;  // which writes what its schema does not say
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  for (const auto* const part : {&schema.arguments(), &schema.returns()}) {
+    for (const c10::Argument& argument : *part) {
+      if (argument.alias_info() != nullptr) return false;
+    }
+  }
+  return are_tensors(schema.returns());
+}
+
+// Tells one kind of call from others, and which tensors there are.
+class Reader {
+ public:
+  Key key;
+  c10::SmallVector<const at::Tensor*, 8> tensors;
+  c10::SmallVector<std::int64_t, 8> numbers;  // that are sizes
+
+  // Before add(): sizes of tensors, which integers may be as well. False: there is an unusual one.
+  bool see(const IValue& v) {
+    return every_tensor(v, [&](const at::Tensor& t) {
+      if (!is_plain(t)) return false;
+      for (const std::int64_t size : t.sizes()) place_of(size);
+      return true;
+    });
+  }
+  bool is_size(std::int64_t v) const {
+    return v >= kLeastSize || (v > 1 && std::ranges::find(sizes_, v) != sizes_.end());
+  }
+
+  // False: an argument is nothing that a template could have. sizes: integers are sizes.
+  bool add(const IValue& v, bool sizes) {
+    if (v.isTensor()) return add(v.toTensor());
+    if (v.isNone()) return push({0});
+    if (v.isDouble()) return push({1, std::bit_cast<std::int64_t>(v.toDouble())});
+    if (v.isInt() && sizes && is_size(v.toInt())) {
+      numbers.push_back(v.toInt());
+      return push({7, place_of(v.toInt())});
+    }
+    if (v.isInt()) return push({2, v.toInt()});
+    if (v.isBool()) return push({3, v.toBool() ? 1 : 0});
+    if (v.isString()) {
+      const std::string& text = v.toStringRef();
+      push({4, static_cast<std::int64_t>(text.size())});
+      for (const char c : text) key.push_back(c);
+      return true;
+    }
+    if (!v.isList()) return false;
+    const auto items = v.toListRef();
+    push({5, static_cast<std::int64_t>(items.size())});
+    return std::ranges::all_of(items, [&](const IValue& item) { return add(item, sizes); });
+  }
+
+ private:
+  bool push(std::initializer_list<std::int64_t> values) {
+    key.insert(key.end(), values);
+    return true;
+  }
+
+  bool add(const at::Tensor& t) {
+    if (!t.defined()) return push({0});
+    if (tensors.size() == kMostOperands || t.dim() > kMaxRank ||
+        dtype_of(t.scalar_type()) == DType::kOpaque || !t.is_non_overlapping_and_dense()) {
+      return false;
+    }
+    tensors.push_back(&t);
+    push({6, static_cast<std::int64_t>(t.scalar_type()), t.dim()});
+    for (const std::int64_t size : t.sizes()) key.push_back(size < 2 ? size : 2 + place_of(size));
+    if (is_row_major(t)) return true;
+    // Some operators keep strides of dims of one element, whatever they are.
+    if (std::ranges::any_of(t.sizes(), [](std::int64_t size) { return size < 2; })) return false;
+    const auto strides = t.strides();
+    for (std::size_t d = 0; d < strides.size(); ++d) {
+      std::int64_t outer = 0;  // dims that lie outside of this one
+      for (std::size_t e = 0; e < strides.size(); ++e) {
+        outer += strides[e] > strides[d] || (strides[e] == strides[d] && e < d) ? 1 : 0;
+      }
+      key.push_back(-1 - outer);
+    }
+    return true;
+  }
+
+  static bool is_row_major(const at::Tensor& t) {
+    std::int64_t stride = 1;
+    for (std::int64_t d = t.dim() - 1; d >= 0; --d) {
+      if (t.stride(d) != stride) return false;
+      stride *= std::max<std::int64_t>(t.size(d), 1);
+    }
+    return true;
+  }
+
+  // Of a size among those that differ.
+  std::int64_t place_of(std::int64_t size) {
+    const auto found = std::ranges::find(sizes_, size);
+    if (found == sizes_.end()) sizes_.push_back(size);
+    return std::distance(sizes_.begin(), std::ranges::find(sizes_, size));
+  }
+
+  c10::SmallVector<std::int64_t, 16> sizes_;
+};
+
+c10::TypePtr without_none(const c10::TypePtr& type) {
+  return type->kind() == c10::TypeKind::OptionalType ? type->containedType(0) : type;
+}
+
+// Whether integers of an argument are sizes, by its schema.
+bool takes_sizes(const c10::TypePtr& type) {
+  const c10::TypePtr plain = without_none(type);
+  if (plain->kind() != c10::TypeKind::ListType) return plain->kind() == c10::TypeKind::SymIntType;
+  return plain->containedType(0)->kind() == c10::TypeKind::SymIntType;
+}
+
+// A new reference; null with Python's error set. Sizes are tuples of one integer.
+PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Reader& call) {
+  if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) Py_RETURN_NONE;
+  if (v.isTensor()) return THPVariable_Wrap(v.toTensor());
+  if (v.isDouble()) return PyFloat_FromDouble(v.toDouble());
+  if (v.isBool()) return PyBool_FromLong(v.toBool());
+  if (v.isString()) return PyUnicode_FromString(v.toStringRef().c_str());
+  const c10::TypePtr plain = without_none(type);
+  if (v.isInt()) {
+    switch (plain->kind()) {
+      case c10::TypeKind::SymIntType:
+        if (call.is_size(v.toInt())) return Py_BuildValue("(L)", v.toInt());
+        return PyLong_FromLongLong(v.toInt());
+      case c10::TypeKind::ScalarTypeType:
+        return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(v.toScalarType())));
+      case c10::TypeKind::LayoutType:
+        return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPLayout(v.toLayout())));
+      case c10::TypeKind::MemoryFormatType:
+        return Py_NewRef(torch::utils::getTHPMemoryFormat(v.toMemoryFormat()));
+      default:
+        return PyLong_FromLongLong(v.toInt());
+    }
+  }
+  const auto items = v.toListRef();
+  PyObject* const list = PyList_New(static_cast<Py_ssize_t>(items.size()));
+  for (std::size_t i = 0; list != nullptr && i < items.size(); ++i) {
+    PyObject* const item = python_of(items[i], plain->containedType(0), call);
+    if (item == nullptr) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), item);
+  }
+  return list;
+}
+
+class Locked {
+ public:
+  Locked() : state_(PyGILState_Ensure()) {}
+  ~Locked() { PyGILState_Release(state_); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
+std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
+                 const Reader& call) {
+  if (!has_teacher.load(std::memory_order_acquire)) return -1;
+  const Locked locked;
+  if (teacher == nullptr) return -1;
+  const auto& arguments = op.schema().arguments();
+  PyObject* const given = PyList_New(static_cast<Py_ssize_t>(arguments.size()));
+  PyObject* answer = given;
+  for (std::size_t i = 0; answer != nullptr && i < arguments.size(); ++i) {
+    answer = python_of(stack[stack.size() - arguments.size() + i], arguments[i].real_type(), call);
+    if (answer != nullptr) PyList_SET_ITEM(given, static_cast<Py_ssize_t>(i), answer);
+  }
+  if (answer != nullptr) {
+    answer = PyObject_CallFunction(teacher, "ssO", op.schema().name().c_str() + 6,
+                                   op.schema().overload_name().c_str(), given);
+  }
+  Py_XDECREF(given);
+  const long number = answer != nullptr ? PyLong_AsLong(answer) : -1;
+  Py_XDECREF(answer);
+  if (PyErr_Occurred() != nullptr) {
+    // The operator runs as it is; whoever interrupted finds that behind it.
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) PyErr_SetInterrupt();
+    PyErr_Clear();
+    return -1;
+  }
+  return static_cast<std::int32_t>(number);
+}
+
+bool record(const Entry& entry, const Reader& call, bool list, torch::jit::Stack& stack,
+            std::size_t n_args) {
+  struct {
+    const Entry& entry;
+    const Reader& call;
+    bool list;
+  } const it{entry, call, list};
+  const Row row = [&it](Call& c) {
+    c10::SmallVector<Value, 8> operands;
+    for (const at::Tensor* const t : it.call.tensors) operands.push_back(c.value(*t));
+    std::array<Value, kMostResults> results{};
+    const std::span<Value> made(results.data(), it.entry.made->n_results());
+    const auto& numbers = it.call.numbers;
+    c.trace().add(it.entry.number, *it.entry.made, operands, {numbers.data(), numbers.size()},
+                  made);
+    for (std::size_t r = 0; r < made.size(); ++r) {
+      host::Geometry g;
+      g.rank = c.meta(made[r]).rank;
+      g.sizes = c.meta(made[r]).sizes;
+      if (g.empty()) {
+        c.contiguous(made[r]);
+        continue;
+      }
+      host::set_strides_in_order(g, it.entry.made->order(r));
+      c.result(made[r], g);
+    }
+    if (it.list) c.list();
+  };
+  return record_row(row, Place::kNew, entry.made->has_product(), stack, n_args);
+}
+
+}  // namespace
+
+void set_teacher(PyObject* asked) {
+  has_teacher.store(asked != nullptr, std::memory_order_release);
+  Py_XINCREF(asked);
+  Py_XSETREF(teacher, asked);
+}
+
+bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const std::int64_t after = engine().template_calls();
+  if (after == 0) return false;
+  const c10::FunctionSchema* const schema = &op.schema();
+  const std::size_t n_args = schema->arguments().size();
+  OfOperator* of = nullptr;
+  {
+    const std::lock_guard lock(known().mutex);
+    const auto [found, is_new] = known().operators.try_emplace(schema);
+    of = &found->second;
+    if (is_new) of->suits = is_suitable(op);
+    if (!of->suits) return false;
+  }
+  Reader call;
+  const std::size_t first = stack.size() - n_args;
+  for (std::size_t i = 0; i < n_args; ++i) {
+    if (!call.see(stack[first + i])) return false;
+  }
+  for (std::size_t i = 0; i < n_args; ++i) {
+    if (!call.add(stack[first + i], takes_sizes(schema->arguments()[i].real_type()))) return false;
+  }
+  if (call.tensors.empty()) return false;
+  c10::SmallVector<Extents, 8> sizes;
+  for (const at::Tensor* const t : call.tensors) {
+    sizes.push_back({t->sizes().data(), t->sizes().size()});
+  }
+  const Sized given{{sizes.data(), sizes.size()}, {call.numbers.data(), call.numbers.size()}};
+  const bool list = schema->returns()[0].type()->kind() == c10::TypeKind::ListType;
+  while (true) {
+    std::array<Entry, kMostTemplates> entries;
+    int n_entries = 0;
+    {
+      const std::lock_guard lock(known().mutex);
+      const auto found = of->kinds.find(call.key);
+      if (found == of->kinds.end() && of->kinds.size() == kMostKinds) return false;
+      Kind& kind = found != of->kinds.end() ? found->second : of->kinds[call.key];
+      entries = kind.entries;
+      n_entries = kind.n_entries;
+      ++kind.calls;
+    }
+    for (int e = 0; e < n_entries; ++e) {
+      const Entry& entry = entries[static_cast<std::size_t>(e)];
+      if (!entry.made->fits(given)) continue;
+      return record(entry, call, list, stack, n_args);
+    }
+    {
+      const std::lock_guard lock(known().mutex);
+      Kind& kind = of->kinds[call.key];
+      if (kind.calls < after || kind.asked == kMostTemplates) return false;
+      ++kind.asked;
+    }
+    const std::int32_t number = ask(op, stack, call);
+    const Template* const made = number < 0 ? nullptr : &engine().template_of(number);
+    const bool suits =
+        made != nullptr && made->n_results() <= kMostResults && made->fits(given);
+    const std::lock_guard lock(known().mutex);
+    Kind& kind = of->kinds[call.key];
+    if (!suits) kind.asked = kMostTemplates;  // the next answer would be the same
+    if (!suits || kind.n_entries == kMostTemplates) return false;
+    kind.entries[static_cast<std::size_t>(kind.n_entries++)] = {number, made};
+  }
+}
+
+}  // namespace tilevm::eager

@@ -1,0 +1,239 @@
+"""Operators that `tilevm.fuse` has no row for: as what captured graphs make of them.
+
+The recorder asks here for each kind of call: an operator, the dtypes, ranks and layouts of its
+tensors, which of their sizes are 0, 1 or equal, and its other arguments. The answer is a program
+over the sizes, which the core puts into segments wherever the operator is called like that.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]  # has no types
+import torch
+import torch.fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.source import ConstantSource
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from tilevm import log
+from tilevm.frontends import torch_convolutions, torch_decompose, torch_gradients, torch_imported
+from tilevm.frontends.torch_import import Importer
+from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_sizes import Sizes
+from tilevm.runtime import program as runtime
+
+NOTHING = -1
+Condition = tuple[int | str, str, int | str]  # of sizes
+# What data or a generator decide is no function of the sizes and elements alone.
+_TAGS = {
+    torch.Tag.nondeterministic_seeded,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.data_dependent_output,
+}
+# Eager code raises where integers are divided by zero, not when somebody looks.
+_DIVISIONS = {"floor_divide", "remainder", "fmod", "div", "divide"}
+_RELATIONS = {
+    sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
+}  # fmt: skip
+_fakes_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def template_of(name: str, overload: str, arguments: Sequence[Any]) -> int:
+    """The number of what stands for `aten.name.overload` where it is called like this; -1: nothing.
+
+    arguments: in the order of the schema, sizes that may be others in tuples of one; of tensors,
+    only types and layouts are looked at.
+    """
+    try:
+        return _template(name, overload, arguments)
+    except Exception as reason:  # PyTorch runs the operator, or says what is wrong with it
+        log.tell(3, "fuse: aten.%s.%s stays PyTorch's: %s", name, overload, reason)
+        return NOTHING
+
+
+def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
+    target: OpOverload = getattr(getattr(torch.ops.aten, name), overload or "default")
+    tensors = [x for x in _leaves(arguments) if isinstance(x, torch.Tensor)]
+    numbers = [x[0] for x in _leaves(arguments) if isinstance(x, tuple)]
+    if not _TAGS.isdisjoint(target.tags) and not _drops_nothing(target, arguments):
+        raise Refused("its results are not of the arguments alone")
+    if name in _DIVISIONS and not any(x.is_floating_point() for x in tensors):
+        raise Refused("a division of integers")
+    examples = [_like(x) for x in tensors]
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment)
+    fakes = [_fake(mode, x, i) for i, x in enumerate(examples)]
+    symbols = [_symbol(environment, x, i) for i, x in enumerate(numbers)]
+    with _without_errors(), mode, enable_python_dispatcher():
+        value = _call(target, arguments, fakes, symbols)
+    results = _listed(value)
+    graph = _graph(target, arguments, fakes, symbols, value)
+    with _without_errors(), enable_python_dispatcher():
+        graph = torch_decompose.decomposed(graph, torch_gradients.decompositions())
+        number = _imported(graph, fakes, symbols, results)
+    _compare(_listed(_call(target, arguments, examples, numbers)), results)
+    return number
+
+
+def _call(target: OpOverload, arguments: Any, tensors: list[Any], numbers: list[Any]) -> Any:
+    """The operator with others in the place of tensors and sizes."""
+    given, named = _given(target, _replaced(arguments, iter(tensors), iter(numbers)))
+    with torch.no_grad():
+        return target(*given, **named)
+
+
+def _given(target: OpOverload, arguments: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """By position and by name, as the schema wants them."""
+    schema = target._schema.arguments
+    named = {a.name: x for a, x in zip(schema, arguments, strict=True) if a.kwarg_only}
+    return tuple(x for a, x in zip(schema, arguments, strict=True) if not a.kwarg_only), named
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, tuple | list) else [value]
+
+
+def _drops_nothing(target: OpOverload, arguments: Sequence[Any]) -> bool:
+    """Whether all that is random of an operator is a dropout, which drops nothing here."""
+    chances = [
+        x for a, x in zip(target._schema.arguments, arguments, strict=True) if a.name == "dropout_p"
+    ]
+    return bool(chances) and not any(chances)
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    for x in arguments:
+        if isinstance(x, list):
+            yield from _leaves(x)
+        else:
+            yield x
+
+
+def _replaced(arguments: Any, tensors: Iterator[Any], numbers: Iterator[Any]) -> list[Any]:
+    """Arguments with others in the place of tensors and of sizes, in order."""
+
+    def other(x: Any) -> Any:
+        if isinstance(x, list):
+            return [other(item) for item in x]
+        if isinstance(x, torch.Tensor):
+            return next(tensors)
+        return next(numbers) if isinstance(x, tuple) else x
+
+    return [other(x) for x in arguments]
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    """A tensor that lies in memory as `x`, which may wait to be filled. Zeros: valid indices."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
+
+
+def _fake(mode: FakeTensorMode, example: torch.Tensor, number: int) -> Any:
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * example.dim())
+    source = ConstantSource(f"x{number}")
+    return mode.from_tensor(example, symbolic_context=context, source=source)
+
+
+@contextmanager
+def _without_errors() -> Iterator[None]:
+    """PyTorch logs errors of metadata, which are no news here."""
+    before = _fakes_log.level
+    _fakes_log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        _fakes_log.setLevel(before)
+
+
+def _symbol(environment: Any, size: int, number: int) -> Any:
+    source = ConstantSource(f"n{number}")
+    symbol = environment.create_symbol(size, source, DimDynamic.DUCK, None)
+    return environment.create_symintnode(symbol, hint=size, source=source)
+
+
+def _graph(
+    target: OpOverload, arguments: Any, fakes: list[Any], symbols: list[Any], value: Any
+) -> torch.fx.Graph:
+    """The operator alone."""
+    graph = torch.fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(len(fakes) + len(symbols))]
+    for node, value_of in zip(nodes, [*fakes, *symbols], strict=True):
+        node.meta["val"] = value_of
+    tensors, sizes = nodes[: len(fakes)], nodes[len(fakes) :]
+    given, named = _given(target, _replaced(arguments, iter(tensors), iter(sizes)))
+    call = graph.call_function(target, given, named)
+    call.meta["val"] = value
+    made = [call]
+    if isinstance(value, tuple | list):
+        made = [graph.call_function(operator.getitem, (call, i)) for i in range(len(value))]
+        for node, result in zip(made, value, strict=True):
+            node.meta["val"] = result
+    graph.output(tuple(made))
+    return graph
+
+
+def _imported(
+    graph: torch.fx.Graph, fakes: list[Any], symbols: list[Any], results: list[Any]
+) -> int:
+    """The graph as a template of the core. Raises: Refused."""
+    environment = fakes[0].fake_mode.shape_env
+    sizes = Sizes([*fakes, *symbols], environment)
+    importer = Importer(graph, sizes, may_unify=False, compile_inner=_no_graphs)
+    importer.inputs(graph.find_nodes(op="placeholder")[: len(fakes)], fakes)
+    torch_convolutions.images(importer)
+    importer.run()
+    result = importer.result
+    for call in result.callouts:
+        raise Refused(f"{call.name}: {call.reason}")
+    (output,) = graph.find_nodes(op="output")
+    for node in output.args[0]:
+        importer.program.output(importer.values[importer.resolve(node)].id)
+    orders = [_order(fake) for fake in results]
+    conditions: list[Condition] = [(sizes.text(e), *_test(test)) for e, test in result.assumed]
+    for guard in Sizes([*fakes, *symbols], environment).guards():
+        conditions += _conditions(sizes, guard)
+    numbers = [sizes.text(symbol) for symbol in symbols]
+    return runtime.add_template(importer.program, conditions, numbers, orders)
+
+
+def _test(test: str) -> tuple[str, int]:
+    relation, number = test.split()
+    return relation, int(number)
+
+
+def _order(result: Any) -> list[int]:
+    if 0 in torch_imported.hints(result.shape):
+        return list(range(result.dim()))
+    order = torch_imported.order_of(result)
+    if order is None:
+        raise Refused("a result has gaps")
+    return order
+
+
+def _conditions(sizes: Sizes, guard: Any) -> list[Condition]:
+    if isinstance(guard, sympy.And):
+        return [condition for part in guard.args for condition in _conditions(sizes, part)]
+    relation = next((text for kind, text in _RELATIONS.items() if isinstance(guard, kind)), None)
+    if relation is None:
+        raise Refused(f"it needs {guard}")
+    return [(sizes.text(guard.lhs), relation, sizes.text(guard.rhs))]
+
+
+def _no_graphs(*_: Any) -> Any:
+    raise Refused("it has graphs inside")
+
+
+def _compare(reals: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
+    """Raise Refused where PyTorch's kernel and its metadata disagree."""
+    for real, fake in zip(reals, results, strict=True):
+        sizes, strides = (torch_imported.hints(x) for x in (fake.shape, fake.stride()))
+        same = real.dtype == fake.dtype and list(real.shape) == sizes
+        moving = [d for d, n in enumerate(real.shape) if n > 1] if real.numel() else []
+        if not same or any(real.stride(d) != strides[d] for d in moving):
+            raise Refused(f"a result is {real.dtype}{list(real.shape)} of {real.stride()}")
