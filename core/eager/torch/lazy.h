@@ -176,6 +176,7 @@ class Recording {
     DType dtype{};
   };
 
+  void drop_dead_writes();
   void capture_targets();
   void want_writes();
   std::vector<Failure> retry(const Failure& failure, std::span<Filled> filled);

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "eager/torch/python.h"
+#include "eager/torch/record.h"
 #include "exec/random/mersenne.h"
 
 namespace tilevm::eager {
@@ -45,6 +46,58 @@ void fill(const at::Tensor& out, at::Generator generator) {
 }
 
 }  // namespace
+
+namespace {
+
+// PyTorch leaves some draws to libraries where it has them: asked once, of generators of our own.
+bool draws_as_eager() {
+  static const bool same = [] {
+    constexpr std::int64_t kMany = 700;
+    const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
+    auto ours = at::make_generator<at::CPUGeneratorImpl>(7);
+    auto eagers = at::make_generator<at::CPUGeneratorImpl>(7);
+    const at::Tensor numbers = at::empty({kMany}, at::kDouble);
+    fill(numbers, ours);
+    const at::Tensor wanted = at::empty({kMany}, at::kFloat).bernoulli_(0.3, eagers);
+    const auto state = [](const at::Generator& generator) { return generator.get_state(); };
+    return numbers.lt(0.3).to(at::kFloat).equal(wanted) && state(ours).equal(state(eagers));
+  }();
+  return same;
+}
+
+void choose(Call& c) {  // self, draws, p
+  const Value chosen = c.op(Op::lt, {c.value(1), c.value(2)});
+  c.contiguous(c.trace().cast(chosen, c.meta(c.value(std::size_t{0})).dtype));
+}
+
+}  // namespace
+
+bool record_bernoulli(torch::jit::Stack& stack) {
+  const std::size_t first = stack.size() - 3;
+  if (!stack[first + 2].isNone() || !stack[first + 1].isDouble()) return false;
+  const at::Tensor self = stack[first].toTensor();
+  const double p = stack[first + 1].toDouble();
+  if (!is_plain(self) || !self.is_contiguous() || self.numel() < 2 || !(p >= 0 && p <= 1) ||
+      self.scalar_type() != at::kFloat || !draws_as_eager()) {
+    return false;
+  }
+  at::Tensor draws;
+  {
+    const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
+    draws = at::empty(self.sizes(), at::kDouble);
+    fill(draws, at::detail::getDefaultCPUGenerator());
+  }
+  stack[first + 1] = draws;
+  stack[first + 2] = p;
+  static const auto* const row = new Row(choose);
+  if (record_row(*row, Place::kInPlace, false, stack, 3)) return true;
+  settle_write(self);  // what is drawn is drawn
+  const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
+  self.copy_(draws.lt(p));
+  torch::jit::drop(stack, 3);
+  stack.emplace_back(self);
+  return true;
+}
 
 PyObject* py_draw(PyObject*, PyObject* arguments) {
   PyObject *object, *source = nullptr;

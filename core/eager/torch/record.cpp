@@ -130,6 +130,15 @@ bool waits(const at::TensorBase& tensor) {
   return mine.written(tensor);
 }
 
+void settle_write(const at::Tensor& t) {
+  Recording& mine = Recording::mine();
+  if (LazyImpl* const z = lazy(t)) {
+    if (LazyStorage* const storage = z->pending()) return storage->fill("written in place");
+  }
+  std::unique_lock lock(mine.mutex);
+  if (mine.knows(t)) mine.flush(lock, "operand written");
+}
+
 bool is_lone_number(const at::TensorBase& self,
                     std::initializer_list<const at::TensorBase*> others) {
   if (!is_plain(self) || self.numel() != 1 || waits(self)) return false;

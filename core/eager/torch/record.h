@@ -50,6 +50,9 @@ void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 // that of a tensor.
 void finish_writes(const char* reason);
 void finish_writes(const at::TensorBase& tensor, const char* reason);
+// Before something else writes to a tensor: what waits to be written there, or was recorded as an
+// operand, is run.
+void settle_write(const at::Tensor& tensor);
 // Whether a tensor waits to be filled, or its memory to be written.
 bool waits(const at::TensorBase& tensor);
 // Whether an operator in place on `self` that reads `others` is not worth recording: it is one

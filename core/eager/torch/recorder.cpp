@@ -138,20 +138,18 @@ class Recorded final : public c10::OperatorKernel {
   std::vector<std::size_t> written_;
 };
 
-void settle_write(const at::Tensor& t) {
-  Recording& mine = Recording::mine();
-  if (LazyImpl* const z = lazy(t)) {
-    if (LazyStorage* const storage = z->pending()) return storage->fill("written in place");
-  }
-  std::unique_lock lock(mine.mutex);
-  if (mine.knows(t)) mine.flush(lock, "operand written");
-}
-
 void Recorded::settle(const Stack& stack, std::size_t from_end) {
   every_tensor(stack[stack.size() - from_end], [](const at::Tensor& t) {
     if (t.defined()) settle_write(t);
     return true;
   });
+}
+
+// `bernoulli_` with one chance for all.
+void bernoulli(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (record_bernoulli(*stack)) return;
+  settle_write((*stack)[stack->size() - 3].toTensor());
+  run_eagerly(op, keys, stack);
 }
 
 // Operators that write: what they write to may be waiting, or what recorded operators wait for.
@@ -479,6 +477,9 @@ void install_makers() {
 
 void install_rest() {
   install_makers();
+  installed().names.insert("aten::bernoulli_.float");
+  installed().library("aten").impl("bernoulli_.float",
+                                   torch::CppFunction::makeFromBoxedFunction<&bernoulli>());
   for (const auto& [name, made] : norm_rows()) {
     install<Recorded>("aten", name, made.row, Place::kNew, false, made.written);
   }

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <cstring>
+#include <iterator>
 
 #include "eager/torch/lazy.h"
 #include "host/views.h"
@@ -257,6 +258,23 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
   return failures;
 }
 
+// To memory that nobody but this holds.
+void Recording::drop_dead_writes() {
+  constexpr std::size_t kFewHolders = 3;
+  const auto is_dead = [&](const Write& write) {
+    if (write.storage.use_count() > kFewHolders) return false;
+    const c10::StorageImpl* const memory = write.storage.unsafeGetStorageImpl();
+    const auto inputs = std::ranges::count_if(
+        held_, [&](const c10::Storage& held) { return held.unsafeGetStorageImpl() == memory; });
+    const std::size_t writes = written_by_storage_.at(memory).size();
+    return write.storage.use_count() == writes + static_cast<std::size_t>(inputs);
+  };
+  if (std::ranges::none_of(written_, is_dead)) return;
+  std::vector<Write> kept;
+  for (Write& write : written_) (is_dead(write) ? gone_.written : kept).push_back(std::move(write));
+  written_ = std::move(kept);
+}
+
 // What operators in place made is written to the memory of their tensors by the program itself,
 // which knows that memory as an input.
 void Recording::capture_targets() {
@@ -291,6 +309,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   using Kind = Failure::Kind;
   if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
   live_.clear();
+  drop_dead_writes();
   capture_targets();
   auto gradient = gradients_.begin();
   for (std::size_t i = 0; i < made_.size(); ++i) {
@@ -350,7 +369,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   }
   trace.clear();
   ++generation_;
-  if (!written_.empty()) {
+  if (!written_by_storage_.empty()) {
     written_by_storage_.clear();
     writes_.store(false, std::memory_order_relaxed);
   }
@@ -360,7 +379,12 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   gone.made.swap(made_);
   gone.gradients.swap(gradients_);
   gone.held.swap(held_);
-  gone.written.swap(written_);
+  if (gone.written.empty()) {
+    gone.written.swap(written_);
+  } else {
+    std::ranges::move(written_, std::back_inserter(gone.written));
+    written_.clear();
+  }
   lock.unlock();
   gone.clear();
   lock.lock();
