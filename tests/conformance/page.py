@@ -35,7 +35,8 @@ python -m tests.conformance.models  # --name
 
 Each sample is one of PyTorch's own (OpInfo), run through a door and in eager mode, with the same
 random state. **ok**: the same dtype, sizes and values, all of it in kernels of tilevm.
-**{VERDICTS[1]}**: the same, and some operators were PyTorch's (in `fuse`: were not recorded).
+**{VERDICTS[1]}**: the same, and some operators were PyTorch's (in `fuse`: were not recorded, or
+made what was recorded so far run; `config.templates` is 1, so that first calls count).
 **{VERDICTS[2]}**: the same, since the call ran eagerly. **raises**: where eager mode does not.
 **WRONG**: other values, beyond PyTorch's own tolerance and beyond what rounding at each operator
 explains. **{SKIPPED}**: eager mode raises, or differs from itself, or Dynamo raises whatever the
@@ -110,14 +111,12 @@ def without_callouts(found: dict[tuple[str, str, str], Rows]) -> Iterator[str]:
 
 def needs(found: dict[tuple[str, str, str], Rows]) -> Iterator[str]:
     """Which operators PyTorch runs, and which fall back."""
-    rows = found.get(("compile", "float32", "forward"), [])
-    yield "\n## What PyTorch runs, `tilevm.compile`, float32, forward\n"
-    callers = defaultdict(set)
-    for row in rows:
-        if row["verdict"] == "callouts":
-            for name in row["names"]:
-                callers[name.removeprefix("aten.").removesuffix(".default")].add(row["op"])
-    yield from wrapped(", ".join(f"`{name}`" for name in sorted(callers)))
+    for door in ("compile", "fuse"):
+        rows = found.get((door, "float32", "forward"), [])
+        yield f"\n## What PyTorch runs, `tilevm.{door}`, float32, forward\n"
+        callers = {name for row in rows if row["verdict"] == "callouts" for name in row["names"]}
+        names = sorted(n.removeprefix("aten.").removesuffix(".default") for n in callers)
+        yield from wrapped(", ".join(f"`{name}`" for name in names))
     yield "\n## What falls back\n"
     reasons = defaultdict(set)
     for (door, _, _), findings in found.items():

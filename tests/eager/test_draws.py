@@ -89,7 +89,7 @@ def test_memory_that_is_seen_by_another_way_is_written() -> None:
         held = []
         for way in range(4):
             x = torch.empty(6)
-            kept = (x[2:], x.untyped_storage(), x.detach(), None)[way]
+            kept: Any = (x[2:], x.untyped_storage(), x.detach(), None)[way]
             x.bernoulli_(0.5)
             y = x * 2
             del x
