@@ -23,7 +23,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tilevm import log
-from tilevm.frontends import torch_convolutions, torch_decompose, torch_gradients, torch_imported
+from tilevm.frontends import (
+    torch_convolutions,
+    torch_decompose,
+    torch_gradients,
+    torch_imported,
+    torch_sizes,
+)
 from tilevm.frontends.torch_import import Importer
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_sizes import Sizes
@@ -62,7 +68,7 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     target: OpOverload = getattr(getattr(torch.ops.aten, name), overload or "default")
     tensors = [x for x in _leaves(arguments) if isinstance(x, torch.Tensor)]
     numbers = [x[0] for x in _leaves(arguments) if isinstance(x, tuple)]
-    if not _TAGS.isdisjoint(target.tags) and not _drops_nothing(target, arguments):
+    if not _TAGS.isdisjoint(target.tags):
         raise Refused("its results are not of the arguments alone")
     if name in _DIVISIONS and not any(x.is_floating_point() for x in tensors):
         raise Refused("a division of integers")
@@ -75,10 +81,13 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
         value = _call(target, arguments, fakes, symbols)
     results = _listed(value)
     graph = _graph(target, arguments, fakes, symbols, value)
-    with _without_errors(), enable_python_dispatcher():
-        graph = torch_decompose.decomposed(graph, torch_gradients.decompositions())
-        number = _imported(graph, fakes, symbols, results)
-    _compare(_listed(_call(target, arguments, examples, numbers)), results)
+    try:
+        with _without_errors(), enable_python_dispatcher():
+            graph = torch_decompose.decomposed(graph, torch_gradients.decompositions())
+            number = _imported(graph, fakes, symbols, results)
+        _compare(_listed(_call(target, arguments, examples, numbers)), results)
+    finally:
+        torch_sizes.let_go(graph)
     return number
 
 
@@ -98,14 +107,6 @@ def _given(target: OpOverload, arguments: list[Any]) -> tuple[tuple[Any, ...], d
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, tuple | list) else [value]
-
-
-def _drops_nothing(target: OpOverload, arguments: Sequence[Any]) -> bool:
-    """Whether all that is random of an operator is a dropout, which drops nothing here."""
-    chances = [
-        x for a, x in zip(target._schema.arguments, arguments, strict=True) if a.name == "dropout_p"
-    ]
-    return bool(chances) and not any(chances)
 
 
 def _leaves(arguments: Any) -> Iterator[Any]:
