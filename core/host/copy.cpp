@@ -17,9 +17,16 @@ struct Axis {
 // Lines of a plane at once: their pages are what the processor can have at hand.
 constexpr std::int64_t kLinesAtOnce = 256;
 
-template <std::size_t item>
-void copy_elements(std::byte* to, const std::byte* from, const Axis& x) {
-  for (std::int64_t i = 0; i < x.size; ++i) std::memcpy(to + i * x.to, from + i * x.from, item);
+template <std::int64_t item>
+void copy_elements(std::byte* to, const std::byte* from, Axis x) {
+  const auto copy = [&](std::int64_t i, std::int64_t to_step, std::int64_t from_step) {
+    std::memcpy(to + i * to_step, from + i * from_step, item);
+  };
+  if (x.to == item && x.from == -item) {  // steps that the compiler knows: vectors
+    for (std::int64_t i = 0; i < x.size; ++i) copy(i, item, -item);
+  } else {
+    for (std::int64_t i = 0; i < x.size; ++i) copy(i, x.to, x.from);
+  }
 }
 
 void copy_row(std::byte* to, const std::byte* from, const Axis& x, int item) {

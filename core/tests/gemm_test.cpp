@@ -328,6 +328,7 @@ void random_products(Trial& trial, const Sizes& sizes, const std::string& about)
 
 void small_products() {
   Trial trial(1);
+  for (const int64_t m : {63, 513}) random_products(trial, {m, 1, 1001}, "");
   for (const int64_t m : {0, 1, 2, 3, 5, 7, 13}) {
     for (const int64_t n : {0, 1, 2, 3, 5, 7, 17}) {
       for (const int64_t k : {0, 1, 2, 3, 5, 7, 17}) random_products(trial, {m, n, k}, "");

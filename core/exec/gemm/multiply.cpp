@@ -247,6 +247,13 @@ void for_dots(const Sizes& sizes, std::int64_t rows, const Matrix& b, Call&& cal
 
 void multiply_dots(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
                    float* room, float* c, std::int64_t c_stride) {
+  // A matrix by a vector is the vector by the matrix's rows, of which dots take several at a time.
+  if (sizes.n == 1 && sizes.m > 1 && c_stride == 1 && a.column_stride == 1 &&
+      a.windows == nullptr) {
+    const Matrix vector{b.data, sizes.k, b.row_stride, b.storage};
+    const Matrix rows{a.data, 1, a.row_stride, a.storage};
+    return multiply_dots(tiles, {1, sizes.m, sizes.k}, vector, rows, room, c, sizes.m);
+  }
   const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room, true);
   const std::int64_t rows = even(sizes.m, kMostDots);
   for_dots(sizes, rows, b, [&](std::int64_t j, std::int64_t columns, std::int64_t apart) {
