@@ -89,6 +89,8 @@ Template::Template(Program program, std::vector<Condition> conditions, std::vect
   }
   for (const SizeId s : program_.sizes.symbols()) {
     if (!bound[at(s)]) throw std::invalid_argument("a size that no operand shows");
+    const shape::Range range = program_.sizes.range(s);
+    symbols_.push_back({s, range.min, range.max});
   }
   for (std::size_t r = 0; r < n_results(); ++r) {
     const Type& type = program_.type(program_.outputs[r]);
@@ -127,9 +129,8 @@ bool Template::infer(const Sized& given, std::span<Result> results) const {
   for (std::size_t i = 0; i < n_numbers(); ++i) {
     if (program_.sizes.is_symbol(numbers_[i])) sizes[at(numbers_[i])] = given.numbers[i];
   }
-  for (const SizeId s : program_.sizes.symbols()) {
-    const shape::Range range = program_.sizes.range(s);
-    if (sizes[at(s)] < range.min || sizes[at(s)] > range.max) return false;
+  for (const Symbol& s : symbols_) {
+    if (sizes[at(s.id)] < s.least || sizes[at(s.id)] > s.most) return false;
   }
   shape::evaluate(shown_, sizes);
   for (std::size_t i = 0; i < operands.size(); ++i) {

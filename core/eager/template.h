@@ -65,6 +65,11 @@ class Template {
   std::vector<Condition> conditions_;
   std::vector<SizeId> numbers_;
   std::vector<std::vector<std::int32_t>> orders_;
+  struct Symbol {
+    SizeId id;
+    std::int64_t least, most;
+  };
+  std::vector<Symbol> symbols_;
   std::vector<shape::SizeStep> shown_;  // what infer() needs
   std::vector<shape::SizeStep> all_;    // what append_to() needs
   bool has_product_ = false;

@@ -16,6 +16,7 @@ namespace tilevm::eager {
 
 using Value = std::int32_t;  // of a trace
 inline constexpr Value kNoValue = -1;
+inline constexpr std::size_t kMostResults = 16;  // of an operator
 
 // The operator stays eager: what it is called with has no rule here, or is an error that the
 // framework words better.
@@ -111,9 +112,6 @@ class Trace {
   void clear();
 
  private:
-  friend class Reader;
-
-  static constexpr std::size_t kMostResults = 16;  // of a template
   Meta infer(Op op, std::span<const Value> in, std::span<const Param> params) const;
   void need_room() const;
   bool known_not_zero(Value v) const;

@@ -173,9 +173,8 @@ KNOBS: tuple[Knob, ...] = (
         8,
         "Operators that `tilevm.fuse` has no row for are recorded as what captured graphs make of "
         "them, from this call of a kind on (the same operator, dtypes, ranks, other arguments): to "
-        "find out takes tens to hundreds of milliseconds once, after seconds of imports the first "
-        "time. "
-        "1: from the first call; 0: never, they run as they are.",
+        "find out takes tens of milliseconds, up to two seconds, once, after seconds of imports "
+        "the first time. 1: from the first call; 0: never, they run as they are.",
         low=0,
         high=INT64,
     ),

@@ -105,8 +105,6 @@ using Row = std::function<void(Call&)>;
 enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
 inline bool in_place(Place place) { return place == Place::kInPlace || place == Place::kFill; }
 
-inline constexpr std::size_t kMostResults = 16;
-
 // Visits the tensors of an argument until `visit` says no.
 template <class Visit>
 bool every_tensor(const c10::IValue& v, Visit&& visit) {

@@ -45,11 +45,8 @@ void fill(const at::Tensor& out, at::Generator generator) {
   own->set_engine(engine);
 }
 
-}  // namespace
-
-namespace {
-
 // PyTorch leaves some draws to libraries where it has them: asked once, of generators of our own.
+// (Captured graphs ask `torch_random`, whose imports a block does not wait for.)
 bool draws_as_eager() {
   static const bool same = [] {
     constexpr std::int64_t kMany = 700;

@@ -258,7 +258,7 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
   return failures;
 }
 
-// To memory that nobody but this holds.
+// Writes to memory that only the recording holds: nobody could read them.
 void Recording::drop_dead_writes() {
   constexpr std::size_t kFewHolders = 3;
   const auto is_dead = [&](const Write& write) {

@@ -47,6 +47,8 @@ struct Kind {
 };
 struct OfOperator {
   bool suits = false;
+  bool list = false;        // its result is a list
+  std::vector<bool> sizes;  // by argument, whether integers are sizes
   std::unordered_map<Key, Kind, HashOfKey> kinds;
 };
 struct Known {
@@ -87,7 +89,7 @@ bool is_suitable(const c10::OperatorHandle& op) {
 }
 
 // Tells one kind of call from others, and which tensors there are.
-class Reader {
+class Signature {
  public:
   Key key;
   c10::SmallVector<const at::Tensor*, 8> tensors;
@@ -187,8 +189,19 @@ bool takes_sizes(const c10::TypePtr& type) {
   return plain->containedType(0)->kind() == c10::TypeKind::SymIntType;
 }
 
+OfOperator asked_of(const c10::OperatorHandle& op) {
+  OfOperator of;
+  of.suits = is_suitable(op);
+  if (!of.suits) return of;
+  of.list = op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
+  for (const c10::Argument& argument : op.schema().arguments()) {
+    of.sizes.push_back(takes_sizes(argument.real_type()));
+  }
+  return of;
+}
+
 // A new reference; null with Python's error set. Sizes are tuples of one integer.
-PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Reader& call) {
+PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& call) {
   if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) Py_RETURN_NONE;
   if (v.isTensor()) return THPVariable_Wrap(v.toTensor());
   if (v.isDouble()) return PyFloat_FromDouble(v.toDouble());
@@ -235,7 +248,7 @@ class Locked {
 };
 
 std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
-                 const Reader& call) {
+                 const Signature& call) {
   if (!has_teacher.load(std::memory_order_acquire)) return -1;
   const Locked locked;
   if (teacher == nullptr) return -1;
@@ -262,11 +275,11 @@ std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   return static_cast<std::int32_t>(number);
 }
 
-bool record(const Entry& entry, const Reader& call, bool list, torch::jit::Stack& stack,
+bool record(const Entry& entry, const Signature& call, bool list, torch::jit::Stack& stack,
             std::size_t n_args) {
   struct {
     const Entry& entry;
-    const Reader& call;
+    const Signature& call;
     bool list;
   } const it{entry, call, list};
   const Row row = [&it](Call& c) {
@@ -311,16 +324,16 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     const std::lock_guard lock(known().mutex);
     const auto [found, is_new] = known().operators.try_emplace(schema);
     of = &found->second;
-    if (is_new) of->suits = is_suitable(op);
+    if (is_new) *of = asked_of(op);
     if (!of->suits) return false;
   }
-  Reader call;
+  Signature call;
   const std::size_t first = stack.size() - n_args;
   for (std::size_t i = 0; i < n_args; ++i) {
     if (!call.see(stack[first + i])) return false;
   }
   for (std::size_t i = 0; i < n_args; ++i) {
-    if (!call.add(stack[first + i], takes_sizes(schema->arguments()[i].real_type()))) return false;
+    if (!call.add(stack[first + i], of->sizes[i])) return false;
   }
   if (call.tensors.empty()) return false;
   c10::SmallVector<Extents, 8> sizes;
@@ -328,7 +341,6 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     sizes.push_back({t->sizes().data(), t->sizes().size()});
   }
   const Sized given{{sizes.data(), sizes.size()}, {call.numbers.data(), call.numbers.size()}};
-  const bool list = schema->returns()[0].type()->kind() == c10::TypeKind::ListType;
   while (true) {
     std::array<Entry, kMostTemplates> entries;
     int n_entries = 0;
@@ -344,7 +356,7 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (int e = 0; e < n_entries; ++e) {
       const Entry& entry = entries[static_cast<std::size_t>(e)];
       if (!entry.made->fits(given)) continue;
-      return record(entry, call, list, stack, n_args);
+      return record(entry, call, of->list, stack, n_args);
     }
     {
       const std::lock_guard lock(known().mutex);

@@ -197,6 +197,7 @@ def _imported(
         importer.program.output(importer.values[importer.resolve(node)].id)
     orders = [_order(fake) for fake in results]
     conditions: list[Condition] = [(sizes.text(e), *_test(test)) for e, test in result.assumed]
+    # Again, since importing asks of sizes what are then guards as well.
     for guard in Sizes([*fakes, *symbols], environment).guards():
         conditions += _conditions(sizes, guard)
     numbers = [sizes.text(symbol) for symbol in symbols]
