@@ -65,12 +65,13 @@ class Door:
                     inputs = tensors_in((args, kwargs))
                     known = {id(x) for x in inputs}
                     made = [x for x in tensors_in(result) if id(x) not in known]
-                    there = [x for x in made if not pending(x)]
+                    there = [x for x in made if not pending(x) and x.numel()]
                     ran, _ = runtime.watched_so_far()
             finally:
                 _, eager = runtime.watched_segments(assembly=False)
-            # A view of an argument is nothing that has to be computed. In the block, who asks for
-            # memory has it filled; what is there since a long segment had to end was recorded.
+            # Views of arguments and tensors without elements are nothing to compute. In the block,
+            # who asks for memory has it filled; what is there since a long segment had to end was
+            # recorded.
             views = {_memory(x) for x in there} <= {_memory(x) for x in inputs}
             self._eager |= {name.removeprefix("aten::") for name in eager}
             if not (views or ran or eager):

@@ -31,6 +31,18 @@ FUNCTIONS: dict[str, Function] = {
     "two, and others between": lambda x: (
         F.dropout(x, 0.5) * torch.rand_like(x) + F.dropout(x.double(), 0.5) - torch.randn(x.shape)
     ),
+    "rand": lambda x: torch.rand(x.shape) * x + torch.rand(()),
+    "uniform_": lambda x: x.uniform_() - x,
+    "uniform_ between others": lambda x: (x.uniform_(-3, 7.5), torch.empty(9).uniform_(2, 2)),
+    "uniform_ of a view": lambda x: (x[:, :1].uniform_(), x.T.uniform_(0, 5)),
+    "randint": lambda x: torch.randint(-3, 10**6, x.shape),
+    "randint of others": lambda x: (
+        torch.randint(7, x.shape, dtype=torch.int32),
+        torch.randint(9, x.shape, dtype=torch.float32),
+        torch.randint(1 << 40, x.shape),
+        torch.randint(0, 2, x.shape, dtype=torch.bool),
+    ),
+    "randint_like": lambda x: torch.randint_like(x, 3, 1 << 24),
     "a generator": lambda x: x.bernoulli_(0.5, generator=torch.Generator().manual_seed(3)),
     "its memory by another way": lambda x: (torch.empty_like(x).bernoulli_(0.5), x),
 }

@@ -1,5 +1,7 @@
 #include "eager/torch/call.h"
 
+#include <ATen/ExpandUtils.h>
+
 #include <algorithm>
 #include <cstdlib>
 
@@ -91,6 +93,32 @@ void Call::contiguous(Value v) {
   push({v, g});
 }
 
+void Call::preserve(Value v) {
+  const at::Tensor& x = tensor(0);
+  host::Geometry g = geometry_of(x);
+  if (!x.is_non_overlapping_and_dense()) {
+    std::ranges::copy(at::infer_dense_strides(x.sizes(), x.strides()), g.strides.begin());
+  }
+  result(v, g);
+}
+
+void Call::in_format(Value v, std::size_t i) {
+  const Meta& m = meta(v);
+  const at::MemoryFormat format = none(i) ? at::MemoryFormat::Preserve : arg(i).toMemoryFormat();
+  if (format == at::MemoryFormat::Preserve) return preserve(v);
+  if (format == at::MemoryFormat::Contiguous) return contiguous(v);
+  if (m.rank != (format == at::MemoryFormat::ChannelsLast ? 4 : 5)) {
+    refuse("a memory format of other ranks");
+  }
+  host::Geometry g;
+  g.rank = m.rank;
+  g.sizes = m.sizes;
+  const auto strides = m.rank == 4 ? at::get_channels_last_strides_2d(m.shape())
+                                   : at::get_channels_last_strides_3d(m.shape());
+  std::ranges::copy(strides, g.strides.begin());
+  result(v, g);
+}
+
 void Call::elementwise(Value v) {
   constexpr std::array<std::size_t, 4> kOrder{0, 1, 2, 3};
   elementwise(v, std::span(kOrder).first(std::min(n_args_, kOrder.size())));
@@ -135,14 +163,15 @@ namespace {
 
 // Whether its operands are tensors that can be recorded. Those that another thread recorded are
 // filled.
-bool prepare(const torch::jit::Stack& stack, std::size_t n_args, const Recording& mine) {
-  bool any = false;
+bool prepare(Place place, const torch::jit::Stack& stack, std::size_t n_args,
+             const Recording& mine) {
+  bool any = place == Place::kMaker;
   if (c10::get_default_dtype_as_scalartype() != at::kFloat) return false;
   for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
     const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
       any = true;
       if (!is_plain(t)) return false;
-      fill_foreign(mine, t);
+      if (place != Place::kMaker) fill_foreign(mine, t);
       return true;
     });
     if (!ok) return false;
@@ -162,7 +191,7 @@ bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& st
     if (viewed == nullptr || viewed->pending() == nullptr) return false;
   }
   Recording& mine = Recording::mine();
-  if (!prepare(stack, n_args, mine)) return false;
+  if (!prepare(place, stack, n_args, mine)) return false;
   for (std::size_t i = stack.size() - n_args + 1; in_place(place) && i < stack.size(); ++i) {
     const bool apart = every_tensor(
         stack[i], [&](const at::Tensor& t) { return !overlaps_in_part(first.toTensor(), t); });
@@ -183,7 +212,7 @@ bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& st
       results[n++] = first.toTensor();
     } else {
       for (const Call::Result& r : call.results()) {
-        results[n++] = r.of < 0 ? mine.make(r.value, r.geometry)
+        results[n++] = r.of < 0 ? mine.make(r.value, r.geometry, call.constant())
                                 : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
                                             r.geometry, r.offset);
       }

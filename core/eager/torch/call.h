@@ -67,6 +67,9 @@ class Call {
   // The first argument is a condition, which is not converted.
   void condition_first() { condition_ = true; }
   void contiguous(Value v);                              // row-major
+  // As the first argument lies in memory if that is dense, else with its dims sorted alike.
+  void preserve(Value v);
+  void in_format(Value v, std::size_t i);  // as argument `i` says, a memory format
   void result(Value v, const host::Geometry& geometry);  // dense
   // A view of argument `of`, which must be pending.
   void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
@@ -80,6 +83,9 @@ class Call {
   // Leaves the operator to PyTorch, as refuse() does, where that is not rare.
   void decline() { declined_ = true; }
   bool declined() const { return declined_; }
+  // All elements of the result are this number, which its dtype has.
+  void all_are(const at::Scalar& number) { constant_ = number; }
+  const std::optional<at::Scalar>& constant() const { return constant_; }
   // The results are a list of tensors.
   void list() { list_ = true; }
   bool as_list() const { return list_; }
@@ -91,6 +97,7 @@ class Call {
   Recording& recording_;
   bool numbers_ = false, condition_ = false, list_ = false, declined_ = false;
   std::optional<DType> computed_;
+  std::optional<at::Scalar> constant_;
   void push(const Result& result);
   c10::SmallVector<Result, 4> results_;
 };
@@ -102,7 +109,8 @@ using Row = std::function<void(Call&)>;
 
 // How the results of an operator relate to its arguments.
 // kFill: in place, with nothing computed: worth recording only where memory is waited for anyway.
-enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill };
+// kMaker: new ones, of sizes and numbers; no tensor is read.
+enum class Place : std::uint8_t { kNew, kView, kInPlace, kFill, kMaker };
 inline bool in_place(Place place) { return place == Place::kInPlace || place == Place::kFill; }
 
 // Visits the tensors of an argument until `visit` says no.
@@ -127,6 +135,7 @@ const std::map<std::string, Row>& product_rows();
 const std::map<std::string, Row>& gather_rows();
 const std::map<std::string, Row>& loop_rows();
 const std::map<std::string, Row>& loss_rows();
+const std::map<std::string, Row>& maker_rows();
 // Rows that besides write arguments, by their places.
 struct WritingRow {
   Row row;

@@ -8,6 +8,7 @@
 #include "eager/torch/call.h"
 #include "eager/torch/indexing.h"
 #include "eager/torch/python.h"
+#include "eager/torch/templates.h"
 
 namespace tilevm::eager {
 namespace {
@@ -443,7 +444,7 @@ bool install_function() {
 // ---- Functions with ways of their own
 
 PyObject *chunk_before, *chunk_method_before, *unbind_before, *where_before, *gru_before,
-    *lstm_before;
+    *lstm_before, *attention_before;
 
 PyObject* tuple_of(std::vector<at::Tensor> parts) {
   if (parts.empty()) return nullptr;
@@ -582,6 +583,32 @@ PyObject* lstm_cell(PyObject*, PyObject* const* args, std::size_t n, PyObject* n
   return PyObject_Vectorcall(lstm_before, args, n, names);
 }
 
+// query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa: whole, since what PyTorch
+// makes of it has a second result that only gradients want.
+PyObject* attention(PyObject*, PyObject* const* args, std::size_t n, PyObject* names) {
+  if (C10_LIKELY(only_recording())) {
+    static PyObject* const parameters[] = {
+        PyUnicode_InternFromString("query"),     PyUnicode_InternFromString("key"),
+        PyUnicode_InternFromString("value"),     PyUnicode_InternFromString("attn_mask"),
+        PyUnicode_InternFromString("dropout_p"), PyUnicode_InternFromString("is_causal"),
+        PyUnicode_InternFromString("scale"),     PyUnicode_InternFromString("enable_gqa")};
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("aten::scaled_dot_product_attention", "");
+    PyObject* const result = recorded([&]() -> PyObject* {
+      Given g;
+      const bool given =
+          g.bind(parameters, 6, args, static_cast<std::size_t>(PyVectorcall_NARGS(n)), names) &&
+          g.tensor(0) && g.tensor(1) && g.tensor(2) && g.tensor_or_none(3) &&
+          (g.missing(4) ? g.put(0.0) : g.number(4)) && g.flag(5, false) && g.number_or_none(6) &&
+          g.flag(7, false);
+      if (!given || !record_template(op, g.stack())) return nullptr;
+      return wrapped(std::move(g.stack().back()).toTensor());
+    });
+    if (is_decided(result)) return result;
+  }
+  return PyObject_Vectorcall(attention_before, args, n, names);
+}
+
 PyMethodDef chunk_definition{
     "chunk", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&chunk_method)),
     METH_FASTCALL | METH_KEYWORDS, nullptr};
@@ -594,6 +621,7 @@ bool install_others() {
          exchange({"torch", "where", where, &where_before}) &&
          exchange({"torch", "gru_cell", gru_cell, &gru_before}) &&
          exchange({"torch", "lstm_cell", lstm_cell, &lstm_before}) &&
+         exchange({"torch._C._nn", "scaled_dot_product_attention", attention, &attention_before}) &&
          exchange(chunk_definition, &chunk_method_before) &&
          exchange(unbind_definition, &unbind_before);
 }

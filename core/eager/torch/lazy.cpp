@@ -1,5 +1,6 @@
 #include "eager/torch/lazy.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/overflows.h>
 
@@ -146,8 +147,39 @@ void LazyStorage::fill_slowly(const char* reason) {
   const auto self = c10::intrusive_ptr<LazyStorage>::reclaim_copy(this);
   std::unique_lock lock(recording_->mutex);
   if (!pending_.load(std::memory_order_acquire)) return;
+  if (constant_) return recording_->fill_constant(*this);
   if (failure_.kind == Failure::Kind::kNone) recording_->flush(lock, reason);
   if (failure_.kind != Failure::Kind::kNone) raise(failure_);
+}
+
+namespace {
+
+template <class Item>
+void fill_items(void* data, std::int64_t n, Item item) {
+  auto* const items = static_cast<Item*>(data);
+  at::parallel_for(0, n, at::internal::GRAIN_SIZE, [&](std::int64_t from, std::int64_t to) {
+    std::fill(items + from, items + to, item);
+  });
+}
+
+}  // namespace
+
+void LazyStorage::fill_with_constant() {
+  at::DataPtr data = c10::GetCPUAllocator()->allocate(nbytes());
+  const std::int64_t n = geometry_.empty() ? 0 : geometry_.elements();
+  switch (constant_type_) {
+#define TILEVM_CASE(cpp, name)                         \
+  case at::ScalarType::name:                            \
+    fill_items<cpp>(data.get(), n, constant_->to<cpp>()); \
+    break;
+    AT_FORALL_SCALAR_TYPES_AND3(Bool, Half, BFloat16, TILEVM_CASE)
+#undef TILEVM_CASE
+    default:
+      break;
+  }
+  constant_.reset();
+  set_data_ptr_noswap(std::move(data));
+  pending_.store(false, std::memory_order_release);
 }
 
 // ---- Tensors

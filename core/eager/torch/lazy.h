@@ -10,6 +10,7 @@
 #include <atomic>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -47,6 +48,7 @@ class LazyStorage final : public c10::StorageImpl {
   friend class Recording;
   friend class LazyImpl;
   void fill_slowly(const char* reason);
+  void fill_with_constant();
 
   std::atomic<bool> pending_{true};
   Recording* recording_;
@@ -55,6 +57,9 @@ class LazyStorage final : public c10::StorageImpl {
   std::uint32_t generation_ = 0;  // how often an operator in place gave it another value
   std::uint32_t whole_ = 0;       // when `value_` was set
   std::vector<Written> parts_;    // later ones win
+  // What all elements are, of a dtype that has it: nothing has to run for those.
+  std::optional<at::Scalar> constant_;
+  at::ScalarType constant_type_ = at::ScalarType::Undefined;
   Failure failure_;
 };
 
@@ -139,13 +144,18 @@ class Recording {
   Trace trace;
   // The value of a tensor in memory, which must not change until the trace has run.
   Value capture(const at::TensorBase& tensor, DType dtype);
-  // A new tensor that will hold `value`, laid out as `geometry` says, which is dense.
-  at::Tensor make(Value value, const host::Geometry& geometry);
+  // A new tensor that will hold `value`, laid out as `geometry` says, which is dense; `constant`:
+  // what all its elements are.
+  at::Tensor make(Value value, const host::Geometry& geometry,
+                  const std::optional<at::Scalar>& constant = std::nullopt);
   // A view of a tensor of ours that is pending.
   at::Tensor view(const at::Tensor& of, Value value, const host::Geometry& geometry,
                   std::int64_t offset);
-  // Gives a tensor, which must be pending or plain, another value of its sizes and dtype. False if
-  // its memory is too intricate: nothing has happened.
+  // Whether assign() may be asked for a tensor, which must be pending or plain: what it holds is
+  // known or nobody else's.
+  bool can_assign(const at::TensorBase& tensor, DType dtype) const;
+  // Gives it another value of its sizes and dtype. False if its memory is too intricate: nothing
+  // has happened.
   bool assign(const at::TensorBase& tensor, Value value);
   // The value that operators in place gave a plain tensor, or that its memory holds.
   Value current(const at::TensorBase& tensor, DType dtype);
@@ -166,6 +176,7 @@ class Recording {
   void flush(std::unique_lock<std::mutex>& lock, const char* reason);
 
  private:
+  friend class LazyStorage;
   struct Known {
     std::uint32_t generation = 0;
     const c10::StorageImpl* storage = nullptr;
@@ -176,6 +187,14 @@ class Recording {
     DType dtype{};
   };
 
+  bool can_capture(const at::TensorBase& tensor) const;
+  // What the last write to the elements of a plain tensor was, kNoValue if there is none; nothing
+  // if they are known only in part.
+  std::optional<Value> last_write(const at::TensorBase& tensor, DType dtype) const;
+  // Fills what is one number alone. Under the mutex.
+  void fill_constant(LazyStorage& storage);
+  void fill_constants();
+  void no_constant(LazyStorage& storage);
   void drop_dead_writes();
   void capture_targets();
   void want_writes();
@@ -193,6 +212,7 @@ class Recording {
   static constexpr std::size_t kFewExports = 64;
   std::size_t most_exports_ = kFewExports;  // before those that nobody holds any more are dropped
   std::vector<c10::intrusive_ptr<LazyStorage>> made_;
+  std::vector<c10::intrusive_ptr<LazyStorage>> constants_;  // made of one number, not in `made_`
   // Tensors made in a backward pass, by position in `made_`, so that autograd, where it adds
   // gradients, sees that it is not the only one to hold them, and does not ask for their memory.
   std::vector<std::pair<std::size_t, c10::intrusive_ptr<c10::TensorImpl>>> gradients_;
@@ -205,7 +225,7 @@ class Recording {
   // What a flush has done with. Kept empty for the next one, which then allocates nothing.
   struct Gone {
     decltype(live_) live;
-    decltype(made_) made;
+    decltype(made_) made, constants;
     decltype(gradients_) gradients;
     decltype(held_) held;
     decltype(written_) written;

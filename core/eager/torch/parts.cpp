@@ -61,11 +61,27 @@ bool disjoint(const host::Geometry& a, std::int64_t a_offset, const host::Geomet
   return false;
 }
 
-// Nothing else is known of the memory: the strides of both, taken together, must be the places of a
-// number system in which neither view carries.
+namespace {
+
+// The first element of a view with elements, and one behind its last.
+std::pair<std::int64_t, std::int64_t> span_of(const host::Geometry& g, std::int64_t offset) {
+  std::int64_t first = offset, last = offset;
+  for (int d = 0; d < g.rank; ++d) {
+    (g.stride(d) < 0 ? first : last) += (g.size(d) - 1) * g.stride(d);
+  }
+  return {first, last + 1};
+}
+
+}  // namespace
+
+// Nothing else is known of the memory: where they interleave, the strides of both, taken together,
+// must be the places of a number system in which neither view carries.
 bool apart(const host::Geometry& a, std::int64_t a_offset, const host::Geometry& b,
            std::int64_t b_offset) {
   if (a.empty() || b.empty()) return true;
+  const auto [a_first, a_end] = span_of(a, a_offset);
+  const auto [b_first, b_end] = span_of(b, b_offset);
+  if (a_end <= b_first || b_end <= a_first) return true;
   std::vector<std::int64_t> places;
   for (const host::Geometry* g : {&a, &b}) {
     for (int d = 0; d < g->rank; ++d) {

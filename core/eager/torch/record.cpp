@@ -89,7 +89,10 @@ host::Geometry geometry_in(const at::TensorBase& t, DType dtype) {
 Value value_of(Recording& recording, const at::TensorBase& tensor) {
   if (LazyImpl* const z = lazy(tensor)) {
     if (const LazyStorage* const storage = z->pending()) {
-      if (&storage->recording() != &recording || storage->failed()) return kNoValue;
+      if (&storage->recording() != &recording || storage->failed() ||
+          tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
+        return kNoValue;
+      }
       return z->value();
     }
   }
@@ -393,13 +396,13 @@ bool record_in_place(Op op, std::span<const Operand> operands, const Operand* al
 }
 
 bool assign(Recording& recording, const at::TensorBase& self, Value made) {
+  const DType dtype = dtype_of(self.scalar_type());
+  if (!recording.can_assign(self, dtype)) return false;
   Trace& trace = recording.trace;
-  const Value before = value_of(recording, self);
-  if (before == kNoValue) return false;
-  const Meta &from = trace.meta(made), &to = trace.meta(before);
-  return !to.weak && std::ranges::equal(from.shape(), to.shape()) &&
-         at::canCast(scalar_type(from.dtype), scalar_type(to.dtype)) &&
-         recording.assign(self, trace.cast(made, to.dtype));
+  const Meta& from = trace.meta(made);
+  return at::IntArrayRef(from.sizes.data(), static_cast<std::size_t>(from.rank)) == self.sizes() &&
+         at::canCast(scalar_type(from.dtype), self.scalar_type()) &&
+         recording.assign(self, trace.cast(made, dtype));
 }
 
 }  // namespace tilevm::eager

@@ -95,6 +95,7 @@ class Recorded final : public c10::OperatorKernel {
     }
     if (C10_LIKELY(record_row(row_, place_, product_, *stack, n_args))) return;
     if (place_ == Place::kNew && written_.empty() && record_template(op, *stack)) return;
+    if (place_ == Place::kMaker) return redispatch(op, keys, stack);
     if (in_place(place_)) settle(*stack, n_args);
     for (const std::size_t i : written_) settle(*stack, n_args - i);
     if (place_ == Place::kView) return redispatch(op, keys, stack);
@@ -145,10 +146,11 @@ void Recorded::settle(const Stack& stack, std::size_t from_end) {
   });
 }
 
-// `bernoulli_` with one chance for all.
-void bernoulli(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (record_bernoulli(*stack)) return;
-  settle_write((*stack)[stack->size() - 3].toTensor());
+// Random numbers: `kRecord` says whether it did something.
+template <bool (*kRecord)(Stack&)>
+void drawn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (kRecord(*stack)) return;
+  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
   run_eagerly(op, keys, stack);
 }
 
@@ -435,51 +437,67 @@ void install_row(const std::string& full, const Row& row, Place place,
   }
 }
 
+// ---- What is written over is not read
+
+DType written_dtype(Call& c) {
+  const DType dtype = dtype_of(c.tensor(0).scalar_type());
+  if (dtype == DType::kOpaque) Call::refuse("a dtype that kernels do not have");
+  return dtype;
+}
+
 void fill_value(Call& c) {
-  const Value x = c.value(std::size_t{0}), v = c.value(1);
-  const Meta m = c.meta(x);
+  const Value v = c.value(1);
   if (c.meta(v).rank != 0) Call::refuse("several values");
-  const Value y = c.trace().cast(v, m.dtype);
-  c.contiguous(c.op(Op::expand, {y}, {Param::sizes(m.shape())}));
+  const at::Tensor& self = c.tensor(0);
+  const Value y = c.trace().cast(v, written_dtype(c));
+  c.contiguous(c.op(Op::expand, {y}, {Param::sizes(self.sizes())}));
 }
 
 void zero(Call& c) {
-  const Meta m = c.meta(c.value(std::size_t{0}));
-  c.contiguous(
-      c.op(Op::full, {}, {Param::sizes(m.shape()), Param::of_number(0), Param::dtype(m.dtype)}));
+  const at::Tensor& self = c.tensor(0);
+  c.contiguous(c.op(Op::full, {}, {Param::sizes(self.sizes()), Param::of_number(0),
+                                   Param::dtype(written_dtype(c))}));
 }
 
 void copy_from(Call& c) {  // self, src, non_blocking
-  const Value x = c.value(std::size_t{0}), y = c.value(1);
-  const Meta m = c.meta(x);
-  const Value r = c.trace().cast(y, m.dtype);
+  const at::Tensor& self = c.tensor(0);
+  const Value r = c.trace().cast(c.value(1), written_dtype(c));
   const Meta& from = c.meta(r);
-  if (from.rank > m.rank) Call::refuse("more dims");
+  const int rank = static_cast<int>(self.dim());
+  if (from.rank > rank) Call::refuse("more dims");
   for (int d = 1; d <= from.rank; ++d) {
     const std::int64_t size = from.size(from.rank - d);
-    if (size != 1 && size != m.size(m.rank - d)) Call::refuse("sizes differ");
+    if (size != 1 && size != self.size(rank - d)) Call::refuse("sizes differ");
   }
-  c.contiguous(c.op(Op::expand, {r}, {Param::sizes(m.shape())}));
+  c.contiguous(c.op(Op::expand, {r}, {Param::sizes(self.sizes())}));
 }
 
-// Makes tensors of what is known of others, and reads none: it passes by.
+// Makes tensors of what is known of others, and reads none: what has no row passes by.
 void install_makers() {
+  for (const auto& [name, row] : maker_rows()) {
+    if (find(name)) install<Recorded>("aten", name, row, Place::kMaker);
+  }
   constexpr const char* kMakers[] = {
       "empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided",
-      "new_zeros", "new_ones", "new_full", "zeros", "zeros_like", "ones", "ones_like", "full",
-      "full_like", "arange", "arange.start", "arange.start_step", "linspace", "scalar_tensor",
-      "rand", "randn", "rand_like", "randn_like"};
+      "scalar_tensor", "rand", "randn", "rand_like", "randn_like"};
   for (const char* name : kMakers) {
     if (!find(name) || !installed().names.insert(std::string("aten::") + name).second) continue;
     installed().library("aten").impl(name, torch::CppFunction::makeFallthrough());
   }
 }
 
+template <bool (*kRecord)(Stack&)>
+void install_draw(const char* name) {
+  installed().names.insert(std::string("aten::") + name);
+  installed().library("aten").impl(
+      name, torch::CppFunction::makeFromBoxedFunction<&drawn<kRecord>>());
+}
+
 void install_rest() {
   install_makers();
-  installed().names.insert("aten::bernoulli_.float");
-  installed().library("aten").impl("bernoulli_.float",
-                                   torch::CppFunction::makeFromBoxedFunction<&bernoulli>());
+  install_draw<&record_bernoulli>("bernoulli_.float");
+  install_draw<&record_uniform>("uniform_");
+  install_draw<&record_integers>("random_.from");
   for (const auto& [name, made] : norm_rows()) {
     install<Recorded>("aten", name, made.row, Place::kNew, false, made.written);
   }

@@ -50,11 +50,15 @@ Recording& Recording::mine() {
   return *of_thread.recording;
 }
 
-Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
-  const c10::Storage& storage = tensor.storage();
+bool Recording::can_capture(const at::TensorBase& tensor) const {
   // Others may write there without our noticing.
-  if (!exported_.empty() && is_exported(storage.data())) return kNoValue;
-  if (is_foreign(storage.data_ptr())) return kNoValue;
+  const c10::Storage& storage = tensor.storage();
+  return !(!exported_.empty() && is_exported(storage.data())) && !is_foreign(storage.data_ptr());
+}
+
+Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
+  if (!can_capture(tensor)) return kNoValue;
+  const c10::Storage& storage = tensor.storage();
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
   const Value value = trace.input(dtype, geometry_of(tensor), data);
@@ -116,18 +120,23 @@ bool is_inner_gradient() {
 
 }  // namespace
 
-at::Tensor Recording::make(Value value, const host::Geometry& geometry) {
+at::Tensor Recording::make(Value value, const host::Geometry& geometry,
+                           const std::optional<at::Scalar>& constant) {
   const DType dtype = trace.meta(value).dtype;
   const std::int64_t bytes = geometry.empty() ? 0 : geometry.elements() * dtype_bytes(dtype);
   auto storage = c10::make_intrusive<LazyStorage>(static_cast<std::size_t>(bytes), *this, value);
   storage->geometry_ = geometry;
-  made_.push_back(storage);
+  if (C10_UNLIKELY(constant.has_value())) {
+    storage->constant_ = constant;
+    storage->constant_type_ = scalar_type(dtype);
+  }
+  (constant ? constants_ : made_).push_back(storage);
   auto impl =
       c10::make_intrusive<LazyImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                     c10::scalarTypeToTypeMeta(scalar_type(dtype)));
   impl->set_value(value);
   set_geometry(*impl, geometry);
-  if (C10_UNLIKELY(is_inner_gradient())) {
+  if (C10_UNLIKELY(!constant && is_inner_gradient())) {
     gradients_.emplace_back(made_.size() - 1, impl);
   }
   return at::Tensor(std::move(impl));
@@ -145,11 +154,29 @@ at::Tensor Recording::view(const at::Tensor& of, Value value, const host::Geomet
   return at::Tensor(std::move(impl));
 }
 
+bool Recording::can_assign(const at::TensorBase& tensor, DType dtype) const {
+  if (const LazyImpl* const z = lazy(tensor)) {
+    if (const LazyStorage* const memory = z->pending()) {
+      return &memory->recording() == this && !memory->failed();
+    }
+  }
+  return dtype != DType::kOpaque && tensor.dim() <= kMaxRank &&
+         !tensor.unsafeGetTensorImpl()->is_wrapped_number() && can_capture(tensor) &&
+         last_write(tensor, dtype).has_value();
+}
+
 bool Recording::assign(const at::TensorBase& tensor, Value value) {
   if (LazyImpl* const z = lazy(tensor)) {
     if (LazyStorage* const memory = z->pending()) {
       const host::Geometry g = z->geometry(), &whole = memory->geometry_;
-      if (z->spans() || reshaped(g, z->storage_offset(), whole)) {
+      const bool all = z->spans() || reshaped(g, z->storage_offset(), whole);
+      // What is filled part by part is filled where it is, not part by part elsewhere.
+      if (!all && memory->constant_) {
+        fill_constant(*memory);
+        return assign(tensor, value);
+      }
+      if (memory->constant_) no_constant(*memory);
+      if (all) {
         memory->value_ =
             z->spans() ? value : trace.add(Op::reshape, {value}, {Param::sizes(shape(whole))});
         memory->parts_.clear();
@@ -162,7 +189,6 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
       return true;
     }
   }
-  if (is_foreign(tensor.storage().data_ptr())) return false;
   Write write;
   write.geometry = geometry_of(tensor);
   write.offset = tensor.storage_offset();
@@ -186,18 +212,24 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
   return true;
 }
 
-Value Recording::current(const at::TensorBase& tensor, DType dtype) {
-  if (C10_LIKELY(written_.empty())) return capture(tensor, dtype);
+std::optional<Value> Recording::last_write(const at::TensorBase& tensor, DType dtype) const {
+  if (C10_LIKELY(written_.empty())) return kNoValue;
   const auto found = written_by_storage_.find(tensor.storage().unsafeGetStorageImpl());
-  if (found == written_by_storage_.end()) return capture(tensor, dtype);
+  if (found == written_by_storage_.end()) return kNoValue;
   const host::Geometry own = geometry_of(tensor);
   for (auto i = found->second.rbegin(); i != found->second.rend(); ++i) {
     const Write& write = written_[*i];
-    if (write.dtype != dtype) return kNoValue;
+    if (write.dtype != dtype) return std::nullopt;
     if (write.offset == tensor.storage_offset() && same(write.geometry, own)) return write.value;
-    if (!apart(own, tensor.storage_offset(), write.geometry, write.offset)) return kNoValue;
+    if (!apart(own, tensor.storage_offset(), write.geometry, write.offset)) return std::nullopt;
   }
-  return capture(tensor, dtype);
+  return kNoValue;
+}
+
+Value Recording::current(const at::TensorBase& tensor, DType dtype) {
+  const std::optional<Value> last = last_write(tensor, dtype);
+  if (!last) return kNoValue;
+  return *last != kNoValue ? *last : capture(tensor, dtype);
 }
 
 namespace {
@@ -258,6 +290,29 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
   return failures;
 }
 
+// One among those that are filled when all of them are.
+void Recording::no_constant(LazyStorage& storage) {
+  const auto found = std::ranges::find(constants_, &storage, [](auto& s) { return s.get(); });
+  made_.push_back(std::move(*found));
+  *found = std::move(constants_.back());
+  constants_.pop_back();
+  storage.constant_.reset();
+}
+
+void Recording::fill_constant(LazyStorage& storage) {
+  storage.fill_with_constant();
+  const auto found = std::ranges::find(constants_, &storage, [](auto& s) { return s.get(); });
+  std::swap(*found, constants_.back());
+  constants_.pop_back();
+}
+
+// Before anything else that a flush does: here memory may lack.
+void Recording::fill_constants() {
+  for (const auto& storage : constants_) {
+    if (storage->pending() && storage.use_count() > 1) storage->fill_with_constant();
+  }
+}
+
 // Writes to memory that only the recording holds: nobody could read them.
 void Recording::drop_dead_writes() {
   constexpr std::size_t kFewHolders = 3;
@@ -309,6 +364,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   using Kind = Failure::Kind;
   if (made_.empty() && trace.inputs().empty() && trace.empty()) return;
   live_.clear();
+  fill_constants();
   drop_dead_writes();
   capture_targets();
   auto gradient = gradients_.begin();
@@ -377,6 +433,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   Gone gone = std::exchange(gone_, {});
   gone.live.swap(live_);
   gone.made.swap(made_);
+  gone.constants.swap(constants_);
   gone.gradients.swap(gradients_);
   gone.held.swap(held_);
   if (gone.written.empty()) {
@@ -396,6 +453,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
 void Recording::Gone::clear() {
   live.clear();
   made.clear();
+  constants.clear();
   gradients.clear();
   held.clear();
   written.clear();

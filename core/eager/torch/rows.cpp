@@ -1,7 +1,5 @@
 // What is recorded for operators whose arguments need more than text says. The order of arguments
 // is the schema's.
-#include <ATen/ExpandUtils.h>
-
 #include <cmath>
 #include <limits>
 
@@ -320,20 +318,10 @@ void masked_fill(Call& c) {  // self, mask, value
   c.contiguous(r);
 }
 
-// As the first argument lies in memory if that is dense, else with its dims sorted alike.
-void preserve(Call& c, Value v) {
-  const at::Tensor& x = c.tensor(0);
-  host::Geometry g = geometry_of(x);
-  if (!x.is_non_overlapping_and_dense()) {
-    std::ranges::copy(at::infer_dense_strides(x.sizes(), x.strides()), g.strides.begin());
-  }
-  c.result(v, g);
-}
-
 void hardtanh(Call& c) {  // self, min, max
   const Value x = c.value(std::size_t{0});
   need_float(c, x);
-  preserve(c, c.op(Op::minimum, {c.op(Op::maximum, {x, c.value(1)}), c.value(2)}));
+  c.preserve(c.op(Op::minimum, {c.op(Op::maximum, {x, c.value(1)}), c.value(2)}));
 }
 
 void square(Call& c) {
@@ -374,28 +362,9 @@ bool is_copied_at_once(Call& c) {
   return (z == nullptr || z->pending() == nullptr) && !c.recording().knows(t);
 }
 
-// As argument `i` says.
-void in_format(Call& c, Value v, std::size_t i) {
-  const Meta& m = c.meta(v);
-  const at::MemoryFormat format =
-      c.none(i) ? at::MemoryFormat::Preserve : c.arg(i).toMemoryFormat();
-  if (format == at::MemoryFormat::Preserve) return preserve(c, v);
-  if (format == at::MemoryFormat::Contiguous) return c.contiguous(v);
-  if (m.rank != (format == at::MemoryFormat::ChannelsLast ? 4 : 5)) {
-    Call::refuse("a memory format of other ranks");
-  }
-  host::Geometry g;
-  g.rank = m.rank;
-  g.sizes = m.sizes;
-  const auto strides = m.rank == 4 ? at::get_channels_last_strides_2d(m.shape())
-                                   : at::get_channels_last_strides_3d(m.shape());
-  std::ranges::copy(strides, g.strides.begin());
-  c.result(v, g);
-}
-
 void clone(Call& c) {  // self, memory_format
   if (is_copied_at_once(c)) return c.decline();
-  in_format(c, c.value(std::size_t{0}), 1);
+  c.in_format(c.value(std::size_t{0}), 1);
 }
 
 // self, dtype, layout, device, pin_memory, non_blocking, memory_format
@@ -406,7 +375,7 @@ void to_copy(Call& c) {
   if (is_copied_at_once(c)) return c.decline();
   const Value x = c.value(std::size_t{0});
   const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
-  in_format(c, y, 6);
+  c.in_format(y, 6);
 }
 
 std::map<std::string, Row> make_rows() {

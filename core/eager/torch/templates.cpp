@@ -72,14 +72,17 @@ bool are_tensors(const std::vector<c10::Argument>& returns) {
 }
 
 // Whether an operator takes and makes tensors, shares and writes no memory, and does not consist of
-// operators that are recorded themselves.
+// operators that are recorded themselves, or is asked for whole.
 bool is_suitable(const c10::OperatorHandle& op) {
   const c10::FunctionSchema& schema = op.schema();
   const std::string& name = schema.name();
   if (!name.starts_with("aten::") || name.starts_with("aten::_foreach_")) return false;
   if (name == "aten::clone" || name == "aten::_to_copy") return false;  // see is_copied_at_once
   if (name.ends_with("_batch_norm")) return false;  // which writes what its schema does not say
-  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) return false;
+  if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+      name != "aten::scaled_dot_product_attention") {
+    return false;
+  }
   for (const auto* const part : {&schema.arguments(), &schema.returns()}) {
     for (const c10::Argument& argument : *part) {
       if (argument.alias_info() != nullptr) return false;

@@ -37,12 +37,6 @@ from tilevm.runtime import program as runtime
 
 NOTHING = -1
 Condition = tuple[int | str, str, int | str]  # of sizes
-# What data or a generator decide is no function of the sizes and elements alone.
-_TAGS = {
-    torch.Tag.nondeterministic_seeded,
-    torch.Tag.dynamic_output_shape,
-    torch.Tag.data_dependent_output,
-}
 # Eager code raises where integers are divided by zero, not when somebody looks.
 _DIVISIONS = {"floor_divide", "remainder", "fmod", "div", "divide"}
 _RELATIONS = {
@@ -68,7 +62,8 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     target: OpOverload = getattr(getattr(torch.ops.aten, name), overload or "default")
     tensors = [x for x in _leaves(arguments) if isinstance(x, torch.Tensor)]
     numbers = [x[0] for x in _leaves(arguments) if isinstance(x, tuple)]
-    if not _TAGS.isdisjoint(target.tags):
+    # (Sizes that data decide are symbols of no operand, which importing refuses.)
+    if torch.Tag.nondeterministic_seeded in target.tags and not _without_dropout(name, arguments):
         raise Refused("its results are not of the arguments alone")
     if name in _DIVISIONS and not any(x.is_floating_point() for x in tensors):
         raise Refused("a division of integers")
@@ -89,6 +84,11 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     finally:
         torch_sizes.let_go(graph)
     return number
+
+
+def _without_dropout(name: str, arguments: Sequence[Any]) -> bool:
+    """Whether attention is asked for, that drops nothing."""
+    return name == "scaled_dot_product_attention" and arguments[4] == 0
 
 
 def _call(target: OpOverload, arguments: Any, tensors: list[Any], numbers: list[Any]) -> Any:

@@ -1,0 +1,186 @@
+// Operators that make tensors of sizes and numbers, reading none. A tensor of one number needs
+// nothing to run where somebody looks at it: it fills itself.
+#include <cmath>
+
+#include "eager/torch/call.h"
+
+namespace tilevm::eager {
+namespace {
+
+// Where arguments of a maker are: -1 for what it has not. Behind `dtype` come layout, device and
+// pin_memory; of a tensor that is like another one, its memory format, too.
+struct Places {
+  int size = -1, number = -1, dtype = 0;
+  bool like = false;
+};
+
+std::size_t index(int place) { return static_cast<std::size_t>(place); }
+
+void need_plain(const Call& c, int dtype) {
+  const std::size_t i = index(dtype);
+  if (!c.none(i + 1) && c.arg(i + 1).toLayout() != at::kStrided) Call::refuse("a layout");
+  if (!c.none(i + 2) && !c.arg(i + 2).toDevice().is_cpu()) Call::refuse("a device");
+  if (!c.none(i + 3) && c.flag(i + 3)) Call::refuse("pinned memory");
+}
+
+at::Scalar number_at(const Call& c, std::size_t i) {
+  const c10::IValue& v = c.arg(i);
+  if (!v.isDouble() && !v.isInt() && !v.isBool()) Call::refuse("a number of another kind");
+  return v.toScalar();
+}
+
+DType dtype_of_number(const at::Scalar& v) {
+  if (v.isBoolean()) return DType::kBool;
+  return v.isIntegral(false) ? DType::kInt64 : DType::kFloat32;  // the default dtype
+}
+
+bool fits_in(const at::Scalar& v, DType dtype) {
+  const at::ScalarType type = scalar_type(dtype);
+  return v.isFloatingPoint() ? fits(v.toDouble(), type) : fits(v.toLong(), type);
+}
+
+// All elements are one number, `known` or an argument.
+Row filled(Places p, std::optional<double> known) {
+  return [=](Call& c) {
+    need_plain(c, p.dtype);
+    const at::Scalar number = known ? at::Scalar(*known) : number_at(c, index(p.number));
+    const bool of_tensor = c.is_tensor(0);
+    DType own = known ? DType::kFloat32 : dtype_of_number(number);
+    if (of_tensor) own = dtype_of(c.tensor(0).scalar_type());
+    const DType dtype = c.dtype(index(p.dtype), own);
+    if (dtype == DType::kOpaque) Call::refuse("a dtype that kernels do not have");
+    if (!fits_in(number, dtype)) Call::refuse("a number that the dtype does not have");
+    const Axes sizes = p.like ? c.tensor(0).sizes().vec() : c.integers(index(p.size));
+    for (const std::int64_t size : sizes) {
+      if (size < 0) Call::refuse("a negative size");
+    }
+    const Param shape = Param::sizes(sizes);
+    Value v = kNoValue;
+    if (known) {
+      v = c.op(Op::full, {}, {shape, Param::of_number(*known), Param::dtype(dtype)});
+    } else {
+      v = c.op(Op::expand, {c.trace().cast(c.value(index(p.number)), dtype)}, {shape});
+    }
+    if (p.like) {
+      c.in_format(v, index(p.dtype) + 4);
+    } else {
+      c.contiguous(v);
+    }
+    c.all_are(number);
+  };
+}
+
+// ---- Rows of numbers
+
+Value places(Call& c, std::int64_t n) {
+  return c.op(Op::iota, {}, {Param::size(n), Param::size(0), Param::size(1)});
+}
+
+bool is_wide_float(DType dtype) { return dtype == DType::kFloat32 || dtype == DType::kFloat64; }
+
+bool has_exactly(std::int64_t v, DType dtype) {
+  if (!is_float(dtype)) return fits(v, scalar_type(dtype));
+  return is_wide_float(dtype) && std::abs(v) <= 1 << 24;
+}
+
+// start, end and step, as far as there are any; `n`: how many. Source of the number of elements:
+// PyTorch, ATen/native/RangeUtils.h.
+Row range(int n) {
+  return [=](Call& c) {
+    need_plain(c, n);
+    const at::Scalar start = n > 1 ? number_at(c, 0) : at::Scalar(0);
+    const at::Scalar end = number_at(c, n > 1 ? 1 : 0);
+    const at::Scalar step = n > 2 ? number_at(c, 2) : at::Scalar(1);
+    const bool whole = start.isIntegral(false) && end.isIntegral(false) && step.isIntegral(false);
+    const DType dtype = c.dtype(index(n), whole ? DType::kInt64 : DType::kFloat32);
+    const double from = start.toDouble(), to = end.toDouble(), by = step.toDouble();
+    const double many = std::ceil((to - from) / by);
+    constexpr double kMost = 1LL << 52;  // so that integers are exact, and wrong signs none
+    const bool forwards = by > 0 ? to >= from : to <= from;
+    if (!(many < kMost && std::abs(from) < kMost && std::abs(to) < kMost && forwards)) {
+      Call::refuse("an unusual range");
+    }
+    const auto count = static_cast<std::int64_t>(many);
+    if (whole) {
+      const std::int64_t last = start.toLong() + (count - 1) * step.toLong();
+      if (dtype == DType::kBool || !has_exactly(start.toLong(), dtype) || !has_exactly(last, dtype)) {
+        Call::refuse("numbers that the dtype does not have");
+      }
+      Value v = places(c, count);
+      if (step.toLong() != 1) v = c.op(Op::mul, {v, c.trace().number(step.toLong())});
+      if (start.toLong() != 0) v = c.op(Op::add, {v, c.trace().number(start.toLong())});
+      return c.contiguous(c.trace().cast(v, dtype));
+    }
+    if (!is_wide_float(dtype)) Call::refuse("fractions of another dtype");
+    const Value i = c.trace().cast(places(c, count), DType::kFloat64);
+    const Value v = c.op(
+        Op::add, {c.op(Op::mul, {i, c.trace().number(by)}), c.trace().number(from)});
+    c.contiguous(c.trace().cast(v, dtype));
+  };
+}
+
+// start, end, steps, dtype: from both ends to the middle, as PyTorch's kernel goes. Source: PyTorch,
+// ATen/native/cpu/RangeFactoriesKernel.cpp.
+void linspace(Call& c) {
+  need_plain(c, 3);
+  const DType dtype = c.dtype(3, DType::kFloat32);
+  const std::int64_t n = c.integer(2);
+  if (!is_wide_float(dtype) || n < 2) Call::refuse("few numbers, or integers");
+  const double start = number_at(c, 0).toDouble(), end = number_at(c, 1).toDouble();
+  double by = (end - start) / static_cast<double>(n - 1);
+  if (dtype == DType::kFloat32) {
+    by = (static_cast<float>(end) - static_cast<float>(start)) / static_cast<float>(n - 1);
+  }
+  const auto number = [&](double v) { return c.trace().number(v); };
+  const auto along = [&](Value v) {
+    return c.op(Op::mul, {c.trace().cast(v, dtype), number(by)});
+  };
+  const Value i = places(c, n), left = c.op(Op::sub, {c.trace().number(n - 1), i});
+  const Value low = c.op(Op::add, {along(i), number(start)});
+  const Value high = c.op(Op::sub, {number(end), along(left)});
+  const Value first = c.op(Op::lt, {i, c.trace().number(n / 2)});
+  c.contiguous(c.op(Op::where, {first, low, high}));
+}
+
+// `sizes`: how many of the first arguments are n and m.
+Row eye(int sizes) {
+  return [=](Call& c) {
+    need_plain(c, sizes);
+    const DType dtype = c.dtype(index(sizes), DType::kFloat32);
+    const std::int64_t n = c.integer(0), m = sizes > 1 ? c.integer(1) : n;
+    if (n < 0 || m < 0) Call::refuse("a negative size");
+    const Value row = c.op(Op::unsqueeze, {places(c, n)}, {Param::integer(1)});
+    c.contiguous(c.trace().cast(c.op(Op::eq, {row, places(c, m)}), dtype));
+  };
+}
+
+std::map<std::string, Row> make_rows() {
+  constexpr Places kSized{.size = 0, .dtype = 1}, kNew{.size = 1, .dtype = 2};
+  constexpr Places kLike{.dtype = 1, .like = true};
+  return {
+      {"zeros", filled(kSized, 0)},
+      {"ones", filled(kSized, 1)},
+      {"full", filled({.size = 0, .number = 1, .dtype = 2}, {})},
+      {"new_zeros", filled(kNew, 0)},
+      {"new_ones", filled(kNew, 1)},
+      {"new_full", filled({.size = 1, .number = 2, .dtype = 3}, {})},
+      {"zeros_like", filled(kLike, 0)},
+      {"ones_like", filled(kLike, 1)},
+      {"full_like", filled({.number = 1, .dtype = 2, .like = true}, {})},
+      {"arange", range(1)},
+      {"arange.start", range(2)},
+      {"arange.start_step", range(3)},
+      {"linspace", linspace},
+      {"eye", eye(1)},
+      {"eye.m", eye(2)},
+  };
+}
+
+}  // namespace
+
+const std::map<std::string, Row>& maker_rows() {
+  static const auto* const rows = new std::map<std::string, Row>(make_rows());
+  return *rows;
+}
+
+}  // namespace tilevm::eager
