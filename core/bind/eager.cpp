@@ -49,7 +49,7 @@ void bind_eager(nb::module_& m) {
       [](const Program& program,
          const std::vector<std::tuple<std::string, std::string, std::string>>& conditions,
          const std::vector<std::string>& numbers,
-         const std::vector<std::vector<std::int32_t>>& orders) {
+         const std::vector<std::vector<std::int32_t>>& orders, const std::vector<bool>& complex) {
         Program own = program;
         std::vector<SizeId> symbols;
         for (const std::string& text : numbers) symbols.push_back(own.sizes.parse(text));
@@ -59,12 +59,14 @@ void bind_eager(nb::module_& m) {
         }
         return eager::add_template(
             std::make_unique<eager::Template>(std::move(own), std::move(parsed), std::move(symbols),
-                                              orders));
+                                              orders, complex));
       },
       nb::arg("program"), nb::arg("conditions"), nb::arg("numbers"), nb::arg("orders"),
+      nb::arg("complex"),
       "Keep a program as what recorded segments may consist of, for sizes of which `conditions`\n"
       "hold, (size, \"==\", size). numbers: its symbols that are arguments by themselves; orders:\n"
-      "of the results, how they lie in memory, dims from outermost. Returns its number.");
+      "of the results, how they lie in memory, dims from outermost; complex: which are parts of\n"
+      "complex numbers. Returns its number.");
   m.def(
       "eager_segments",
       [] {

@@ -67,12 +67,13 @@ void Template::visit_sizes(Visit&& visit) const {
 }
 
 Template::Template(Program program, std::vector<Condition> conditions, std::vector<SizeId> numbers,
-                   std::vector<std::vector<std::int32_t>> orders)
+                   std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex)
     : program_(std::move(program)),
       conditions_(std::move(conditions)),
       numbers_(std::move(numbers)),
-      orders_(std::move(orders)) {
-  if (orders_.size() != n_results()) throw std::invalid_argument("an order for each result");
+      orders_(std::move(orders)),
+      complex_(std::move(complex)) {
+  if (orders_.size() != n_results() || complex_.size() != n_results()) throw std::invalid_argument("an order for each result");
   std::vector<bool> bound(static_cast<std::size_t>(program_.sizes.count()));
   std::vector<SizeId> shown;
   for (const ValueId input : program_.inputs) {
@@ -96,6 +97,11 @@ Template::Template(Program program, std::vector<Condition> conditions, std::vect
     const Type& type = program_.type(program_.outputs[r]);
     if (type.weak || type.dtype == DType::kOpaque || orders_[r].size() != type.shape.rank) {
       throw std::invalid_argument("a result that is no tensor");
+    }
+    const int last = type.shape.rank - 1;
+    if (complex_[r] && (last < 0 || program_.sizes.value(type.shape[last]) != 2 ||
+                        orders_[r].back() != last)) {
+      throw std::invalid_argument("a result that is no complex numbers");
     }
     for (const SizeId s : type.shape.span()) shown.push_back(s);
   }

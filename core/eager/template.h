@@ -30,10 +30,11 @@ struct Condition {
 // which may be expressions as well. It has no call-outs.
 class Template {
  public:
-  // orders: how results lie in memory, by dims from outermost. Throws std::invalid_argument where
-  // the program is not like that.
+  // orders: how results lie in memory, by dims from outermost; complex: by result, whether it
+  // consists of the parts of complex numbers. Throws std::invalid_argument where the program is not
+  // like that.
   Template(Program program, std::vector<Condition> conditions, std::vector<SizeId> numbers,
-           std::vector<std::vector<std::int32_t>> orders);
+           std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex);
 
   struct Result {
     DType dtype = DType::kFloat32;
@@ -47,6 +48,7 @@ class Template {
   bool has_product() const { return has_product_; }
 
   std::span<const std::int32_t> order(std::size_t result) const { return orders_[result]; }
+  bool is_complex(std::size_t result) const { return complex_[result]; }
 
   // Whether it is for these sizes.
   bool fits(const Sized& given) const { return infer(given, {}); }
@@ -65,6 +67,7 @@ class Template {
   std::vector<Condition> conditions_;
   std::vector<SizeId> numbers_;
   std::vector<std::vector<std::int32_t>> orders_;
+  std::vector<bool> complex_;
   struct Symbol {
     SizeId id;
     std::int64_t least, most;

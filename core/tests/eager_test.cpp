@@ -191,7 +191,8 @@ std::unique_ptr<eager::Template> doubled() {
   std::vector<eager::Condition> conditions{{Relation::kNotEqual, n, m}};
   return std::make_unique<eager::Template>(std::move(p), std::move(conditions),
                                            std::vector<SizeId>{k},
-                                           std::vector<std::vector<std::int32_t>>{{0, 1}});
+                                           std::vector<std::vector<std::int32_t>>{{0, 1}},
+                                           std::vector<bool>{false});
 }
 
 void templates() {

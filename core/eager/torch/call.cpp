@@ -50,6 +50,12 @@ Value Call::value(const at::Tensor& tensor) {
   return v;
 }
 
+Value Call::pairs(const at::Tensor& tensor) {
+  const Value v = pairs_of(recording_, tensor);
+  if (v == kNoValue) refuse("complex numbers that no kernel takes");
+  return v;
+}
+
 Value Call::value(std::size_t i) {
   const c10::IValue& v = arg(i);
   if (v.isTensor()) return value(v.toTensor());
@@ -82,7 +88,9 @@ void Call::push(const Result& result) {
   results_.push_back(result);
 }
 
-void Call::result(Value v, const host::Geometry& geometry) { push({v, geometry}); }
+void Call::result(Value v, const host::Geometry& geometry, bool complex) {
+  push({v, geometry, -1, 0, complex});
+}
 
 void Call::contiguous(Value v) {
   const Meta& m = meta(v);
@@ -148,8 +156,9 @@ void Call::elementwise(Value v, std::span<const std::size_t> order) {
   push({v, g});
 }
 
-void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset) {
-  push({v, geometry, static_cast<int>(of), offset});
+void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset,
+                bool complex) {
+  push({v, geometry, static_cast<int>(of), offset, complex});
 }
 
 // ---- Recording
@@ -212,9 +221,14 @@ bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& st
       results[n++] = first.toTensor();
     } else {
       for (const Call::Result& r : call.results()) {
-        results[n++] = r.of < 0 ? mine.make(r.value, r.geometry, call.constant())
-                                : mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value,
-                                            r.geometry, r.offset);
+        at::Tensor& made = results[n++];
+        if (r.of >= 0) {
+          made = mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value, r.geometry,
+                           r.offset, r.complex);
+        } else {
+          made = mine.make(r.value, r.geometry, call.constant());
+          if (r.complex) made = mine.view(made, r.value, r.geometry, 0, true);
+        }
       }
     }
   } catch (const Unrecorded&) {

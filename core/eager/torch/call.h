@@ -47,6 +47,7 @@ class Call {
   Recording& recording() { return recording_; }
   Value value(const at::Tensor& tensor);
   Value value(std::size_t i);  // of a tensor or a number
+  Value pairs(const at::Tensor& tensor);  // of complex numbers
   const Meta& meta(Value v) const { return recording_.trace.meta(v); }
   Value op(Op op, std::initializer_list<Value> in, std::initializer_list<Param> params = {}) {
     return recording_.trace.add(op, in, params);
@@ -70,15 +71,18 @@ class Call {
   // As the first argument lies in memory if that is dense, else with its dims sorted alike.
   void preserve(Value v);
   void in_format(Value v, std::size_t i);  // as argument `i` says, a memory format
-  void result(Value v, const host::Geometry& geometry);  // dense
+  // Dense; `complex`: numbers whose parts these are, along the last dim.
+  void result(Value v, const host::Geometry& geometry, bool complex = false);
   // A view of argument `of`, which must be pending.
-  void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset);
+  void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset,
+            bool complex = false);
 
   struct Result {
     Value value = kNoValue;
     host::Geometry geometry;
     int of = -1;  // a view of this argument
     std::int64_t offset = 0;
+    bool complex = false;
   };
   // Leaves the operator to PyTorch, as refuse() does, where that is not rare.
   void decline() { declined_ = true; }

@@ -115,6 +115,20 @@ host::Geometry geometry_of(const at::TensorBase& tensor) {
   return g;
 }
 
+host::Geometry parts_of(host::Geometry g) {
+  for (int d = 0; d < g.rank; ++d) g.stride(d) *= 2;
+  g.size(g.rank) = 2;
+  g.stride(g.rank) = 1;
+  ++g.rank;
+  return g;
+}
+
+host::Geometry complex_of(host::Geometry g) {
+  --g.rank;
+  for (int d = 0; d < g.rank; ++d) g.stride(d) /= 2;
+  return g;
+}
+
 // All such memory has a function that gives it back, which only its type tells from those of
 // PyTorch's own.
 bool is_foreign(const at::DataPtr& memory) {
@@ -221,26 +235,26 @@ void LazyImpl::shallow_copy_from(const c10::intrusive_ptr<TensorImpl>& impl) {
   TensorImpl::shallow_copy_from(impl);
 }
 
-bool LazyImpl::spans() const { return storage_offset() == 0 && same(geometry(), lazy_->geometry_); }
+bool LazyImpl::spans() const { return first() == 0 && same(geometry(), lazy_->geometry_); }
 
-Value LazyImpl::value() {
+Value LazyImpl::held() {
   LazyStorage& memory = *lazy_;
   if (generation_ == memory.generation_) return value_;
   const host::Geometry own = geometry();
   for (auto part = memory.parts_.rbegin(); part != memory.parts_.rend(); ++part) {
     if (part->generation <= generation_) break;
-    if (part->offset == storage_offset() && same(part->geometry, own)) {
+    if (part->offset == first() && same(part->geometry, own)) {
       set_value(part->value);
       return value_;
     }
-    if (!disjoint(own, storage_offset(), part->geometry, part->offset, memory.geometry_)) {
+    if (!disjoint(own, first(), part->geometry, part->offset, memory.geometry_)) {
       return kNoValue;
     }
   }
   if (memory.whole_ > generation_) {
     if (spans()) {
       value_ = memory.value_;
-    } else if (reshaped(own, storage_offset(), memory.geometry_)) {
+    } else if (reshaped(own, first(), memory.geometry_)) {
       value_ =
           memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
     } else {
@@ -262,7 +276,7 @@ host::Geometry LazyImpl::geometry() const {
   const auto sizes = this->sizes(), strides = this->strides();
   std::copy(sizes.begin(), sizes.end(), g.sizes.begin());
   std::copy(strides.begin(), strides.end(), g.strides.begin());
-  return g;
+  return is_complex() ? parts_of(g) : g;
 }
 
 }  // namespace tilevm::eager

@@ -90,16 +90,22 @@ class LazyImpl final : public c10::TensorImpl {
     return storage_.unsafeGetStorageImpl() == lazy_ && lazy_->pending() ? lazy_ : nullptr;
   }
   // Under the recording's mutex: what it holds; kNoValue for a view of memory that has changed in
-  // a way that it is not known for.
-  Value value();
+  // a way that it is not known for, and for complex numbers.
+  Value value() { return is_complex() ? kNoValue : held(); }
+  // The same of complex numbers: their parts, along one more dim.
+  Value pairs() { return is_complex() ? held() : kNoValue; }
   void set_value(Value value);
   bool spans() const;  // its memory, all of it, as it was made
+  // In elements of the memory, which are the parts of complex numbers.
   host::Geometry geometry() const;
+  bool is_complex() const { return c10::isComplexType(c10::typeMetaToScalarType(data_type_)); }
+  std::int64_t first() const { return storage_offset() * (is_complex() ? 2 : 1); }
 
  private:
   void look() const {
     if (storage_.unsafeGetStorageImpl() == lazy_) lazy_->fill("looked at");
   }
+  Value held();
   template <class Version>
   c10::intrusive_ptr<TensorImpl> copy(Version&& version, bool allow_change) const;
 
@@ -117,6 +123,9 @@ inline LazyImpl* lazy(const at::TensorBase& tensor) {
 }
 
 host::Geometry geometry_of(const at::TensorBase& tensor);
+// Of the parts of complex numbers, which lie beside each other, and back.
+host::Geometry parts_of(host::Geometry complex);
+host::Geometry complex_of(host::Geometry parts);
 
 // Whether a number is one of `type`'s, rounded if need be: PyTorch's kernels raise where it is not.
 bool fits(double number, at::ScalarType type);
@@ -142,23 +151,24 @@ class Recording {
   // All of the following under the mutex.
 
   Trace trace;
-  // The value of a tensor in memory, which must not change until the trace has run.
-  Value capture(const at::TensorBase& tensor, DType dtype);
   // A new tensor that will hold `value`, laid out as `geometry` says, which is dense; `constant`:
   // what all its elements are.
   at::Tensor make(Value value, const host::Geometry& geometry,
                   const std::optional<at::Scalar>& constant = std::nullopt);
-  // A view of a tensor of ours that is pending.
+  // A view of a tensor of ours that is pending, in elements of its memory; `complex`: as numbers of
+  // which these are the parts.
   at::Tensor view(const at::Tensor& of, Value value, const host::Geometry& geometry,
-                  std::int64_t offset);
+                  std::int64_t offset, bool complex = false);
   // Whether assign() may be asked for a tensor, which must be pending or plain: what it holds is
   // known or nobody else's.
   bool can_assign(const at::TensorBase& tensor, DType dtype) const;
   // Gives it another value of its sizes and dtype. False if its memory is too intricate: nothing
   // has happened.
   bool assign(const at::TensorBase& tensor, Value value);
-  // The value that operators in place gave a plain tensor, or that its memory holds.
-  Value current(const at::TensorBase& tensor, DType dtype);
+  // The value that operators in place gave a plain tensor, or that its memory holds, which must not
+  // change until the trace has run; the tensor as `geometry` from the `first` element of its memory.
+  Value current(const at::TensorBase& tensor, DType dtype, const host::Geometry& geometry,
+                std::int64_t first);
   // Whether the memory of a plain tensor waits to be written.
   bool written(const at::TensorBase& tensor) const;
   // Whether that of any does.
@@ -190,7 +200,8 @@ class Recording {
   bool can_capture(const at::TensorBase& tensor) const;
   // What the last write to the elements of a plain tensor was, kNoValue if there is none; nothing
   // if they are known only in part.
-  std::optional<Value> last_write(const at::TensorBase& tensor, DType dtype) const;
+  std::optional<Value> last_write(const at::TensorBase& tensor, DType dtype,
+                                  const host::Geometry& geometry, std::int64_t first) const;
   // Fills what is one number alone. Under the mutex.
   void fill_constant(LazyStorage& storage);
   void fill_constants();

@@ -100,7 +100,19 @@ Value value_of(Recording& recording, const at::TensorBase& tensor) {
   if (impl->is_wrapped_number()) return number_of(recording.trace, tensor);
   const DType dtype = dtype_of(c10::typeMetaToScalarType(impl->dtype()));
   if (dtype == DType::kOpaque || impl->dim() > kMaxRank) return kNoValue;
-  return recording.current(tensor, dtype);
+  return recording.current(tensor, dtype, geometry_of(tensor), tensor.storage_offset());
+}
+
+Value pairs_of(Recording& recording, const at::TensorBase& tensor) {
+  if (tensor.dim() == kMaxRank) return kNoValue;
+  LazyImpl* const z = lazy(tensor);
+  const LazyStorage* const storage = z == nullptr ? nullptr : z->pending();
+  if (storage == nullptr) {
+    const DType part = dtype_of(c10::toRealValueType(tensor.scalar_type()));
+    return recording.current(tensor, part, parts_of(geometry_of(tensor)),
+                             2 * tensor.storage_offset());
+  }
+  return &storage->recording() != &recording || storage->failed() ? kNoValue : z->pairs();
 }
 
 void finish_writes(const char* reason) {
@@ -397,7 +409,7 @@ bool record_in_place(Op op, std::span<const Operand> operands, const Operand* al
 
 bool assign(Recording& recording, const at::TensorBase& self, Value made) {
   const DType dtype = dtype_of(self.scalar_type());
-  if (!recording.can_assign(self, dtype)) return false;
+  if (dtype == DType::kOpaque || !recording.can_assign(self, dtype)) return false;
   Trace& trace = recording.trace;
   const Meta& from = trace.meta(made);
   return at::IntArrayRef(from.sizes.data(), static_cast<std::size_t>(from.rank)) == self.sizes() &&

@@ -43,6 +43,8 @@ host::Geometry geometry_in(const at::TensorBase& tensor, DType dtype);
 // The value of a tensor or a number that it wraps; kNoValue if it cannot be recorded. Under the
 // recording's mutex.
 Value value_of(Recording& recording, const at::TensorBase& tensor);
+// The same of the parts of complex numbers, along one more dim.
+Value pairs_of(Recording& recording, const at::TensorBase& tensor);
 // Fills what other threads have recorded of `tensor`.
 void fill_foreign(const Recording& mine, const at::TensorBase& tensor);
 

@@ -226,16 +226,28 @@ std::optional<c10::OperatorHandle> find(const std::string& full) {
   return c10::Dispatcher::singleton().findSchema({"aten::" + full.substr(0, dot), overload});
 }
 
+// What an operator with complex operands becomes, which have no rows; undefined: nothing.
+template <class... Arguments>
+at::Tensor record_complex(const OperatorHandle& op, bool complex, const Arguments&... arguments) {
+  if (C10_LIKELY(!complex)) return {};
+  Stack stack;
+  torch::jit::push(stack, arguments...);
+  return record_template(op, stack) ? std::move(stack.back()).toTensor() : at::Tensor();
+}
+
 // Kernels of the commonest operators, called without boxing what they are given.
 template <class... Operands>
 void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& handle) {
   if (!installed().names.insert("aten::" + full).second) return;
   const auto typed = handle.typed<at::Tensor(Operands...)>();
+  const c10::OperatorHandle whole = handle;
   installed().library("aten").impl(
-      full.c_str(), [op, typed](DispatchKeySet keys, Operands... operands) -> at::Tensor {
+      full.c_str(), [op, typed, whole](DispatchKeySet keys, Operands... operands) -> at::Tensor {
         const Operand given[] = {Operand(operands)...};
         at::Tensor made = record_elementwise(op, given);
         if (C10_LIKELY(made.defined())) return made;
+        made = record_complex(whole, (operands.is_complex() || ...), operands...);
+        if (made.defined()) return made;
         (finish_writes(operands, "operator not recorded"), ...);
         return typed.redispatch(keys & kBelow, operands...);
       });
@@ -306,11 +318,14 @@ void install_view(const std::string& full, const Row& row) {
 void install_products() {
   using Tensor = const at::Tensor&;
   using Number = const at::Scalar&;
-  const auto mm = find("mm")->typed<at::Tensor(Tensor, Tensor)>();
+  const c10::OperatorHandle product = *find("mm");
+  const auto mm = product.typed<at::Tensor(Tensor, Tensor)>();
   installed().names.insert("aten::mm");
-  installed().library("aten").impl("mm", [mm](DispatchKeySet keys, Tensor x, Tensor y) {
+  installed().library("aten").impl("mm", [mm, product](DispatchKeySet keys, Tensor x, Tensor y) {
     at::Tensor made = record_product(x, y);
     if (C10_LIKELY(made.defined())) return made;
+    made = record_complex(product, x.is_complex(), x, y);
+    if (made.defined()) return made;
     finish_writes(x, "operator not recorded");
     finish_writes(y, "operator not recorded");
     return mm.redispatch(keys & kBelow, x, y);
@@ -339,15 +354,19 @@ void install_sum(const std::string& full, Op op, const c10::OperatorHandle& hand
   using Tensor = const at::Tensor&;
   if (!installed().names.insert("aten::" + full).second) return;
   const auto typed = handle.typed<at::Tensor(Tensor, Tensor, const at::Scalar&)>();
+  const c10::OperatorHandle whole = handle;
   installed().library("aten").impl(
       full.c_str(),
-      [op, typed](DispatchKeySet keys, Tensor x, Tensor y, const at::Scalar& alpha) -> at::Tensor {
+      [op, typed, whole](DispatchKeySet keys, Tensor x, Tensor y,
+                         const at::Scalar& alpha) -> at::Tensor {
         if (C10_LIKELY(!alpha.isComplex() && !alpha.isSymbolic())) {
           const Operand given[] = {Operand(x), Operand(y)}, factor(alpha);
           const bool one = !alpha.isBoolean() && alpha.toDouble() == 1;
           at::Tensor made = record_elementwise(op, given, one ? nullptr : &factor);
           if (C10_LIKELY(made.defined())) return made;
         }
+        at::Tensor made = record_complex(whole, x.is_complex() || y.is_complex(), x, y, alpha);
+        if (made.defined()) return made;
         finish_writes(x, "operator not recorded");
         finish_writes(y, "operator not recorded");
         return typed.redispatch(keys & kBelow, x, y, alpha);

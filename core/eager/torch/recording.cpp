@@ -56,12 +56,16 @@ bool Recording::can_capture(const at::TensorBase& tensor) const {
   return !(!exported_.empty() && is_exported(storage.data())) && !is_foreign(storage.data_ptr());
 }
 
-Value Recording::capture(const at::TensorBase& tensor, DType dtype) {
+Value Recording::current(const at::TensorBase& tensor, DType dtype, const host::Geometry& geometry,
+                         std::int64_t first) {
+  const std::optional<Value> last = last_write(tensor, dtype, geometry, first);
+  if (!last) return kNoValue;
+  if (*last != kNoValue) return *last;
   if (!can_capture(tensor)) return kNoValue;
   const c10::Storage& storage = tensor.storage();
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
-  const Value value = trace.input(dtype, geometry_of(tensor), data);
+  const Value value = trace.input(dtype, geometry, data);
   if (trace.inputs().size() == before) return value;
   held_.push_back(storage);
   const c10::StorageImpl* const key = storage.unsafeGetStorageImpl();
@@ -143,14 +147,16 @@ at::Tensor Recording::make(Value value, const host::Geometry& geometry,
 }
 
 at::Tensor Recording::view(const at::Tensor& of, Value value, const host::Geometry& geometry,
-                           std::int64_t offset) {
+                           std::int64_t offset, bool complex) {
   LazyImpl* const from = lazy(of);
-  auto impl =
-      c10::make_intrusive<LazyImpl>(c10::TensorImpl::VIEW, c10::Storage(from->unsafe_storage()),
-                                    from->key_set(), from->dtype(), from->pending());
-  impl->set_storage_offset(from->storage_offset() + offset);
+  const at::ScalarType part = scalar_type(trace.meta(value).dtype);
+  const at::ScalarType type = complex ? c10::toComplexType(part) : part;
+  auto impl = c10::make_intrusive<LazyImpl>(
+      c10::TensorImpl::VIEW, c10::Storage(from->unsafe_storage()), from->key_set(),
+      c10::scalarTypeToTypeMeta(type), from->pending());
+  impl->set_storage_offset((from->first() + offset) / (complex ? 2 : 1));
+  set_geometry(*impl, complex ? complex_of(geometry) : geometry);
   impl->set_value(value);
-  set_geometry(*impl, geometry);
   return at::Tensor(std::move(impl));
 }
 
@@ -160,16 +166,16 @@ bool Recording::can_assign(const at::TensorBase& tensor, DType dtype) const {
       return &memory->recording() == this && !memory->failed();
     }
   }
-  return dtype != DType::kOpaque && tensor.dim() <= kMaxRank &&
+  return tensor.dim() <= kMaxRank &&
          !tensor.unsafeGetTensorImpl()->is_wrapped_number() && can_capture(tensor) &&
-         last_write(tensor, dtype).has_value();
+         last_write(tensor, dtype, geometry_of(tensor), tensor.storage_offset()).has_value();
 }
 
 bool Recording::assign(const at::TensorBase& tensor, Value value) {
   if (LazyImpl* const z = lazy(tensor)) {
     if (LazyStorage* const memory = z->pending()) {
       const host::Geometry g = z->geometry(), &whole = memory->geometry_;
-      const bool all = z->spans() || reshaped(g, z->storage_offset(), whole);
+      const bool all = z->spans() || reshaped(g, z->first(), whole);
       // What is filled part by part is filled where it is, not part by part elsewhere.
       if (!all && memory->constant_) {
         fill_constant(*memory);
@@ -182,8 +188,8 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
         memory->parts_.clear();
         memory->whole_ = ++memory->generation_;
       } else {
-        if (!box_of(g, z->storage_offset(), whole)) return false;
-        memory->parts_.push_back({value, g, z->storage_offset(), ++memory->generation_});
+        if (!box_of(g, z->first(), whole)) return false;
+        memory->parts_.push_back({value, g, z->first(), ++memory->generation_});
       }
       z->set_value(value);
       return true;
@@ -212,24 +218,19 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
   return true;
 }
 
-std::optional<Value> Recording::last_write(const at::TensorBase& tensor, DType dtype) const {
+std::optional<Value> Recording::last_write(const at::TensorBase& tensor, DType dtype,
+                                           const host::Geometry& geometry,
+                                           std::int64_t first) const {
   if (C10_LIKELY(written_.empty())) return kNoValue;
   const auto found = written_by_storage_.find(tensor.storage().unsafeGetStorageImpl());
   if (found == written_by_storage_.end()) return kNoValue;
-  const host::Geometry own = geometry_of(tensor);
   for (auto i = found->second.rbegin(); i != found->second.rend(); ++i) {
     const Write& write = written_[*i];
     if (write.dtype != dtype) return std::nullopt;
-    if (write.offset == tensor.storage_offset() && same(write.geometry, own)) return write.value;
-    if (!apart(own, tensor.storage_offset(), write.geometry, write.offset)) return std::nullopt;
+    if (write.offset == first && same(write.geometry, geometry)) return write.value;
+    if (!apart(geometry, first, write.geometry, write.offset)) return std::nullopt;
   }
   return kNoValue;
-}
-
-Value Recording::current(const at::TensorBase& tensor, DType dtype) {
-  const std::optional<Value> last = last_write(tensor, dtype);
-  if (!last) return kNoValue;
-  return *last != kNoValue ? *last : capture(tensor, dtype);
 }
 
 namespace {

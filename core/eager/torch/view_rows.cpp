@@ -256,6 +256,23 @@ void unbind(Call& c) {  // self, dim
 
 void alias(Call& c) { c.view(0, c.value(std::size_t{0}), geometry_of(c.tensor(0)), 0); }
 
+void as_real(Call& c) {
+  const at::Tensor& x = c.tensor(0);
+  if (!x.is_complex() || x.dim() == kMaxRank) Call::refuse("not complex, or too many dims");
+  c.view(0, c.pairs(x), parts_of(geometry_of(x)), 0);
+}
+
+void as_complex(Call& c) {
+  const host::Geometry g = geometry_of(c.tensor(0));
+  const Value x = c.value(std::size_t{0});
+  const DType dtype = c.meta(x).dtype;
+  bool pairs = g.rank > 0 && g.size(g.rank - 1) == 2 && g.stride(g.rank - 1) == 1 &&
+               c.tensor(0).storage_offset() % 2 == 0;
+  for (int d = 0; d + 1 < g.rank; ++d) pairs = pairs && g.stride(d) % 2 == 0;
+  if (!pairs || (dtype != DType::kFloat32 && dtype != DType::kFloat64)) Call::refuse("no pairs");
+  c.view(0, x, g, 0, /*complex=*/true);
+}
+
 std::map<std::string, Row> make_views() {
   return {
       {"view", reshaped},
@@ -278,6 +295,8 @@ std::map<std::string, Row> make_views() {
       {"unbind.int", unbind},
       {"detach", alias},
       {"alias", alias},
+      {"view_as_real", as_real},
+      {"view_as_complex", as_complex},
   };
 }
 

@@ -33,6 +33,7 @@ from tilevm.frontends import (
 from tilevm.frontends.torch_import import Importer
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_sizes import Sizes
+from tilevm.frontends.torch_transforms import is_complex
 from tilevm.runtime import program as runtime
 
 NOTHING = -1
@@ -65,7 +66,7 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     # (Sizes that data decide are symbols of no operand, which importing refuses.)
     if torch.Tag.nondeterministic_seeded in target.tags and not _without_dropout(name, arguments):
         raise Refused("its results are not of the arguments alone")
-    if name in _DIVISIONS and not any(x.is_floating_point() for x in tensors):
+    if name in _DIVISIONS and not any(x.is_floating_point() or x.is_complex() for x in tensors):
         raise Refused("a division of integers")
     examples = [_like(x) for x in tensors]
     environment = ShapeEnv()
@@ -201,7 +202,8 @@ def _imported(
     for guard in Sizes([*fakes, *symbols], environment).guards():
         conditions += _conditions(sizes, guard)
     numbers = [sizes.text(symbol) for symbol in symbols]
-    return runtime.add_template(importer.program, conditions, numbers, orders)
+    are_complex = [is_complex(fake) for fake in results]
+    return runtime.add_template(importer.program, conditions, numbers, orders, are_complex)
 
 
 def _test(test: str) -> tuple[str, int]:
@@ -210,12 +212,13 @@ def _test(test: str) -> tuple[str, int]:
 
 
 def _order(result: Any) -> list[int]:
+    parts = [result.dim()] if is_complex(result) else []
     if 0 in torch_imported.hints(result.shape):
-        return list(range(result.dim()))
+        return [*range(result.dim()), *parts]
     order = torch_imported.order_of(result)
     if order is None:
         raise Refused("a result has gaps")
-    return order
+    return [*order, *parts]
 
 
 def _conditions(sizes: Sizes, guard: Any) -> list[Condition]:

@@ -397,16 +397,22 @@ def add_template(
     conditions: Sequence[tuple[int | str, str, int | str]],
     numbers: Sequence[int | str],
     orders: Sequence[Sequence[int]],
+    complex_results: Sequence[bool],
 ) -> int:
     """Keep a program that recorded segments may have in the place of an operator; its number.
 
     conditions: what must hold of sizes: (size, "<=", size). numbers: symbols that are arguments.
-    orders: dims of each result, from outermost. Raises: ValueError, where neither inputs nor
+    orders: dims of each result, from outermost; complex_results: whether its last dim is the parts
+    of complex numbers. Raises: ValueError, where neither inputs nor
     numbers show a size, or it has call-outs.
     """
     texts = [(str(a), relation, str(b)) for a, relation, b in conditions]
     number: int = _core.add_template(
-        program, texts, [str(n) for n in numbers], [list(order) for order in orders]
+        program,
+        texts,
+        [str(n) for n in numbers],
+        [list(order) for order in orders],
+        list(complex_results),
     )
     return number
 
