@@ -42,7 +42,10 @@ FUNCTIONS: dict[str, Function] = {
         torch.randint(1 << 40, x.shape),
         torch.randint(0, 2, x.shape, dtype=torch.bool),
     ),
-    "randint_like": lambda x: torch.randint_like(x, 3, 1 << 24),
+    "randint_like": lambda x: (
+        torch.randint_like(x, 3, 1 << 24),
+        torch.randint_like(x.double(), 9),
+    ),
     "a generator": lambda x: x.bernoulli_(0.5, generator=torch.Generator().manual_seed(3)),
     "its memory by another way": lambda x: (torch.empty_like(x).bernoulli_(0.5), x),
 }

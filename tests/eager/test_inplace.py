@@ -310,3 +310,22 @@ def test_memory_that_is_shared_until_written() -> None:
         return x, y * 2, y
 
     agree(function, grid())
+
+
+def test_what_waits_becomes_another_view() -> None:
+    def turned(x: Any) -> Any:
+        y = x * 2
+        z = y.view(-1)
+        y.unsqueeze_(1).transpose_(0, 1)
+        y += 1
+        y.squeeze_(0).t_()
+        y[0] = 5
+        w = (x + 1)[None].squeeze_()
+        return y, z, y.contiguous() * 3, w.unsqueeze_(-1).squeeze_(-1)
+
+    for sizes in ((3, 4), (1, 5), (1, 1), (0, 3)):
+        agree(turned, torch.randn(sizes))
+    with tilevm.fuse():
+        y = (torch.randn(3, 4) * 2).t_().unsqueeze_(0)
+        compare.recorded(y)
+        assert y.sum(-1).shape == (1, 4)

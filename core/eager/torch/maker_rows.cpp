@@ -125,8 +125,12 @@ void linspace(Call& c) {
   need_plain(c, 3);
   const DType dtype = c.dtype(3, DType::kFloat32);
   const std::int64_t n = c.integer(2);
-  if (!is_wide_float(dtype) || n < 2) Call::refuse("few numbers, or integers");
+  if (!is_wide_float(dtype) || n < 0) Call::refuse("integers, or a negative size");
   const double start = number_at(c, 0).toDouble(), end = number_at(c, 1).toDouble();
+  if (n < 2) {
+    const Value v = c.trace().cast(c.trace().number(start), dtype);
+    return c.contiguous(c.op(Op::expand, {v}, {Param::sizes(Axes{n})}));
+  }
   double by = (end - start) / static_cast<double>(n - 1);
   if (dtype == DType::kFloat32) {
     by = (static_cast<float>(end) - static_cast<float>(start)) / static_cast<float>(n - 1);

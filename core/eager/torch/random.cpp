@@ -179,7 +179,9 @@ bool record_integers(torch::jit::Stack& stack) {  // self, from, to, generator
   const at::ScalarType type = self.scalar_type();
   const std::int64_t most = type == at::kFloat ? 1 << 24 : 1LL << 31;
   static const auto* const row = new Row(divide);
-  return (type == at::kLong || type == at::kInt || type == at::kFloat) && -most <= from &&
+  const bool known = type == at::kLong || type == at::kInt || type == at::kFloat ||
+                     type == at::kDouble;
+  return known && -most <= from &&
          to <= most && from < to && to - from < kMostInAWord && spreads_as_eager() &&
          done(record_drawn(self, at::kInt, *row,
                            {static_cast<double>(from), static_cast<double>(to)}),

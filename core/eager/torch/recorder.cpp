@@ -184,6 +184,30 @@ class Writing final : public c10::OperatorKernel {
   std::vector<std::size_t> written_;
 };
 
+// Operators that make a tensor another view of its memory: `view` is the row of the view.
+class Turning final : public c10::OperatorKernel {
+ public:
+  explicit Turning(Row view) : view_(std::move(view)) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const std::size_t first = stack->size() - op.schema().arguments().size();
+    const at::Tensor self = (*stack)[first].toTensor();
+    Stack given(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
+    const std::size_t n_args = given.size();
+    if (!record_row(view_, Place::kView, false, given, n_args)) return redispatch(op, keys, stack);
+    const at::Tensor made = std::move(given.back()).toTensor();
+    LazyImpl& it = *lazy(self);
+    const std::lock_guard lock(Recording::mine().mutex);
+    // Filled meanwhile by another thread, it holds the same.
+    if (it.pending() != nullptr) it.set_value(lazy(made)->value());
+    it.set_sizes_and_strides(made.sizes(), made.strides(), made.storage_offset());
+    torch::jit::drop(*stack, n_args - 1);
+  }
+
+ private:
+  Row view_;
+};
+
 // Every operator without a kernel of ours. Views read nothing.
 void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   if (record_template(op, *stack)) return;
@@ -522,6 +546,13 @@ void install_rest() {
   }
   if (find("batch_norm_update_stats")) {
     install<Writing>("aten", "batch_norm_update_stats", std::vector<std::size_t>{1, 2});
+  }
+  constexpr std::pair<const char*, const char*> kTurning[] = {
+      {"squeeze_", "squeeze"},       {"squeeze_.dim", "squeeze.dim"},
+      {"squeeze_.dims", "squeeze.dims"}, {"unsqueeze_", "unsqueeze"},
+      {"transpose_", "transpose.int"},   {"t_", "t"}};
+  for (const auto& [name, view] : kTurning) {
+    if (find(name)) install<Turning>("aten", name, view_rows().at(view));
   }
   install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
   install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);

@@ -382,10 +382,10 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
   if (call.tensors.empty()) return false;
   c10::SmallVector<Extents, 8> sizes;
   std::vector<std::vector<std::int64_t>> of_parts;
-  of_parts.reserve(call.tensors.size());
   for (const at::Tensor* const t : call.tensors) {
     Extents extents{t->sizes().data(), t->sizes().size()};
     if (C10_UNLIKELY(t->is_complex())) {
+      of_parts.reserve(call.tensors.size());  // spans stay where they are
       of_parts.emplace_back(extents.begin(), extents.end()).push_back(2);
       extents = of_parts.back();
     }
