@@ -73,7 +73,9 @@ Template::Template(Program program, std::vector<Condition> conditions, std::vect
       numbers_(std::move(numbers)),
       orders_(std::move(orders)),
       complex_(std::move(complex)) {
-  if (orders_.size() != n_results() || complex_.size() != n_results()) throw std::invalid_argument("an order for each result");
+  if (orders_.size() != n_results() || complex_.size() != n_results()) {
+    throw std::invalid_argument("an order for each result, and whether it is complex");
+  }
   std::vector<bool> bound(static_cast<std::size_t>(program_.sizes.count()));
   std::vector<SizeId> shown;
   for (const ValueId input : program_.inputs) {

@@ -46,7 +46,7 @@ class Call {
   Trace& trace() { return recording_.trace; }
   Recording& recording() { return recording_; }
   Value value(const at::Tensor& tensor);
-  Value value(std::size_t i);  // of a tensor or a number
+  Value value(std::size_t i);             // of a tensor or a number
   Value pairs(const at::Tensor& tensor);  // of complex numbers
   const Meta& meta(Value v) const { return recording_.trace.meta(v); }
   Value op(Op op, std::initializer_list<Value> in, std::initializer_list<Param> params = {}) {
@@ -67,7 +67,7 @@ class Call {
   void computed_in(DType dtype) { computed_ = dtype; }
   // The first argument is a condition, which is not converted.
   void condition_first() { condition_ = true; }
-  void contiguous(Value v);                              // row-major
+  void contiguous(Value v);  // row-major
   // As the first argument lies in memory if that is dense, else with its dims sorted alike.
   void preserve(Value v);
   void in_format(Value v, std::size_t i);  // as argument `i` says, a memory format
@@ -140,6 +140,7 @@ const std::map<std::string, Row>& gather_rows();
 const std::map<std::string, Row>& loop_rows();
 const std::map<std::string, Row>& loss_rows();
 const std::map<std::string, Row>& maker_rows();
+const std::map<std::string, Row>& fill_rows();  // Place::kFill
 // Rows that besides write arguments, by their places.
 struct WritingRow {
   Row row;

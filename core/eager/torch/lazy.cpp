@@ -182,8 +182,8 @@ void LazyStorage::fill_with_constant() {
   at::DataPtr data = c10::GetCPUAllocator()->allocate(nbytes());
   const std::int64_t n = geometry_.empty() ? 0 : geometry_.elements();
   switch (constant_type_) {
-#define TILEVM_CASE(cpp, name)                         \
-  case at::ScalarType::name:                            \
+#define TILEVM_CASE(cpp, name)                            \
+  case at::ScalarType::name:                              \
     fill_items<cpp>(data.get(), n, constant_->to<cpp>()); \
     break;
     AT_FORALL_SCALAR_TYPES_AND3(Bool, Half, BFloat16, TILEVM_CASE)

@@ -166,7 +166,7 @@ class Recording {
   // has happened.
   bool assign(const at::TensorBase& tensor, Value value);
   // The value that operators in place gave a plain tensor, or that its memory holds, which must not
-  // change until the trace has run; the tensor as `geometry` from the `first` element of its memory.
+  // change until the trace has run; the tensor as `geometry` from element `first` of its memory on.
   Value current(const at::TensorBase& tensor, DType dtype, const host::Geometry& geometry,
                 std::int64_t first);
   // Whether the memory of a plain tensor waits to be written.

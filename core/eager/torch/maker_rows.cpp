@@ -1,5 +1,5 @@
-// Operators that make tensors of sizes and numbers, reading none. A tensor of one number needs
-// nothing to run where somebody looks at it: it fills itself.
+// Operators that make tensors of sizes and numbers, reading none, and those that write over all of
+// one. A tensor of one number needs nothing to run where somebody looks at it: it fills itself.
 #include <cmath>
 
 #include "eager/torch/call.h"
@@ -97,15 +97,15 @@ Row range(int n) {
     const double many = std::ceil((to - from) / by);
     constexpr double kMost = 1LL << 52;  // so that integers are exact, and wrong signs none
     const bool forwards = by > 0 ? to >= from : to <= from;
-    if (!(many < kMost && std::abs(from) < kMost && std::abs(to) < kMost && forwards)) {
+    const auto small = [](double v) { return std::abs(v) < kMost; };
+    if (!(small(many) && small(from) && small(to) && small(by) && forwards)) {
       Call::refuse("an unusual range");
     }
     const auto count = static_cast<std::int64_t>(many);
     if (whole) {
       const std::int64_t last = start.toLong() + (count - 1) * step.toLong();
-      if (dtype == DType::kBool || !has_exactly(start.toLong(), dtype) || !has_exactly(last, dtype)) {
-        Call::refuse("numbers that the dtype does not have");
-      }
+      const bool exact = has_exactly(start.toLong(), dtype) && has_exactly(last, dtype);
+      if (dtype == DType::kBool || !exact) Call::refuse("numbers that the dtype does not have");
       Value v = places(c, count);
       if (step.toLong() != 1) v = c.op(Op::mul, {v, c.trace().number(step.toLong())});
       if (start.toLong() != 0) v = c.op(Op::add, {v, c.trace().number(start.toLong())});
@@ -119,8 +119,8 @@ Row range(int n) {
   };
 }
 
-// start, end, steps, dtype: from both ends to the middle, as PyTorch's kernel goes. Source: PyTorch,
-// ATen/native/cpu/RangeFactoriesKernel.cpp.
+// start, end, steps, dtype: from both ends to the middle, as PyTorch's kernel goes.
+// Source: PyTorch, ATen/native/cpu/RangeFactoriesKernel.cpp.
 void linspace(Call& c) {
   need_plain(c, 3);
   const DType dtype = c.dtype(3, DType::kFloat32);
@@ -158,6 +158,41 @@ Row eye(int sizes) {
   };
 }
 
+// ---- What is written over is not read
+
+DType written_dtype(Call& c) {
+  const DType dtype = dtype_of(c.tensor(0).scalar_type());
+  if (dtype == DType::kOpaque) Call::refuse("a dtype that kernels do not have");
+  return dtype;
+}
+
+void fill_value(Call& c) {
+  const Value v = c.value(1);
+  if (c.meta(v).rank != 0) Call::refuse("several values");
+  const at::Tensor& self = c.tensor(0);
+  const Value y = c.trace().cast(v, written_dtype(c));
+  c.contiguous(c.op(Op::expand, {y}, {Param::sizes(self.sizes())}));
+}
+
+void zero(Call& c) {
+  const at::Tensor& self = c.tensor(0);
+  c.contiguous(c.op(Op::full, {}, {Param::sizes(self.sizes()), Param::of_number(0),
+                                   Param::dtype(written_dtype(c))}));
+}
+
+void copy_from(Call& c) {  // self, src, non_blocking
+  const at::Tensor& self = c.tensor(0);
+  const Value r = c.trace().cast(c.value(1), written_dtype(c));
+  const Meta& from = c.meta(r);
+  const int rank = static_cast<int>(self.dim());
+  if (from.rank > rank) Call::refuse("more dims");
+  for (int d = 1; d <= from.rank; ++d) {
+    const std::int64_t size = from.size(from.rank - d);
+    if (size != 1 && size != self.size(rank - d)) Call::refuse("sizes differ");
+  }
+  c.contiguous(c.op(Op::expand, {r}, {Param::sizes(self.sizes())}));
+}
+
 std::map<std::string, Row> make_rows() {
   constexpr Places kSized{.size = 0, .dtype = 1}, kNew{.size = 1, .dtype = 2};
   constexpr Places kLike{.dtype = 1, .like = true};
@@ -184,6 +219,14 @@ std::map<std::string, Row> make_rows() {
 
 const std::map<std::string, Row>& maker_rows() {
   static const auto* const rows = new std::map<std::string, Row>(make_rows());
+  return *rows;
+}
+
+const std::map<std::string, Row>& fill_rows() {
+  static const auto* const rows = new std::map<std::string, Row>{{"fill_.Scalar", fill_value},
+                                                                 {"fill_.Tensor", fill_value},
+                                                                 {"zero_", zero},
+                                                                 {"copy_", copy_from}};
   return *rows;
 }
 

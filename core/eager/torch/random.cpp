@@ -122,8 +122,8 @@ void spread(Call& c) {  // self, draws, from, to
   c.contiguous(v);
 }
 
-// self, draws, from, to. In float64, where all but the quotient of unsigned words is exact, and that
-// at most one off: integers are divided one by one.
+// self, draws, from, to. In float64, where all but the quotient of unsigned words is exact, and
+// that at most one off: integers are divided one by one.
 void divide(Call& c) {
   const auto from = static_cast<std::int64_t>(c.real(2));
   const double count = c.real(3) - c.real(2);
@@ -197,7 +197,8 @@ PyObject* py_draw(PyObject*, PyObject* arguments) {
   }
   const at::Tensor& out = THPVariable_Unpack(object);
   const auto dtype = out.scalar_type();
-  if (!out.device().is_cpu() || !out.is_contiguous() || (dtype != at::kDouble && dtype != at::kInt)) {
+  const bool drawn = dtype == at::kDouble || dtype == at::kInt;
+  if (!out.device().is_cpu() || !out.is_contiguous() || !drawn) {
     PyErr_SetString(PyExc_ValueError,
                     "draw() fills contiguous tensors of int32 or float64 on the CPU");
     return nullptr;

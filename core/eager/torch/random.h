@@ -7,9 +7,9 @@
 
 namespace tilevm::eager {
 
-// `self.bernoulli_(p)`, `self.uniform_(from, to)` and `self.random_(from, to)`, whose arguments with
-// the generator are the last of `stack`, drawn at once as eager code draws, the rest recorded. False:
-// nothing has happened.
+// `bernoulli_(p)`, `uniform_(from, to)` and `random_(from, to)`, whose arguments with the generator
+// are the last of `stack`, drawn at once as eager code draws, the rest recorded. False: nothing has
+// happened.
 bool record_bernoulli(torch::jit::Stack& stack);
 bool record_integers(torch::jit::Stack& stack);
 bool record_uniform(torch::jit::Stack& stack);

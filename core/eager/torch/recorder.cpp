@@ -2,224 +2,22 @@
 // that switches them on, for one thread at a time.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <Python.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
 #include <torch/version.h>
 
-#include <atomic>
 #include <deque>
 #include <unordered_set>
 
 #include "eager/torch/call.h"
+#include "eager/torch/kernels.h"
 #include "eager/torch/protocol.h"
 #include "eager/torch/python.h"
 #include "eager/torch/random.h"
-#include "eager/torch/record.h"
 #include "eager/torch/templates.h"
 
 namespace tilevm::eager {
 namespace {
-
-using c10::DispatchKeySet;
-using c10::OperatorHandle;
-using torch::jit::Stack;
-
-constexpr DispatchKeySet kBelow(DispatchKeySet::FULL_AFTER, kKey);
-
-// Before an operator that is not recorded: what its operands should hold by now is written.
-void finish_reads(const Stack& stack, std::size_t n_args) {
-  if (C10_LIKELY(!Recording::mine().writes())) return;
-  for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
-    every_tensor(stack[i], [](const at::Tensor& t) {
-      finish_writes(t, "operator not recorded");
-      return true;
-    });
-  }
-}
-
-// Before a kernel of somebody else's library, which may reach tensors that are not its operands, or
-// write to some that its schema does not say: all that was recorded.
-void finish_all(const OperatorHandle& op) {
-  const auto ns = op.operator_name().getNamespace();
-  if (!ns || *ns == "aten" || ns->starts_with("prim") || *ns == "profiler") return;
-  Recording& mine = Recording::mine();
-  std::unique_lock lock(mine.mutex);
-  mine.flush(lock, "operator of a library");
-}
-
-void redispatch(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  op.redispatchBoxed(keys & kBelow, stack);
-}
-
-// For explain. What has no tensor, or makes a view, is nothing that could be fused.
-void note_eager(const OperatorHandle& op, const Stack& stack) {
-  if (C10_LIKELY(!engine().watching())) return;
-  const auto& arguments = op.schema().arguments();
-  bool tensors = false;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const c10::AliasInfo* const info = arguments[i].alias_info();
-    if (info != nullptr && !info->isWrite()) return;
-    every_tensor(stack[stack.size() - arguments.size() + i], [&](const at::Tensor& t) {
-      tensors = tensors || t.defined();
-      return true;
-    });
-  }
-  if (tensors) engine().note_eager(c10::toString(op.operator_name()).c_str());
-}
-
-// Runs an operator that is not recorded. What it calls itself is recorded only where it is made of
-// operators, not by kernels that do their own work: those take addresses of what they wrote by
-// name.
-void run_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
-                         op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
-  if (composite) return redispatch(op, keys, stack);
-  finish_all(op);
-  note_eager(op, *stack);
-  const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-  redispatch(op, keys, stack);
-}
-
-class Recorded final : public c10::OperatorKernel {
- public:
-  // written: arguments that it writes besides.
-  Recorded(Row row, Place place, bool product = false, std::vector<std::size_t> written = {})
-      : row_(std::move(row)), place_(place), product_(product), written_(std::move(written)) {}
-
-  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const std::size_t n_args = op.schema().arguments().size();
-    if (place_ == Place::kFill && untouched(*stack, n_args)) return redispatch(op, keys, stack);
-    if (place_ == Place::kInPlace && is_lone_number(*stack, n_args)) {
-      return redispatch(op, keys, stack);
-    }
-    if (C10_LIKELY(record_row(row_, place_, product_, *stack, n_args))) return;
-    if (place_ == Place::kNew && written_.empty() && record_template(op, *stack)) return;
-    if (place_ == Place::kMaker) return redispatch(op, keys, stack);
-    if (in_place(place_)) settle(*stack, n_args);
-    for (const std::size_t i : written_) settle(*stack, n_args - i);
-    if (place_ == Place::kView) return redispatch(op, keys, stack);
-    finish_reads(*stack, n_args);
-    run_eagerly(op, keys, stack);
-  }
-
- private:
-  static bool is_lone_number(const Stack& stack, std::size_t n_args) {
-    const std::size_t first = stack.size() - n_args;
-    if (!eager::is_lone_number(stack[first].toTensor())) return false;
-    for (std::size_t i = first + 1; i < stack.size(); ++i) {
-      if (!every_tensor(stack[i], [](const at::Tensor& t) { return !waits(t); })) return false;
-    }
-    return true;
-  }
-
-  // Whether nothing recorded reads or writes what it writes, nor has to write what it reads.
-  static bool untouched(const Stack& stack, std::size_t n_args) {
-    Recording& mine = Recording::mine();
-    const std::lock_guard lock(mine.mutex);
-    const std::size_t first = stack.size() - n_args;
-    for (std::size_t i = first; i < stack.size(); ++i) {
-      const bool plain = every_tensor(stack[i], [&](const at::Tensor& t) {
-        const LazyImpl* const z = lazy(t);
-        if (z != nullptr && z->pending() != nullptr) return false;
-        return i == first ? !mine.knows(t) : !mine.written(t);
-      });
-      if (!plain) return false;
-    }
-    return true;
-  }
-
-  // Before an operator writes to memory that was recorded as an operand: the argument that is so
-  // many from the end.
-  static void settle(const Stack& stack, std::size_t from_end);
-
-  Row row_;
-  Place place_;
-  bool product_;
-  std::vector<std::size_t> written_;
-};
-
-void Recorded::settle(const Stack& stack, std::size_t from_end) {
-  every_tensor(stack[stack.size() - from_end], [](const at::Tensor& t) {
-    if (t.defined()) settle_write(t);
-    return true;
-  });
-}
-
-// Random numbers: `kRecord` says whether it did something.
-template <bool (*kRecord)(Stack&)>
-void drawn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (kRecord(*stack)) return;
-  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
-  run_eagerly(op, keys, stack);
-}
-
-// Operators that write: what they write to may be waiting, or what recorded operators wait for.
-class Writing final : public c10::OperatorKernel {
- public:
-  explicit Writing(const c10::FunctionSchema& schema) {
-    for (std::size_t i = 0; i < schema.arguments().size(); ++i) {
-      const c10::AliasInfo* const info = schema.arguments()[i].alias_info();
-      if (info != nullptr && info->isWrite()) written_.push_back(i);
-    }
-  }
-  // Where the schema does not say.
-  explicit Writing(std::vector<std::size_t> written) : written_(std::move(written)) {}
-  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const std::size_t n_args = op.schema().arguments().size();
-    for (const std::size_t i : written_) {
-      every_tensor((*stack)[stack->size() - n_args + i], [](const at::Tensor& t) {
-        settle_write(t);
-        return true;
-      });
-    }
-    finish_reads(*stack, n_args);
-    finish_all(op);
-    note_eager(op, *stack);
-    const c10::impl::ExcludeDispatchKeyGuard guard(kKey);
-    redispatch(op, keys, stack);
-  }
-
- private:
-  std::vector<std::size_t> written_;
-};
-
-// Operators that make a tensor another view of its memory: `view` is the row of the view.
-class Turning final : public c10::OperatorKernel {
- public:
-  explicit Turning(Row view) : view_(std::move(view)) {}
-
-  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    const std::size_t first = stack->size() - op.schema().arguments().size();
-    const at::Tensor self = (*stack)[first].toTensor();
-    Stack given(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end());
-    const std::size_t n_args = given.size();
-    if (!record_row(view_, Place::kView, false, given, n_args)) return redispatch(op, keys, stack);
-    const at::Tensor made = std::move(given.back()).toTensor();
-    LazyImpl& it = *lazy(self);
-    const std::lock_guard lock(Recording::mine().mutex);
-    // Filled meanwhile by another thread, it holds the same.
-    if (it.pending() != nullptr) it.set_value(lazy(made)->value());
-    it.set_sizes_and_strides(made.sizes(), made.strides(), made.storage_offset());
-    torch::jit::drop(*stack, n_args - 1);
-  }
-
- private:
-  Row view_;
-};
-
-// Every operator without a kernel of ours. Views read nothing.
-void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (record_template(op, *stack)) return;
-  if (C10_UNLIKELY(Recording::mine().writes())) {
-    bool view = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-    for (const c10::Argument& argument : op.schema().arguments()) {
-      view = view || argument.alias_info() != nullptr;
-    }
-    if (!view) finish_reads(*stack, op.schema().arguments().size());
-  }
-  run_eagerly(op, keys, stack);
-}
 
 // ---- Installing
 
@@ -248,15 +46,6 @@ std::optional<c10::OperatorHandle> find(const std::string& full) {
   const std::size_t dot = std::min(full.find('.'), full.size());
   const std::string overload = dot == full.size() ? "" : full.substr(dot + 1);
   return c10::Dispatcher::singleton().findSchema({"aten::" + full.substr(0, dot), overload});
-}
-
-// What an operator with complex operands becomes, which have no rows; undefined: nothing.
-template <class... Arguments>
-at::Tensor record_complex(const OperatorHandle& op, bool complex, const Arguments&... arguments) {
-  if (C10_LIKELY(!complex)) return {};
-  Stack stack;
-  torch::jit::push(stack, arguments...);
-  return record_template(op, stack) ? std::move(stack.back()).toTensor() : at::Tensor();
 }
 
 // Kernels of the commonest operators, called without boxing what they are given.
@@ -480,41 +269,6 @@ void install_row(const std::string& full, const Row& row, Place place,
   }
 }
 
-// ---- What is written over is not read
-
-DType written_dtype(Call& c) {
-  const DType dtype = dtype_of(c.tensor(0).scalar_type());
-  if (dtype == DType::kOpaque) Call::refuse("a dtype that kernels do not have");
-  return dtype;
-}
-
-void fill_value(Call& c) {
-  const Value v = c.value(1);
-  if (c.meta(v).rank != 0) Call::refuse("several values");
-  const at::Tensor& self = c.tensor(0);
-  const Value y = c.trace().cast(v, written_dtype(c));
-  c.contiguous(c.op(Op::expand, {y}, {Param::sizes(self.sizes())}));
-}
-
-void zero(Call& c) {
-  const at::Tensor& self = c.tensor(0);
-  c.contiguous(c.op(Op::full, {}, {Param::sizes(self.sizes()), Param::of_number(0),
-                                   Param::dtype(written_dtype(c))}));
-}
-
-void copy_from(Call& c) {  // self, src, non_blocking
-  const at::Tensor& self = c.tensor(0);
-  const Value r = c.trace().cast(c.value(1), written_dtype(c));
-  const Meta& from = c.meta(r);
-  const int rank = static_cast<int>(self.dim());
-  if (from.rank > rank) Call::refuse("more dims");
-  for (int d = 1; d <= from.rank; ++d) {
-    const std::int64_t size = from.size(from.rank - d);
-    if (size != 1 && size != self.size(rank - d)) Call::refuse("sizes differ");
-  }
-  c.contiguous(c.op(Op::expand, {r}, {Param::sizes(self.sizes())}));
-}
-
 // Makes tensors of what is known of others, and reads none: what has no row passes by.
 void install_makers() {
   for (const auto& [name, row] : maker_rows()) {
@@ -548,16 +302,16 @@ void install_rest() {
     install<Writing>("aten", "batch_norm_update_stats", std::vector<std::size_t>{1, 2});
   }
   constexpr std::pair<const char*, const char*> kTurning[] = {
-      {"squeeze_", "squeeze"},       {"squeeze_.dim", "squeeze.dim"},
-      {"squeeze_.dims", "squeeze.dims"}, {"unsqueeze_", "unsqueeze"},
-      {"transpose_", "transpose.int"},   {"t_", "t"}};
+      {"squeeze_", "squeeze"},
+      {"squeeze_.dim", "squeeze.dim"},
+      {"squeeze_.dims", "squeeze.dims"},
+      {"unsqueeze_", "unsqueeze"},
+      {"transpose_", "transpose.int"},
+      {"t_", "t"}};
   for (const auto& [name, view] : kTurning) {
     if (find(name)) install<Turning>("aten", name, view_rows().at(view));
   }
-  install<Recorded>("aten", "fill_.Scalar", Row(fill_value), Place::kFill);
-  install<Recorded>("aten", "fill_.Tensor", Row(fill_value), Place::kFill);
-  install<Recorded>("aten", "zero_", Row(zero), Place::kFill);
-  install<Recorded>("aten", "copy_", Row(copy_from), Place::kFill);
+  for (const auto& [name, row] : fill_rows()) install<Recorded>("aten", name, row, Place::kFill);
   // `plain.data = pending` copies what a tensor points to without asking.
   for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
     static auto* const kept = new std::deque<torch::Library>;

@@ -240,7 +240,9 @@ OfOperator asked_of(const c10::OperatorHandle& op) {
 // A new reference; null with Python's error set. Sizes are tuples of one integer.
 PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& call) {
   if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) Py_RETURN_NONE;
-  if (const auto number = wrapped_number(v)) return python_of(*number, c10::NumberType::get(), call);
+  if (const auto number = wrapped_number(v)) {
+    return python_of(*number, c10::NumberType::get(), call);
+  }
   if (v.isTensor()) return THPVariable_Wrap(v.toTensor());
   if (v.isDouble()) return PyFloat_FromDouble(v.toDouble());
   if (v.isComplexDouble()) {
