@@ -245,9 +245,10 @@ void templates() {
   check(refused && square.operators() == 0, "sizes that a template is not for");
 }
 
-// What is no template: a call-out, a size that nothing shows, too few orders.
+// What is no template: a call-out, a size that nothing shows, too few orders, parts of complex
+// numbers that are not two.
 void no_templates() {
-  const auto is_refused = [](auto&& change, std::size_t orders) {
+  const auto is_refused = [](auto&& change, std::size_t orders, bool complex = false) {
     Program p;
     Type type{DType::kFloat32, false, {}};
     type.shape.push(p.sizes.symbol("n"));
@@ -256,7 +257,8 @@ void no_templates() {
     p.outputs.push_back(v);
     try {
       const eager::Template made(std::move(p), {}, {},
-                                 std::vector<std::vector<std::int32_t>>(orders, {0}));
+                                 std::vector<std::vector<std::int32_t>>(orders, {0}),
+                                 std::vector<bool>(orders, complex));
     } catch (const std::invalid_argument&) {
       return true;
     }
@@ -264,6 +266,12 @@ void no_templates() {
   };
   check(!is_refused([](Program&, ValueId&) {}, 1), "an operator that does nothing");
   check(is_refused([](Program&, ValueId&) {}, 0), "no order of a result");
+  check(is_refused([](Program&, ValueId&) {}, 1, /*complex=*/true), "n parts of a complex number");
+  const auto two = [](Program& p, ValueId& v) {
+    v = p.add(Op::full, {}, {Attr::of_sizes({p.sizes.constant(2)}), Attr::of_number(0),
+                             Attr::of_dtype(DType::kFloat32)});
+  };
+  check(!is_refused(two, 1, /*complex=*/true), "two parts of a complex number");
   check(is_refused(
             [](Program& p, ValueId& v) {
               const Type type = p.type(v);
