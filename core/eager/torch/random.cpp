@@ -85,6 +85,11 @@ bool spreads_as_eager() {
 bool record_drawn(const at::Tensor& self, at::ScalarType type, const Row& row,
                   std::initializer_list<double> numbers) {
   if (!is_plain(self) || !self.is_contiguous() || self.numel() < 2) return false;
+  {
+    Recording& mine = Recording::mine();
+    const std::lock_guard lock(mine.mutex);
+    if (!mine.can_assign(self, dtype_of(self.scalar_type()))) return false;
+  }
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   auto* const own = at::check_generator<at::CPUGeneratorImpl>(generator);
   const auto engine = [&] {
@@ -179,13 +184,12 @@ bool record_integers(torch::jit::Stack& stack) {  // self, from, to, generator
   const at::ScalarType type = self.scalar_type();
   const std::int64_t most = type == at::kFloat ? 1 << 24 : 1LL << 31;
   static const auto* const row = new Row(divide);
-  const bool known = type == at::kLong || type == at::kInt || type == at::kFloat ||
-                     type == at::kDouble;
-  return known && -most <= from &&
-         to <= most && from < to && to - from < kMostInAWord && spreads_as_eager() &&
-         done(record_drawn(self, at::kInt, *row,
-                           {static_cast<double>(from), static_cast<double>(to)}),
-              stack, 4);
+  const bool known =
+      type == at::kLong || type == at::kInt || type == at::kFloat || type == at::kDouble;
+  const bool between = -most <= from && from < to && to <= most && to - from < kMostInAWord;
+  if (!known || !between || !spreads_as_eager()) return false;
+  const auto real = [](std::int64_t v) { return static_cast<double>(v); };
+  return done(record_drawn(self, at::kInt, *row, {real(from), real(to)}), stack, 4);
 }
 
 PyObject* py_draw(PyObject*, PyObject* arguments) {
