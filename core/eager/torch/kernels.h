@@ -4,6 +4,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
+
 #include "eager/torch/call.h"
 #include "eager/torch/record.h"
 #include "eager/torch/templates.h"
@@ -210,10 +212,15 @@ inline void unrecorded(const OperatorHandle& op, DispatchKeySet keys, Stack* sta
   run_eagerly(op, keys, stack);
 }
 
-// What an operator with complex operands becomes, which have no rows; undefined: nothing.
+// What one of the commonest operators becomes if its operands are complex, which have no rows, and
+// one of them waits: else PyTorch's kernel is quicker. Undefined: nothing.
 template <class... Arguments>
-at::Tensor record_complex(const OperatorHandle& op, bool complex, const Arguments&... arguments) {
-  if (C10_LIKELY(!complex)) return {};
+at::Tensor record_complex(const OperatorHandle& op,
+                          std::initializer_list<const at::Tensor*> tensors,
+                          const Arguments&... arguments) {
+  const auto complex = [](const at::Tensor* t) { return t->is_complex(); };
+  if (C10_LIKELY(std::ranges::none_of(tensors, complex))) return {};
+  if (std::ranges::none_of(tensors, [](const at::Tensor* t) { return waits(*t); })) return {};
   Stack stack;
   torch::jit::push(stack, arguments...);
   return record_template(op, stack) ? std::move(stack.back()).toTensor() : at::Tensor();

@@ -59,7 +59,7 @@ void install_unboxed(const std::string& full, Op op, const c10::OperatorHandle& 
         const Operand given[] = {Operand(operands)...};
         at::Tensor made = record_elementwise(op, given);
         if (C10_LIKELY(made.defined())) return made;
-        made = record_complex(whole, (operands.is_complex() || ...), operands...);
+        made = record_complex(whole, {&operands...}, operands...);
         if (made.defined()) return made;
         (finish_writes(operands, "operator not recorded"), ...);
         return typed.redispatch(keys & kBelow, operands...);
@@ -137,7 +137,7 @@ void install_products() {
   installed().library("aten").impl("mm", [mm, product](DispatchKeySet keys, Tensor x, Tensor y) {
     at::Tensor made = record_product(x, y);
     if (C10_LIKELY(made.defined())) return made;
-    made = record_complex(product, x.is_complex(), x, y);
+    made = record_complex(product, {&x, &y}, x, y);
     if (made.defined()) return made;
     finish_writes(x, "operator not recorded");
     finish_writes(y, "operator not recorded");
@@ -178,7 +178,7 @@ void install_sum(const std::string& full, Op op, const c10::OperatorHandle& hand
           at::Tensor made = record_elementwise(op, given, one ? nullptr : &factor);
           if (C10_LIKELY(made.defined())) return made;
         }
-        at::Tensor made = record_complex(whole, x.is_complex() || y.is_complex(), x, y, alpha);
+        at::Tensor made = record_complex(whole, {&x, &y}, x, y, alpha);
         if (made.defined()) return made;
         finish_writes(x, "operator not recorded");
         finish_writes(y, "operator not recorded");
