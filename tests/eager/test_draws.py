@@ -46,6 +46,22 @@ FUNCTIONS: dict[str, Function] = {
         torch.randint_like(x, 3, 1 << 24),
         torch.randint_like(x.double(), 9),
     ),
+    "uniform_ that rounds up": lambda x: torch.empty(5000).uniform_(100, 100.0001),
+    "normals": lambda x: (x + torch.randn(x.shape), torch.randn_like(x), x.normal_(3, 0.25)),
+    "normals around": lambda x: (torch.normal(x * 2, 0.5), torch.normal(2.0, 3.0, x.shape)),
+    "normals of a view": lambda x: (x.T.normal_(), x),
+    "normals, one by one, between others": lambda x: (
+        torch.randn(3),
+        torch.rand(2),
+        torch.randn(2),
+        torch.randn(40),
+        torch.randn(5),
+        torch.rand(3),
+    ),
+    "log_normal_": lambda x: (x.log_normal_(0.5, 0.25), torch.empty(9).double().log_normal_()),
+    "exponential_": lambda x: (x.exponential_(2.5), torch.empty(3).double().exponential_()),
+    "cauchy_": lambda x: x.cauchy_(1, 2).atan(),
+    "geometric_": lambda x: (x.geometric_(0.3), torch.empty(7).double().geometric_(0.9)),
     "a generator": lambda x: x.bernoulli_(0.5, generator=torch.Generator().manual_seed(3)),
     "its memory by another way": lambda x: (torch.empty_like(x).bernoulli_(0.5), x),
 }
@@ -74,7 +90,7 @@ def test_what_is_no_chance(chance: float) -> None:
 
 
 def test_dropout_is_recorded() -> None:
-    if not torch_random._is_eagers("choices"):
+    if not torch_random._is_eagers("bernoulli_.float"):
         pytest.skip("eager code draws by a library here")
     before = dict(tilevm.stats()["flushes"])
     with tilevm.fuse():

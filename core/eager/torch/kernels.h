@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "eager/torch/call.h"
+#include "eager/torch/random.h"
 #include "eager/torch/record.h"
 #include "eager/torch/templates.h"
 
@@ -137,12 +138,32 @@ inline void Recorded::settle(const Stack& stack, std::size_t from_end) {
   });
 }
 
-// Random numbers: `kRecord` says whether it did something.
-template <bool (*kRecord)(Stack&)>
-void drawn(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (kRecord(*stack)) return;
-  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
-  run_eagerly(op, keys, stack);
+// Fills tensors with random numbers.
+class Drawn final : public c10::OperatorKernel {
+ public:
+  explicit Drawn(const Distribution* distribution) : distribution_(*distribution) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    if (record_draw(distribution_, *stack)) return;
+    settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
+    run_eagerly(op, keys, stack);
+  }
+
+ private:
+  const Distribution& distribution_;
+};
+
+// Of the numbers around each element of a tensor: the operators it is made of are recorded.
+inline void normal_around(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const std::size_t first = stack->size() - op.schema().arguments().size();
+  const at::Tensor mean = (*stack)[first].toTensor();
+  if (!at::isFloatingType(mean.scalar_type())) return run_eagerly(op, keys, stack);
+  const double deviation = (*stack)[first + 1].toDouble();
+  const auto generator = (*stack)[first + 2].toOptional<at::Generator>();
+  at::Tensor out = at::empty_like(mean, at::MemoryFormat::Contiguous);
+  out.normal_(0, deviation, generator).add_(mean);
+  torch::jit::drop(*stack, op.schema().arguments().size());
+  stack->emplace_back(std::move(out));
 }
 
 // Operators that write: what they write to may be waiting, or what recorded operators wait for.

@@ -5,12 +5,15 @@
 #include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cmath>
 #include <limits>
 #include <mutex>
+#include <thread>
 
 #include "eager/torch/python.h"
 #include "eager/torch/record.h"
 #include "exec/random/mersenne.h"
+#include "exec/random/normal.h"
 
 namespace tilevm::eager {
 namespace {
@@ -29,7 +32,19 @@ void write(const exec::MersenneTwister& twister, at::mt19937_data_pod& data) {
   data.left_ = at::MERSENNE_STATE_N + 1 - twister.next;
 }
 
-void fill(const at::Tensor& out, at::Generator generator) {
+struct Kind {
+  const char* name;
+  at::ScalarType type;
+};
+
+constexpr Kind kKinds[] = {{"words", at::kInt},
+                           {"fractions", at::kDouble},
+                           {"normals", at::kFloat},
+                           {"pairs", at::kDouble}};
+
+const Kind& kind_of(Draws draws) { return kKinds[static_cast<std::size_t>(draws)]; }
+
+void fill(const at::Tensor& out, Draws draws, at::Generator generator) {
   const std::lock_guard lock(generator.mutex());
   auto* const own = at::check_generator<at::CPUGeneratorImpl>(generator);
   at::mt19937 engine = own->engine();
@@ -37,53 +52,68 @@ void fill(const at::Tensor& out, at::Generator generator) {
   exec::MersenneTwister twister = read(data);
   const auto n = static_cast<std::size_t>(out.numel());
   if (n == 0) return;
-  if (out.scalar_type() == at::kDouble)
-    twister.draw(out.mutable_data_ptr<double>(), n);
-  else
-    twister.draw(reinterpret_cast<std::uint32_t*>(out.mutable_data_ptr<std::int32_t>()), n);
+  switch (draws) {
+    case Draws::kWords:
+      twister.draw(reinterpret_cast<std::uint32_t*>(out.mutable_data_ptr<std::int32_t>()), n);
+      break;
+    case Draws::kFractions:
+      twister.draw(out.mutable_data_ptr<double>(), n);
+      break;
+    case Draws::kNormals:
+      exec::draw_normals(twister, out.mutable_data_ptr<float>(), n);
+      break;
+    case Draws::kPairs:
+      std::optional<double> spare = own->next_double_normal_sample();
+      exec::draw_normals(twister, spare, out.mutable_data_ptr<double>(), n);
+      own->set_next_double_normal_sample(spare);
+      break;
+  }
   write(twister, data);
   engine.set_data(data);
   own->set_engine(engine);
 }
 
-// Whether eager code draws like that here, and leaves its generator where we do: PyTorch leaves
-// some draws to libraries where it has them. Asked of generators of our own.
-// (Captured graphs ask `torch_random`, whose imports a block does not wait for.)
-template <class Make, class Eager>
-bool same_as_eager(at::ScalarType type, Make&& make, Eager&& eager) {
-  constexpr std::int64_t kMany = 700;
-  const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
-  auto ours = at::make_generator<at::CPUGeneratorImpl>(7);
-  auto eagers = at::make_generator<at::CPUGeneratorImpl>(7);
-  const at::Tensor draws = at::empty({kMany}, type);
-  fill(draws, ours);
-  const at::Tensor wanted = eager(at::empty({kMany}, at::kFloat), eagers);
-  const auto state = [](const at::Generator& generator) { return generator.get_state(); };
-  return make(draws).equal(wanted) && state(ours).equal(state(eagers));
-}
-
-bool chooses_as_eager() {
-  static const bool same = same_as_eager(
-      at::kDouble, [](const at::Tensor& draws) { return draws.lt(0.3).to(at::kFloat); },
-      [](at::Tensor out, const at::Generator& g) { return out.bernoulli_(0.3, g); });
-  return same;
-}
-
-constexpr std::int64_t kFraction = (1 << 24) - 1;  // what float32 takes of a word
-constexpr double kUlp = 1.0 / (1 << 24);
-
-bool spreads_as_eager() {
-  static const bool same = same_as_eager(
-      at::kInt,
-      [](const at::Tensor& draws) { return draws.bitwise_and(kFraction).to(at::kFloat).mul(kUlp); },
-      [](at::Tensor out, const at::Generator& g) { return out.uniform_(0, 1, g); });
-  return same;
+// Whether eager code leaves its generator as we do: PyTorch leaves some draws to libraries where it
+// has them. Asked of generators of our own, in a thread that is in the middle of nothing.
+bool draws_as_eager(const Distribution& distribution) {
+  std::call_once(distribution.asked, [&] {
+    const auto ask = [&] {
+      constexpr std::int64_t kMany = 700;
+      auto ours = at::make_generator<at::CPUGeneratorImpl>(7);
+      auto eagers = at::make_generator<at::CPUGeneratorImpl>(7);
+      fill(at::empty({kMany}, kind_of(distribution.draws).type), distribution.draws, ours);
+      torch::jit::Stack stack{at::empty({kMany})};
+      const std::string name = std::string("aten::") + distribution.name;
+      const std::size_t dot = name.find('.');
+      const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
+          name.substr(0, dot).c_str(),
+          dot == std::string::npos ? "" : name.substr(dot + 1).c_str());
+      for (std::size_t i = 0; i < distribution.n_numbers; ++i) {
+        const double number = distribution.numbers[i];
+        const bool real = op.schema().arguments()[1 + i].type()->kind() == c10::TypeKind::FloatType;
+        if (real)
+          stack.emplace_back(number);
+        else
+          stack.emplace_back(static_cast<std::int64_t>(number));
+      }
+      stack.emplace_back(eagers);
+      op.callBoxed(stack);
+      distribution.as_eager = ours.get_state().equal(eagers.get_state());
+    };
+    std::thread([&] {
+      try {
+        ask();
+      } catch (const std::exception&) {  // then it stays PyTorch's
+      }
+    }).join();
+  });
+  return distribution.as_eager;
 }
 
 // Draws for all elements of `self`, in their order, and records what becomes of them: `row` gets
 // `self`, the draws and `numbers`. False: nothing has happened.
-bool record_drawn(const at::Tensor& self, at::ScalarType type, const Row& row,
-                  std::initializer_list<double> numbers) {
+bool record_drawn(const at::Tensor& self, Draws drawn, const Row& row,
+                  std::span<const double> numbers) {
   if (!is_plain(self) || !self.is_contiguous() || self.numel() < 2) return false;
   {
     Recording& mine = Recording::mine();
@@ -92,37 +122,44 @@ bool record_drawn(const at::Tensor& self, at::ScalarType type, const Row& row,
   }
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   auto* const own = at::check_generator<at::CPUGeneratorImpl>(generator);
-  const auto engine = [&] {
+  const auto [before, spare] = [&] {
     const std::lock_guard lock(generator.mutex());
-    return own->engine();
-  };
-  const at::mt19937 before = engine();
+    return std::pair(own->engine(), own->next_double_normal_sample());
+  }();
   torch::jit::Stack stack{self};
   {
     const c10::impl::ExcludeDispatchKeyGuard plain(kKey);
-    const at::Tensor draws = at::empty(self.sizes(), type);
-    fill(draws, generator);
+    const at::Tensor draws = at::empty(self.sizes(), kind_of(drawn).type);
+    fill(draws, drawn, generator);
     stack.emplace_back(draws);
   }
   for (const double number : numbers) stack.emplace_back(number);
   if (record_row(row, Place::kInPlace, false, stack, stack.size())) return true;
   const std::lock_guard lock(generator.mutex());
   own->set_engine(before);
+  own->set_next_double_normal_sample(spare);
   return false;
 }
 
+// As the dtype of `self`.
+void give(Call& c, Value v) {
+  c.contiguous(c.trace().cast(v, dtype_of(c.tensor(0).scalar_type())));
+}
+
 void choose(Call& c) {  // self, draws, p
-  const Value chosen = c.op(Op::lt, {c.value(1), c.value(2)});
-  c.contiguous(c.trace().cast(chosen, dtype_of(c.tensor(0).scalar_type())));
+  give(c, c.op(Op::lt, {c.value(1), c.value(2)}));
 }
 
 void spread(Call& c) {  // self, draws, from, to
+  constexpr std::int64_t kFraction = (1 << 24) - 1;  // what float32 takes of a word
   const Value bits = c.op(Op::bitwise_and, {c.value(1), c.trace().number(kFraction)});
-  Value v = c.op(Op::mul, {c.trace().cast(bits, DType::kFloat32), c.trace().constant(kUlp)});
+  Value v = c.op(Op::mul, {c.trace().cast(bits, DType::kFloat32), c.trace().constant(0x1p-24)});
   const auto from = static_cast<float>(c.real(2)), to = static_cast<float>(c.real(3));
   if (from != 0 || to != 1) {  // the sum is rounded once, as by a multiplication that adds
     v = c.op(Op::mul, {c.trace().cast(v, DType::kFloat64), c.trace().number(double{to - from})});
     v = c.trace().cast(c.op(Op::add, {v, c.trace().number(double{from})}), DType::kFloat32);
+    const Value first = c.trace().cast(c.trace().number(double{from}), DType::kFloat32);
+    v = c.op(Op::where, {c.op(Op::eq, {v, c.trace().number(double{to})}), first, v});
   }
   c.contiguous(v);
 }
@@ -142,76 +179,148 @@ void divide(Call& c) {
   const Value times = c.op(Op::floor, {c.op(Op::mul, {v, number(1 / count)})});
   v = c.op(Op::sub, {v, c.op(Op::mul, {times, number(count)})});
   v = moved(Op::ge, moved(Op::lt, v, 0, count), count, -count);
-  v = c.op(Op::add, {c.trace().cast(v, DType::kInt64), c.trace().number(from)});
-  c.contiguous(c.trace().cast(v, dtype_of(c.tensor(0).scalar_type())));
+  give(c, c.op(Op::add, {c.trace().cast(v, DType::kInt64), c.trace().number(from)}));
 }
 
-// The arguments of an operator in place, of which the first is its result.
-bool done(bool recorded, torch::jit::Stack& stack, std::size_t n_args) {
+// `v` times argument `scale`, plus argument `shift`.
+Value scaled(Call& c, Value v, std::size_t scale, std::size_t shift) {
+  if (c.real(scale) != 1) v = c.op(Op::mul, {v, c.value(scale)});
+  return c.real(shift) != 0 ? c.op(Op::add, {v, c.value(shift)}) : v;
+}
+
+void move(Call& c) { give(c, scaled(c, c.value(1), 3, 2)); }  // self, draws, mean, deviation
+
+void raise(Call& c) {  // self, draws, mean, deviation
+  give(c, c.op(Op::exp, {scaled(c, c.value(1), 3, 2)}));
+}
+
+void wait(Call& c) {  // self, draws, rate
+  const Value log = c.op(Op::log1p, {c.op(Op::neg, {c.value(1)})});
+  give(c, c.op(Op::mul, {log, c.trace().number(-1 / c.real(2))}));
+}
+
+void turn(Call& c) {  // self, draws, median, sigma
+  const auto number = [&](double v) { return c.trace().constant(v); };
+  const Value angle = c.op(Op::mul, {c.op(Op::sub, {c.value(1), number(0.5)}), number(M_PI)});
+  give(c, scaled(c, c.op(Op::tan, {angle}), 3, 2));
+}
+
+void count(Call& c) {  // self, draws, p
+  const Value log = c.op(Op::log, {c.value(1)});
+  give(c, c.op(Op::ceil, {c.op(Op::div, {log, c.trace().number(std::log1p(-c.real(2)))})}));
+}
+
+bool is_float(at::ScalarType type) { return type == at::kFloat || type == at::kDouble; }
+
+bool knows_range(at::ScalarType self, const double* n) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  return self == at::kFloat && -kMost <= n[0] && n[0] <= n[1] && n[1] <= kMost &&
+         n[1] - n[0] <= kMost;
+}
+
+bool knows_integers(at::ScalarType self, const double* n) {
+  constexpr double kMostInAWord = 1 << 28;  // integers from more are made of two words
+  const bool known =
+      self == at::kLong || self == at::kInt || self == at::kFloat || self == at::kDouble;
+  const double most = self == at::kFloat ? 0x1p24 : 0x1p31;
+  return known && -most <= n[0] && n[0] < n[1] && n[1] <= most && n[1] - n[0] < kMostInAWord;
+}
+
+const Distribution kDistributions[] = {
+    {"bernoulli_.float", 1,
+     [](at::ScalarType self, const double* n) {
+       return self == at::kFloat && 0 <= n[0] && n[0] <= 1;
+     },
+     Draws::kFractions, choose, {0.3}},
+    {"uniform_", 2, knows_range, Draws::kWords, spread, {0, 1}},
+    {"random_.from", 2, knows_integers, Draws::kWords, divide, {0, 9}},
+    {"normal_", 2,
+     [](at::ScalarType self, const double* n) { return self == at::kFloat && n[1] >= 0; },
+     Draws::kNormals, move, {0, 1}},
+    {"log_normal_", 2,
+     [](at::ScalarType self, const double* n) { return is_float(self) && n[1] > 0; },
+     Draws::kPairs, raise, {1, 2}},
+    {"exponential_", 1,
+     [](at::ScalarType self, const double* n) {
+       return is_float(self) && n[0] > 0 && std::isfinite(n[0]);
+     },
+     Draws::kFractions, wait, {1}},
+    {"cauchy_", 2,
+     [](at::ScalarType self, const double* n) { return is_float(self) && n[1] > 0; },
+     Draws::kFractions, turn, {0, 1}},
+    {"geometric_", 1,
+     [](at::ScalarType self, const double* n) { return is_float(self) && 0 < n[0] && n[0] < 1; },
+     Draws::kFractions, count, {0.5}},
+};
+
+}  // namespace
+
+std::span<const Distribution> distributions() { return kDistributions; }
+
+bool record_draw(const Distribution& distribution, torch::jit::Stack& stack) {
+  const std::size_t n_args = distribution.n_numbers + 2, first = stack.size() - n_args;
+  const at::Tensor& self = stack[first].toTensor();
+  if (!stack.back().isNone()) return false;
+  double numbers[2];
+  for (std::size_t i = 0; i < distribution.n_numbers; ++i) {
+    const c10::IValue& number = stack[first + 1 + i];
+    if (!number.isDouble() && !number.isInt()) return false;
+    numbers[i] = number.isInt() ? static_cast<double>(number.toInt()) : number.toDouble();
+  }
+  if (!distribution.knows(self.scalar_type(), numbers) || !draws_as_eager(distribution)) {
+    return false;
+  }
+  const bool few = distribution.draws == Draws::kNormals && self.numel() < 16;
+  const Row row(distribution.build);
+  const bool recorded = record_drawn(self, few ? Draws::kPairs : distribution.draws, row,
+                                     {numbers, distribution.n_numbers});
   if (recorded) torch::jit::drop(stack, n_args - 1);
   return recorded;
 }
 
-}  // namespace
 
-bool record_bernoulli(torch::jit::Stack& stack) {  // self, p, generator
-  const std::size_t first = stack.size() - 3;
-  const at::Tensor& self = stack[first].toTensor();
-  if (!stack[first + 2].isNone() || self.scalar_type() != at::kFloat) return false;
-  const double p = stack[first + 1].toDouble();
-  static const auto* const row = new Row(choose);
-  return p >= 0 && p <= 1 && chooses_as_eager() &&
-         done(record_drawn(self, at::kDouble, *row, {p}), stack, 3);
-}
-
-bool record_uniform(torch::jit::Stack& stack) {  // self, from, to, generator
-  const std::size_t first = stack.size() - 4;
-  const at::Tensor& self = stack[first].toTensor();
-  if (!stack[first + 3].isNone() || self.scalar_type() != at::kFloat) return false;
-  constexpr double kMost = std::numeric_limits<float>::max();
-  const double from = stack[first + 1].toDouble(), to = stack[first + 2].toDouble();
-  static const auto* const row = new Row(spread);
-  return -kMost <= from && from <= to && to <= kMost && to - from <= kMost &&
-         spreads_as_eager() && done(record_drawn(self, at::kInt, *row, {from, to}), stack, 4);
-}
-
-bool record_integers(torch::jit::Stack& stack) {  // self, from, to, generator
-  const std::size_t first = stack.size() - 4;
-  const at::Tensor& self = stack[first].toTensor();
-  if (!stack[first + 3].isNone() || stack[first + 2].isNone()) return false;
-  constexpr std::int64_t kMostInAWord = 1 << 28;  // integers from more are made of two words
-  const std::int64_t from = stack[first + 1].toInt(), to = stack[first + 2].toInt();
-  const at::ScalarType type = self.scalar_type();
-  const std::int64_t most = type == at::kFloat ? 1 << 24 : 1LL << 31;
-  static const auto* const row = new Row(divide);
-  const bool known =
-      type == at::kLong || type == at::kInt || type == at::kFloat || type == at::kDouble;
-  const bool between = -most <= from && from < to && to <= most && to - from < kMostInAWord;
-  if (!known || !between || !spreads_as_eager()) return false;
-  const auto real = [](std::int64_t v) { return static_cast<double>(v); };
-  return done(record_drawn(self, at::kInt, *row, {real(from), real(to)}), stack, 4);
-}
-
+// draw(out, "words" | "fractions" | "normals" | "pairs")
 PyObject* py_draw(PyObject*, PyObject* arguments) {
-  PyObject *object, *source = nullptr;
-  if (!PyArg_ParseTuple(arguments, "O|O", &object, &source)) return nullptr;
-  if (!THPVariable_Check(object) || (source != nullptr && !THPGenerator_Check(source))) {
-    PyErr_SetString(PyExc_TypeError, "draw() takes a tensor, and a generator");
+  PyObject* object;
+  const char* name;
+  if (!PyArg_ParseTuple(arguments, "Os", &object, &name)) return nullptr;
+  const auto kind = std::ranges::find_if(
+      kKinds, [&](const Kind& k) { return std::string_view(k.name) == name; });
+  if (kind == std::end(kKinds) || !THPVariable_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "draw() takes a tensor and what to draw");
     return nullptr;
   }
   const at::Tensor& out = THPVariable_Unpack(object);
-  const auto dtype = out.scalar_type();
-  const bool drawn = dtype == at::kDouble || dtype == at::kInt;
-  if (!out.device().is_cpu() || !out.is_contiguous() || !drawn) {
-    PyErr_SetString(PyExc_ValueError,
-                    "draw() fills contiguous tensors of int32 or float64 on the CPU");
+  auto draws = static_cast<Draws>(kind - kKinds);
+  if (!out.device().is_cpu() || !out.is_contiguous() || out.scalar_type() != kind->type) {
+    PyErr_Format(PyExc_ValueError, "draw() fills contiguous tensors of %s on the CPU with %s",
+                 c10::toString(kind->type), name);
     return nullptr;
   }
   return recorded([&]() -> PyObject* {
-    fill(out, source == nullptr ? at::detail::getDefaultCPUGenerator()
-                                : THPGenerator_Unwrap(source));
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
+    if (draws != Draws::kNormals || out.numel() >= 16) {
+      fill(out, draws, generator);
+    } else {  // as PyTorch fills short tensors
+      const at::Tensor pairs = at::empty(out.sizes(), at::kDouble);
+      fill(pairs, Draws::kPairs, generator);
+      out.copy_(pairs);
+    }
     Py_RETURN_NONE;
   });
+}
+
+// draws_as_eager(name)
+PyObject* py_draws_as_eager(PyObject*, PyObject* arguments) {
+  const char* name;
+  if (!PyArg_ParseTuple(arguments, "s", &name)) return nullptr;
+  const auto it = std::ranges::find_if(
+      kDistributions, [&](const Distribution& d) { return std::string_view(d.name) == name; });
+  if (it == std::end(kDistributions)) {
+    PyErr_Format(PyExc_ValueError, "no distribution %s", name);
+    return nullptr;
+  }
+  return PyBool_FromLong(draws_as_eager(*it) ? 1 : 0);
 }
 
 }  // namespace tilevm::eager

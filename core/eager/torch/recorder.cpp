@@ -283,18 +283,15 @@ void install_makers() {
   }
 }
 
-template <bool (*kRecord)(Stack&)>
-void install_draw(const char* name) {
-  installed().names.insert(std::string("aten::") + name);
-  installed().library("aten").impl(
-      name, torch::CppFunction::makeFromBoxedFunction<&drawn<kRecord>>());
-}
-
 void install_rest() {
   install_makers();
-  install_draw<&record_bernoulli>("bernoulli_.float");
-  install_draw<&record_uniform>("uniform_");
-  install_draw<&record_integers>("random_.from");
+  for (const Distribution& distribution : distributions()) {
+    install<Drawn>("aten", distribution.name, &distribution);
+  }
+  if (find("normal.Tensor_float") && installed().names.insert("aten::normal.Tensor_float").second) {
+    installed().library("aten").impl(
+        "normal.Tensor_float", torch::CppFunction::makeFromBoxedFunction<&normal_around>());
+  }
   for (const auto& [name, made] : norm_rows()) {
     install<Recorded>("aten", name, made.row, Place::kNew, false, made.written);
   }
@@ -449,8 +446,11 @@ PyMethodDef methods[] = {
      "looks."},
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
     {"draw", py_draw, METH_VARARGS,
-     "draw(tensor, generator): fill it by PyTorch's generator of the CPU, the default one if none "
-     "is given: int32, a word each; float64, from 0 to below 1, by two."},
+     "draw(tensor, kind): fill it by PyTorch's default generator of the CPU: words of int32, "
+     "fractions of float64 from 0 to below 1, normals of float32 or, as PyTorch draws them one by "
+     "one, pairs of float64."},
+    {"draws_as_eager", py_draws_as_eager, METH_VARARGS,
+     "draws_as_eager(name): whether PyTorch draws for its operator of that name as draw() does."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT,

@@ -8,10 +8,9 @@ The words of a tensor are drawn at once, where PyTorch draws each by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -36,75 +35,61 @@ def _recorder() -> Any:
     return built()
 
 
-def _define(name: str, dtype: torch.dtype) -> None:
-    """An operator by which the step is known: so many draws."""
+class _Kind(NamedTuple):
+    """What is drawn for each element; the operator by which its step is known."""
+
+    name: str
+    dtype: torch.dtype
+
+    @property
+    def operator(self) -> str:
+        return f"draw_{self.name}"
+
+
+_WORDS = _Kind("words", torch.int32)
+_FRACTIONS = _Kind("fractions", torch.float64)  # from 0 to below 1
+_NORMALS = _Kind("normals", torch.float32)
+_PAIRS = _Kind("pairs", torch.float64)  # normal, as PyTorch makes them one by one
+
+
+def _define(kind: _Kind) -> None:
+    """An operator that draws so many."""
 
     def draw(n: int) -> torch.Tensor:
-        out = torch.empty(n, dtype=dtype)
-        _recorder().draw(out)
+        out = torch.empty(n, dtype=kind.dtype)
+        _recorder().draw(out, kind.name)
         return out
 
-    _library.define(f"{name}(SymInt n) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
-    _library.impl(name, draw, "CompositeExplicitAutograd")
-    torch_callouts.FAST[f"tilevm.{name}.default"] = draw
+    _library.define(f"{kind.operator}(SymInt n) -> Tensor", tags=torch.Tag.nondeterministic_seeded)
+    _library.impl(kind.operator, draw, "CompositeExplicitAutograd")
+    torch_callouts.FAST[f"tilevm.{kind.operator}.default"] = draw
 
 
-_OPERATORS = {torch.int32: "draw_words", torch.float64: "draw_doubles"}  # from 0 to below 1
-for _dtype, _name in _OPERATORS.items():
-    _define(_name, _dtype)
-
-# Ways to make numbers of draws, and PyTorch's own: these differ between processors' vendors.
-_N = 700
-_WAYS: dict[str, tuple[torch.dtype, Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "words": (
-        torch.int32,
-        lambda words: (words & ((1 << 24) - 1)) * 2.0**-24,
-        lambda generator: torch.empty(_N).uniform_(generator=generator),
-    ),
-    "doubles": (
-        torch.float64,
-        lambda numbers: numbers,
-        lambda generator: torch.empty(_N, dtype=torch.float64).uniform_(generator=generator),
-    ),
-    "choices": (
-        torch.float64,
-        lambda numbers: (numbers < 0.3) * 1.0,
-        lambda generator: torch.empty(_N).bernoulli_(0.3, generator=generator),
-    ),
-}
+for _kind in (_WORDS, _FRACTIONS, _NORMALS, _PAIRS):
+    _define(_kind)
 
 
 @cache
-def _is_eagers(way: str) -> bool:
-    """Whether eager code draws like that here, and leaves its generator where we do."""
+def _is_eagers(name: str) -> bool:
+    """Whether eager code draws like that here for an operator, and leaves its generator as we do:
+    that differs between processors' vendors.
+    """
     try:
-        module = _recorder()
+        return bool(_recorder().draws_as_eager(name))
     except RecorderError:
         return False
-    dtype, make, eager = _WAYS[way]
-
-    def same() -> bool:
-        ours, eagers = (torch.Generator().manual_seed(7) for _ in range(2))
-        draws = torch.empty(_N, dtype=dtype)
-        module.draw(draws, ours)
-        equal = torch.equal(make(draws), eager(eagers))
-        return equal and torch.equal(ours.get_state(), eagers.get_state())
-
-    # Another thread has no modes: this one may be in the middle of a trace.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(same).result()
 
 
-def _drawn(b: Importer, shape: Sequence[Any], dtype: torch.dtype, way: str) -> int:
-    """Draws for all elements, in order: int32 words, or float64."""
-    if not _is_eagers(way):
+def _drawn(b: Importer, shape: Sequence[Any], kind: _Kind, name: str) -> int:
+    """Draws for all elements, in order, as operator `name` draws."""
+    if not _is_eagers(name):
         raise Unsupported("random numbers")
-    name = f"tilevm.{_OPERATORS[dtype]}.default"
-    operator = getattr(torch.ops.tilevm, _OPERATORS[dtype]).default
+    operator = getattr(torch.ops.tilevm, kind.operator).default
     count = math.prod(shape)
-    function, inputs, source = torch_callouts.bind(b, operator, name, [count])
+    called = f"tilevm.{kind.operator}.default"
+    function, inputs, source = torch_callouts.bind(b, operator, called, [count])
     function.is_tilevms = True  # type: ignore[attr-defined]  # as the core asks
-    types = [(short_name(dtype), False, (b.size(count),))]
+    types = [(short_name(kind.dtype), False, (b.size(count),))]
     words = torch_callouts.step(b, function, inputs, types, source)
     return b.add("reshape", words, shape=b.shape(shape))
 
@@ -120,10 +105,10 @@ def _uniform(b: Importer, out: torch.Tensor, dtype: torch.dtype) -> int:
     """From 0 to below 1."""
     shape = _sizes(out)
     if dtype is torch.float64:
-        return _drawn(b, shape, dtype, "doubles")
+        return _drawn(b, shape, _FRACTIONS, "uniform_")
     if dtype is not torch.float32:
         raise Unsupported(f"random numbers of {str(dtype)[6:]}")
-    bits = b.add("bitwise_and", _drawn(b, shape, torch.int32, "words"), b.number((1 << 24) - 1))
+    bits = b.add("bitwise_and", _drawn(b, shape, _WORDS, "uniform_"), b.number((1 << 24) - 1))
     return b.add("mul", b.cast(bits, dtype), b.number(2.0**-24))
 
 
@@ -157,13 +142,98 @@ def _uniform_between(b: Importer, out: Any, x: Tensor, low: Any, high: Any, gene
     if low or high != 1:  # the sum is rounded once, as by a multiplication that adds
         value = b.cast(value, torch.float64)
         value = b.add("mul", value, b.number((high - low).item()))
-        value = b.add("add", value, b.number(low.item()))
+        value = b.cast(b.add("add", value, b.number(low.item())), out.dtype)
+        is_last = b.add("eq", value, b.number(high.item()))  # where it was rounded up
+        value = b.add("where", is_last, b.cast(b.number(low.item()), out.dtype), value)
     return value
+
+
+def _scaled(b: Importer, value: int, scale: float, shift: float) -> int:
+    if scale != 1:
+        value = b.add("mul", value, b.number(scale))
+    return b.add("add", value, b.number(shift)) if shift else value
+
+
+def _normals(b: Importer, out: torch.Tensor, mean: Any, deviation: Any) -> int:
+    if out.dtype is not torch.float32:
+        raise Unsupported(f"random numbers of {str(out.dtype)[6:]}")
+    mean, deviation = constant(mean), constant(deviation)
+    if not deviation >= 0:
+        raise Unsupported("a deviation below 0")  # PyTorch says what is wrong
+    return _scaled(b, _drawn(b, _sizes(out), _NORMALS, "normal_"), deviation, mean)
+
+
+@row("randn", "randn_like")
+def _randn(b: Importer, out: Any, *_: Any) -> int:
+    return _normals(b, out, 0.0, 1.0)
+
+
+@row("normal_functional")
+def _normal(b: Importer, out: Any, x: Tensor, mean: Any, deviation: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    return _normals(b, out, mean, deviation)
+
+
+@row("normal.float_float")
+def _normal_of(b: Importer, out: Any, mean: Any, deviation: Any, *_: Any) -> int:
+    return _normals(b, out, mean, deviation)
+
+
+@row("normal.Tensor_float")
+def _normal_around(b: Importer, out: Any, mean: Tensor, deviation: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    return b.add("add", _normals(b, out, 0.0, deviation), mean.id)
+
+
+def _fractions(b: Importer, out: torch.Tensor, name: str, kind: _Kind = _FRACTIONS) -> int:
+    if out.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"random numbers of {str(out.dtype)[6:]}")
+    return _drawn(b, _sizes(out), kind, name)
+
+
+@row("log_normal")
+def _log_normal(b: Importer, out: Any, x: Tensor, mean: Any, deviation: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    mean, deviation = constant(mean), constant(deviation)
+    if not deviation > 0:
+        raise Unsupported("a deviation that is not above 0")
+    pairs = _fractions(b, out, "log_normal_", _PAIRS)
+    return b.add("exp", _scaled(b, pairs, deviation, mean))
+
+
+@row("exponential")
+def _exponential(b: Importer, out: Any, x: Tensor, rate: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    rate = constant(rate)
+    if not 0 < rate < math.inf:
+        raise Unsupported("a rate that is not above 0, or infinite")
+    log = b.add("log1p", b.add("neg", _fractions(b, out, "exponential_")))
+    return b.add("mul", log, b.number(-1 / rate))
+
+
+@row("cauchy")
+def _cauchy(b: Importer, out: Any, x: Tensor, median: Any, sigma: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    median, sigma = constant(median), constant(sigma)
+    if not sigma > 0:
+        raise Unsupported("a width that is not above 0")
+    angle = b.add("sub", _fractions(b, out, "cauchy_"), b.number(0.5))
+    return _scaled(b, b.add("tan", b.add("mul", angle, b.number(math.pi))), sigma, median)
+
+
+@row("geometric")
+def _geometric(b: Importer, out: Any, x: Tensor, chance: Any, generator: Any) -> int:
+    _eagers_generator(generator)
+    chance = constant(chance)
+    if not 0 < chance < 1:
+        raise Unsupported("a chance that is not between 0 and 1")
+    log = b.add("log", _fractions(b, out, "geometric_"))
+    return b.add("ceil", b.add("div", log, b.number(math.log1p(-chance))))
 
 
 def _chosen(b: Importer, shape: Sequence[Any], chance: float) -> int:
     """Bools that are true with that chance."""
-    return b.add("lt", _drawn(b, shape, torch.float64, "choices"), b.number(chance))
+    return b.add("lt", _drawn(b, shape, _FRACTIONS, "bernoulli_.float"), b.number(chance))
 
 
 @row("bernoulli.p")
@@ -232,7 +302,7 @@ def _integers(b: Importer, out: torch.Tensor, low: Any, high: Any) -> int:
         raise Unsupported("bounds that are not known, or far apart")
     if not _are_exact(low, high, out.dtype):
         raise Unsupported("bounds beyond the dtype")  # PyTorch says so, or draws from fewer
-    rest = _remainder(b, _drawn(b, _sizes(out), torch.int32, "words"), high - low)
+    rest = _remainder(b, _drawn(b, _sizes(out), _WORDS, "random_.from"), high - low)
     return b.add("add", b.cast(rest, torch.int64), b.number(low))
 
 

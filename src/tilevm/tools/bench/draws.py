@@ -32,6 +32,12 @@ CASES: dict[str, Callable[[Any, Any], Any]] = {
     "rand_like": lambda x, y: torch.rand_like(x),
     "uniform_ from -1 to 1": lambda x, y: torch.empty_like(x).uniform_(-1, 1),
     "bernoulli of each chance": lambda x, y: torch.bernoulli(x),
+    "randn_like": lambda x, y: torch.randn_like(x),
+    "noise": lambda x, y: y + torch.exp(0.5 * x) * torch.randn_like(x),
+    "log_normal_": lambda x, y: torch.empty_like(x).log_normal_(),
+    "exponential_": lambda x, y: torch.empty_like(x).exponential_(),
+    "cauchy_": lambda x, y: torch.empty_like(x).cauchy_(),
+    "geometric_": lambda x, y: torch.empty_like(x).geometric_(0.3),
     "randint below 1000": lambda x, y: torch.randint(0, 1000, x.shape),
 }
 
