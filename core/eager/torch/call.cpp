@@ -161,6 +161,12 @@ void Call::view(std::size_t of, Value v, const host::Geometry& geometry, std::in
   push({v, geometry, static_cast<int>(of), offset, complex});
 }
 
+void Call::conjugate_view(std::size_t of) {
+  const at::Tensor& x = tensor(of);
+  if (!x.is_complex() || x.dim() == kMaxRank) refuse("not complex, or too many dims");
+  push({pairs(x), parts_of(geometry_of(x)), static_cast<int>(of), 0, true, true});
+}
+
 // ---- Recording
 
 std::map<std::string, Row>& installed_rows() {
@@ -179,7 +185,7 @@ bool prepare(Place place, const torch::jit::Stack& stack, std::size_t n_args,
   for (std::size_t i = stack.size() - n_args; i < stack.size(); ++i) {
     const bool ok = every_tensor(stack[i], [&](const at::Tensor& t) {
       any = true;
-      if (!is_plain(t)) return false;
+      if (!is_plain(t) && !is_plain_but_conjugated(t)) return false;
       if (place != Place::kMaker) fill_foreign(mine, t);
       return true;
     });
@@ -225,6 +231,7 @@ bool record_row(const Row& row, Place place, bool product, torch::jit::Stack& st
         if (r.of >= 0) {
           made = mine.view(call.tensor(static_cast<std::size_t>(r.of)), r.value, r.geometry,
                            r.offset, r.complex);
+          if (r.turned) made._set_conj(!made.is_conj());
         } else {
           made = mine.make(r.value, r.geometry, call.constant());
           if (r.complex) made = mine.view(made, r.value, r.geometry, 0, true);

@@ -23,7 +23,9 @@ class Call {
 
   std::size_t n_args() const { return n_args_; }
   const c10::IValue& arg(std::size_t i) const { return stack_[first_ + i]; }
-  bool none(std::size_t i) const { return i >= n_args_ || arg(i).isNone(); }
+  bool none(std::size_t i) const {
+    return i >= n_args_ || arg(i).isNone() || (arg(i).isTensor() && !arg(i).toTensor().defined());
+  }
   bool is_tensor(std::size_t i) const { return arg(i).isTensor(); }
   const at::Tensor& tensor(std::size_t i) const { return arg(i).toTensor(); }
   std::int64_t integer(std::size_t i) const { return arg(i).toInt(); }
@@ -76,6 +78,8 @@ class Call {
   // A view of argument `of`, which must be pending.
   void view(std::size_t of, Value v, const host::Geometry& geometry, std::int64_t offset,
             bool complex = false);
+  // The complex numbers of argument `of`, which must be pending, conjugated where they are read.
+  void conjugate_view(std::size_t of);
 
   struct Result {
     Value value = kNoValue;
@@ -83,6 +87,7 @@ class Call {
     int of = -1;  // a view of this argument
     std::int64_t offset = 0;
     bool complex = false;
+    bool turned = false;  // conjugated where its argument is not
   };
   // Leaves the operator to PyTorch, as refuse() does, where that is not rare.
   void decline() { declined_ = true; }
@@ -141,6 +146,9 @@ const std::map<std::string, Row>& loop_rows();
 const std::map<std::string, Row>& loss_rows();
 const std::map<std::string, Row>& maker_rows();
 const std::map<std::string, Row>& fill_rows();  // Place::kFill
+// The result is of one number that is known, laid out as the first argument, or as argument
+// `format` says.
+void fill_with(Call& c, const at::Scalar& number, DType dtype, std::size_t format);
 // Rows that besides write arguments, by their places.
 struct WritingRow {
   Row row;

@@ -5,6 +5,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "eager/torch/call.h"
 #include "eager/torch/random.h"
@@ -194,6 +195,92 @@ class Writing final : public c10::OperatorKernel {
 
  private:
   std::vector<std::size_t> written_;
+};
+
+// The number that a tensor of one holds.
+inline void read_number(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  const at::Tensor& self = stack->back().toTensor();
+  if (!is_plain(self) || self.numel() != 1) return run_eagerly(op, keys, stack);
+  finish_writes(self, "looked at");
+  const auto number = number_in(self);
+  if (!number) return run_eagerly(op, keys, stack);
+  stack->back() = *number;
+}
+
+// Of PyTorch's operators, the one that makes what another one writes to its last argument, with a
+// kernel of its own: others call the one that writes.
+class Overloads {
+ public:
+  Overloads() {
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      by_name_[name.name].push_back(name);
+    }
+  }
+  std::optional<OperatorHandle> without_out(const c10::FunctionSchema& schema) const {
+    const auto& arguments = schema.arguments();
+    if (arguments.empty() || arguments.back().name() != "out" || schema.returns().size() != 1 ||
+        arguments.back().type()->kind() != c10::TypeKind::TensorType) {
+      return std::nullopt;
+    }
+    for (const c10::OperatorName& name : by_name_.at(schema.name())) {
+      const auto other = c10::Dispatcher::singleton().findSchema(name);
+      if (other && other->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          !other->schema().is_mutable() && alike(other->schema().arguments(), arguments)) {
+        return other;
+      }
+    }
+    return std::nullopt;
+  }
+  static std::string full(const OperatorHandle& op) {
+    const c10::OperatorName& name = op.operator_name();
+    return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  }
+
+ private:
+  static bool alike(const std::vector<c10::Argument>& some,
+                    const std::vector<c10::Argument>& and_out) {
+    return some.size() + 1 == and_out.size() &&
+           std::equal(some.begin(), some.end(), and_out.begin(),
+                      [](const c10::Argument& a, const c10::Argument& b) {
+                        return a.name() == b.name() && *a.real_type() == *b.real_type();
+                      });
+  }
+  std::unordered_map<std::string, std::vector<c10::OperatorName>> by_name_;
+};
+
+// Operators that are given a tensor for their result, where it is of the result's sizes: `plain`
+// makes what is copied there, if that is recorded.
+class Given final : public c10::OperatorKernel {
+ public:
+  Given(const c10::FunctionSchema& schema, const OperatorHandle& plain)
+      : writing_(schema), plain_(plain) {}
+
+  void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+    const std::size_t n_args = op.schema().arguments().size(), first = stack->size() - n_args;
+    const at::Tensor out = stack->back().toTensor();
+    bool apart = is_plain(out);
+    for (std::size_t i = first; i + 1 < stack->size(); ++i) {
+      apart = apart && every_tensor((*stack)[i], [&](const at::Tensor& t) {
+        return is_plain(t) && !overlaps_in_part(out, t);
+      });
+    }
+    if (apart) {
+      Stack given(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end() - 1);
+      plain_.redispatchBoxed(keys & kBelow.add(kKey), &given);
+      const at::Tensor made = given.back().toTensor();
+      if (made.sizes() == out.sizes() && made.scalar_type() == out.scalar_type()) {
+        out.copy_(made);
+        torch::jit::drop(*stack, n_args);
+        stack->emplace_back(out);
+        return;
+      }
+    }
+    writing_(op, keys, stack);
+  }
+
+ private:
+  Writing writing_;
+  OperatorHandle plain_;
 };
 
 // Operators that make a tensor another view of its memory: `view` is the row of the view.

@@ -106,6 +106,19 @@ bool is_one_of(Number number, at::ScalarType type) {
 bool fits(double number, at::ScalarType type) { return is_one_of(number, type); }
 bool fits(std::int64_t number, at::ScalarType type) { return is_one_of(number, type); }
 
+std::optional<at::Scalar> number_in(const at::TensorBase& tensor) {
+  if (dtype_of(tensor.scalar_type()) == DType::kOpaque) return std::nullopt;
+  switch (tensor.scalar_type()) {
+#define TILEVM_CASE(cpp, name)     \
+  case at::ScalarType::name:       \
+    return at::Scalar(*static_cast<const cpp*>(tensor.const_data_ptr()));
+    AT_FORALL_SCALAR_TYPES_AND3(Bool, Half, BFloat16, TILEVM_CASE)
+#undef TILEVM_CASE
+    default:
+      return std::nullopt;
+  }
+}
+
 host::Geometry geometry_of(const at::TensorBase& tensor) {
   host::Geometry g;
   g.rank = static_cast<int>(tensor.dim());

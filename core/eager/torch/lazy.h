@@ -131,6 +131,10 @@ host::Geometry complex_of(host::Geometry parts);
 bool fits(double number, at::ScalarType type);
 bool fits(std::int64_t number, at::ScalarType type);
 
+// The number in a tensor of one, whose memory holds what it should; nothing if kernels have no such
+// numbers.
+std::optional<at::Scalar> number_in(const at::TensorBase& tensor);
+
 // As PyTorch's own error.
 [[noreturn]] void raise(const Failure& failure);
 

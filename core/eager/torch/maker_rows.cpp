@@ -39,6 +39,19 @@ bool fits_in(const at::Scalar& v, DType dtype) {
   return v.isFloatingPoint() ? fits(v.toDouble(), type) : fits(v.toLong(), type);
 }
 
+// The number, which the dtype has, in all elements.
+Value full(Call& c, const at::Scalar& number, DType dtype, at::IntArrayRef sizes) {
+  Trace& trace = c.trace();
+  Value v = kNoValue;
+  if (number.isFloatingPoint()) {
+    v = trace.number(number.toDouble());
+  } else {
+    v = number.isBoolean() ? trace.boolean(number.toBool()) : trace.number(number.toLong());
+  }
+  c.all_are(number);
+  return c.op(Op::expand, {trace.cast(v, dtype)}, {Param::sizes(sizes)});
+}
+
 // All elements are one number, `known` or an argument.
 Row filled(Places p, std::optional<double> known) {
   return [=](Call& c) {
@@ -50,23 +63,28 @@ Row filled(Places p, std::optional<double> known) {
     const DType dtype = c.dtype(index(p.dtype), own);
     if (dtype == DType::kOpaque) Call::refuse("a dtype that kernels do not have");
     if (!fits_in(number, dtype)) Call::refuse("a number that the dtype does not have");
-    const Axes sizes = p.like ? c.tensor(0).sizes().vec() : c.integers(index(p.size));
+    Axes sizes;
+    if (p.like) {
+      sizes = c.tensor(0).sizes().vec();
+    } else if (p.size >= 0) {
+      sizes = c.integers(index(p.size));
+    }
     for (const std::int64_t size : sizes) {
       if (size < 0) Call::refuse("a negative size");
     }
-    const Param shape = Param::sizes(sizes);
     Value v = kNoValue;
     if (known) {
+      const Param shape = Param::sizes(sizes);
       v = c.op(Op::full, {}, {shape, Param::of_number(*known), Param::dtype(dtype)});
+      c.all_are(number);
     } else {
-      v = c.op(Op::expand, {c.trace().cast(c.value(index(p.number)), dtype)}, {shape});
+      v = full(c, number, dtype, sizes);
     }
     if (p.like) {
       c.in_format(v, index(p.dtype) + 4);
     } else {
       c.contiguous(v);
     }
-    c.all_are(number);
   };
 }
 
@@ -119,8 +137,25 @@ Row range(int n) {
   };
 }
 
-// start, end, steps, dtype: from both ends to the middle, as PyTorch's kernel goes.
-// Source: PyTorch, ATen/native/cpu/RangeFactoriesKernel.cpp.
+struct Spaces {
+  double start, end, by;
+};
+
+// n numbers, from both ends to the middle, as PyTorch's kernels go.
+// Source: PyTorch, ATen/native/cpu/RangeFactoriesKernel.cpp and ATen/native/RangeFactories.cpp.
+Value from_both_ends(Call& c, Spaces spaces, std::int64_t n, DType dtype) {
+  const auto number = [&](double v) { return c.trace().number(v); };
+  const auto along = [&](Value v) {
+    return c.op(Op::mul, {c.trace().cast(v, dtype), number(spaces.by)});
+  };
+  const Value i = places(c, n), left = c.op(Op::sub, {c.trace().number(n - 1), i});
+  const Value low = c.op(Op::add, {along(i), number(spaces.start)});
+  const Value high = c.op(Op::sub, {number(spaces.end), along(left)});
+  const Value first = c.op(Op::lt, {i, c.trace().number(n / 2)});
+  return c.op(Op::where, {first, low, high});
+}
+
+// start, end, steps, dtype
 void linspace(Call& c) {
   need_plain(c, 3);
   const DType dtype = c.dtype(3, DType::kFloat32);
@@ -135,15 +170,27 @@ void linspace(Call& c) {
   if (dtype == DType::kFloat32) {
     by = (static_cast<float>(end) - static_cast<float>(start)) / static_cast<float>(n - 1);
   }
-  const auto number = [&](double v) { return c.trace().number(v); };
-  const auto along = [&](Value v) {
-    return c.op(Op::mul, {c.trace().cast(v, dtype), number(by)});
-  };
-  const Value i = places(c, n), left = c.op(Op::sub, {c.trace().number(n - 1), i});
-  const Value low = c.op(Op::add, {along(i), number(start)});
-  const Value high = c.op(Op::sub, {number(end), along(left)});
-  const Value first = c.op(Op::lt, {i, c.trace().number(n / 2)});
-  c.contiguous(c.op(Op::where, {first, low, high}));
+  c.contiguous(from_both_ends(c, {start, end, by}, n, dtype));
+}
+
+// start, end, steps, base, dtype: powers of the base, in float64.
+void logspace(Call& c) {
+  need_plain(c, 4);
+  const DType dtype = c.dtype(4, DType::kFloat32);
+  const std::int64_t n = c.integer(2);
+  if (!is_wide_float(dtype) || n < 2) Call::refuse("integers, or few numbers");
+  double start = number_at(c, 0).toDouble(), end = number_at(c, 1).toDouble();
+  double way = end - start;
+  if (dtype == DType::kFloat32) {
+    const auto from = static_cast<float>(start), to = static_cast<float>(end);
+    start = from;
+    end = to;
+    way = to - from;
+  }
+  const double by = way / static_cast<double>(n - 1);
+  const Value exponents = from_both_ends(c, {start, end, by}, n, DType::kFloat64);
+  const Value base = c.trace().cast(c.trace().number(number_at(c, 3).toDouble()), DType::kFloat64);
+  c.contiguous(c.trace().cast(c.op(Op::pow, {base, exponents}), dtype));
 }
 
 // `sizes`: how many of the first arguments are n and m.
@@ -206,10 +253,12 @@ std::map<std::string, Row> make_rows() {
       {"zeros_like", filled(kLike, 0)},
       {"ones_like", filled(kLike, 1)},
       {"full_like", filled({.number = 1, .dtype = 2, .like = true}, {})},
+      {"scalar_tensor", filled({.number = 0, .dtype = 1}, {})},
       {"arange", range(1)},
       {"arange.start", range(2)},
       {"arange.start_step", range(3)},
       {"linspace", linspace},
+      {"logspace", logspace},
       {"eye", eye(1)},
       {"eye.m", eye(2)},
   };
@@ -220,6 +269,11 @@ std::map<std::string, Row> make_rows() {
 const std::map<std::string, Row>& maker_rows() {
   static const auto* const rows = new std::map<std::string, Row>(make_rows());
   return *rows;
+}
+
+void fill_with(Call& c, const at::Scalar& number, DType dtype, std::size_t format) {
+  if (!fits_in(number, dtype)) Call::refuse("a number that the dtype does not have");
+  c.in_format(full(c, number, dtype, c.tensor(0).sizes()), format);
 }
 
 const std::map<std::string, Row>& fill_rows() {

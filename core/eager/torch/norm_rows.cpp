@@ -6,8 +6,8 @@
 namespace tilevm::eager {
 namespace {
 
-// input, weight, bias, running_mean, running_var, training, momentum, eps
-enum Argument : std::size_t { kX, kWeight, kBias, kMean, kVar, kTraining, kMomentum, kEps };
+// input, weight, bias, running_mean, running_var, training where that is not known, momentum, eps
+enum Argument : std::size_t { kX, kWeight, kBias, kMean, kVar, kTraining };
 
 // Whether assign() of such a tensor always succeeds.
 bool can_assign(const at::Tensor& t) {
@@ -19,7 +19,9 @@ bool can_assign(const at::Tensor& t) {
 
 class BatchNorm {
  public:
-  explicit BatchNorm(Call& call) : c_(call), x_(call.value(kX)), meta_(call.meta(x_)) {
+  // momentum: which argument that is.
+  BatchNorm(Call& call, std::size_t momentum)
+      : c_(call), x_(call.value(kX)), meta_(call.meta(x_)), momentum_(momentum) {
     const at::Tensor& image = c_.tensor(kX);
     const bool last = image.is_contiguous(at::MemoryFormat::ChannelsLast) ||
                       image.is_contiguous(at::MemoryFormat::ChannelsLast3d);
@@ -88,7 +90,7 @@ class BatchNorm {
     return c_.op(Op::reshape, {v}, {Param::sizes(channels)});
   }
   Value inverse_of(Value var) {
-    return c_.op(Op::rsqrt, {c_.op(Op::add, {var, c_.trace().constant(c_.real(kEps))})});
+    return c_.op(Op::rsqrt, {c_.op(Op::add, {var, c_.trace().constant(c_.real(momentum_ + 1))})});
   }
   void normalized(Value mean, Value inverse) {
     Value y = c_.op(Op::mul, {c_.op(Op::sub, {x_, mean}), inverse});
@@ -98,7 +100,7 @@ class BatchNorm {
   }
   // By `momentum` from what was to what is.
   Value moved(Value was, Value is) {
-    const double by = c_.real(kMomentum);
+    const double by = c_.real(momentum_);
     return c_.op(Op::add, {c_.op(Op::mul, {is, c_.trace().number(by)}),
                            c_.op(Op::mul, {was, c_.trace().number(1 - by)})});
   }
@@ -106,10 +108,22 @@ class BatchNorm {
   Call& c_;
   Value x_;
   Meta meta_;
+  std::size_t momentum_;
   Axes over_, along_;
 };
 
-void batch_norm(Call& c) { c.flag(kTraining) ? BatchNorm(c).train() : BatchNorm(c).infer(); }
+void batch_norm(Call& c) {
+  BatchNorm norm(c, kTraining + 1);
+  c.flag(kTraining) ? norm.train() : norm.infer();
+}
+
+// The last result is what other libraries keep for the gradient.
+void batch_norm_with_update(Call& c) {
+  BatchNorm(c, kTraining).train();
+  const Axes none{0};
+  c.contiguous(c.op(Op::full, {}, {Param::sizes(none), Param::of_number(0),
+                                   Param::dtype(DType::kUInt8)}));
+}
 
 }  // namespace
 
@@ -117,6 +131,7 @@ const std::map<std::string, WritingRow>& norm_rows() {
   static const auto* const rows = new std::map<std::string, WritingRow>{
       {"native_batch_norm", {batch_norm, {kMean, kVar}}},
       {"_native_batch_norm_legit", {batch_norm, {kMean, kVar}}},
+      {"_batch_norm_with_update", {batch_norm_with_update, {kMean, kVar}}},
   };
   return *rows;
 }

@@ -48,11 +48,21 @@ Operand::Operand(const c10::Scalar& v) {
   }
 }
 
-bool is_plain(const at::TensorBase& t) {
+namespace {
+
+bool has_only(const at::TensorBase& t, std::uint64_t others) {
   const c10::TensorImpl& impl = *t.unsafeGetTensorImpl();
   const c10::DispatchKeySet keys = impl.key_set();
-  return (keys.raw_repr() & ~kPlain) == 0 && keys.has(DispatchKey::CPU) &&
+  return (keys.raw_repr() & ~(kPlain | others)) == 0 && keys.has(DispatchKey::CPU) &&
          impl.layout() == c10::kStrided;
+}
+
+}  // namespace
+
+bool is_plain(const at::TensorBase& t) { return has_only(t, 0); }
+
+bool is_plain_but_conjugated(const at::TensorBase& t) {
+  return t.is_conj() && has_only(t, c10::DispatchKeySet(DispatchKey::Conjugate).raw_repr());
 }
 
 bool overlaps_in_part(const at::TensorBase& a, const at::TensorBase& b) {

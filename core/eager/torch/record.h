@@ -19,6 +19,8 @@ inline constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 // A tensor like any other: dense on the CPU, of no subclass, under no transform.
 bool is_plain(const at::TensorBase& t);
+// The same but for a bit that says that its complex numbers are to be conjugated when they are read.
+bool is_plain_but_conjugated(const at::TensorBase& t);
 
 struct Operand {
   enum class Kind : std::uint8_t { kTensor, kFloat, kInt, kBool } kind = Kind::kTensor;

@@ -276,7 +276,7 @@ void install_makers() {
   }
   constexpr const char* kMakers[] = {
       "empty.memory_format", "empty_strided", "empty_like", "new_empty", "new_empty_strided",
-      "scalar_tensor", "rand", "randn", "rand_like", "randn_like"};
+      "rand", "randn", "rand_like", "randn_like"};
   for (const char* name : kMakers) {
     if (!find(name) || !installed().names.insert(std::string("aten::") + name).second) continue;
     installed().library("aten").impl(name, torch::CppFunction::makeFallthrough());
@@ -320,6 +320,9 @@ void install_rest() {
           return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
         });
   }
+  installed().names.insert("aten::_local_scalar_dense");
+  installed().library("aten").impl(
+      "_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&read_number>());
   // `torch.tensor([x[0], x[1]])` asks for numbers below our key.
   {
     static auto* const kept = new torch::Library(
@@ -331,6 +334,7 @@ void install_rest() {
       return number.redispatch(keys & behind, self);
     });
   }
+  const Overloads overloads;
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findSchema(name);
     if (!op || !op->schema().is_mutable()) continue;
@@ -343,7 +347,12 @@ void install_rest() {
                       op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
     if (list || ns.starts_with("prim") || ns == "_test" || op->hasKernelForDispatchKey(kKey))
       continue;
-    install<Writing>(ns, full, op->schema());
+    if (const auto plain = ns == "aten" ? overloads.without_out(op->schema()) : std::nullopt;
+        plain && installed().names.contains(overloads.full(*plain))) {
+      install<Given>(ns, full, op->schema(), *plain);
+    } else {
+      install<Writing>(ns, full, op->schema());
+    }
   }
   static auto* const others =
       new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
@@ -408,8 +417,7 @@ PyObject* py_pending(PyObject*, PyObject* object) {
     PyErr_SetString(PyExc_TypeError, "pending() takes a tensor");
     return nullptr;
   }
-  const LazyImpl* const z = lazy(THPVariable_Unpack(object));
-  return PyBool_FromLong(z != nullptr && z->pending() != nullptr);
+  return PyBool_FromLong(waits(THPVariable_Unpack(object)) ? 1 : 0);
 }
 
 PyObject* py_end_block(PyObject*, PyObject* quietly) {
@@ -440,7 +448,7 @@ PyMethodDef methods[] = {
     {"end_templates", py_end_templates, METH_NOARGS, "Ask for no templates any more."},
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
-    {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled."},
+    {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled, or its memory to be written."},
     {"end_block", py_end_block, METH_O,
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
      "looks."},

@@ -354,16 +354,36 @@ Row sum(Op op, bool reversed) {
   };
 }
 
-// A copy of one number that does not wait is quicker made than recorded.
-bool is_copied_at_once(Call& c) {
+// The one number of a tensor that does not wait: nothing has to run for a copy.
+std::optional<at::Scalar> known_number(Call& c) {
   const at::Tensor& t = c.tensor(0);
-  if (t.numel() != 1) return false;
+  if (t.numel() != 1) return std::nullopt;
   const LazyImpl* const z = lazy(t);
-  return (z == nullptr || z->pending() == nullptr) && !c.recording().knows(t);
+  if ((z != nullptr && z->pending() != nullptr) || c.recording().knows(t)) return std::nullopt;
+  return number_in(t);
+}
+
+// The complex numbers of a tensor that waits, whose bit says that they are to be conjugated.
+void conjugate(Call& c) {
+  const at::Tensor& x = c.tensor(0);
+  const bool as_it_is = c.none(1) || c.arg(1).toMemoryFormat() == at::MemoryFormat::Preserve;
+  const LazyImpl* const z = lazy(x);
+  const bool waits = z != nullptr && z->pending() != nullptr;
+  if (!as_it_is || !x.is_non_overlapping_and_dense() || !waits || x.dim() == kMaxRank) {
+    Call::refuse("another layout, or nothing that waits");
+  }
+  const Value which = c.op(Op::iota, {}, {Param::size(2), Param::size(0), Param::size(1)});
+  const Value v = c.pairs(x);
+  const Value imaginary = c.op(Op::eq, {which, c.trace().number(std::int64_t{1})});
+  c.result(c.op(Op::where, {imaginary, c.op(Op::neg, {v}), v}), parts_of(geometry_of(x)), true);
 }
 
 void clone(Call& c) {  // self, memory_format
-  if (is_copied_at_once(c)) return c.decline();
+  const at::Tensor& x = c.tensor(0);
+  if (x.is_conj()) return conjugate(c);
+  if (const auto number = known_number(c)) {
+    return fill_with(c, *number, dtype_of(x.scalar_type()), 1);
+  }
   c.in_format(c.value(std::size_t{0}), 1);
 }
 
@@ -372,7 +392,9 @@ void to_copy(Call& c) {
   if (!c.none(2) && c.arg(2).toLayout() != at::kStrided) Call::refuse("a layout");
   if (!c.none(3) && !c.arg(3).toDevice().is_cpu()) Call::refuse("a device");
   if (!c.none(4) && c.flag(4)) Call::refuse("pinned memory");
-  if (is_copied_at_once(c)) return c.decline();
+  if (const auto number = known_number(c)) {
+    return fill_with(c, *number, c.dtype(1, dtype_of(c.tensor(0).scalar_type())), 6);
+  }
   const Value x = c.value(std::size_t{0});
   const Value y = c.trace().cast(x, c.dtype(1, c.meta(x).dtype));
   c.in_format(y, 6);

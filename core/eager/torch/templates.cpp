@@ -83,7 +83,7 @@ bool is_suitable(const c10::OperatorHandle& op) {
   if (name == "aten::clone" || name == "aten::_to_copy") return false;  // see is_copied_at_once
   if (name.ends_with("_batch_norm")) return false;  // which writes what its schema does not say
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      name != "aten::scaled_dot_product_attention") {
+      name != "aten::scaled_dot_product_attention" && name != "aten::max_pool1d") {
     return false;
   }
   for (const auto* const part : {&schema.arguments(), &schema.returns()}) {
@@ -231,8 +231,10 @@ OfOperator asked_of(const c10::OperatorHandle& op) {
   of.suits = is_suitable(op);
   if (!of.suits) return of;
   of.list = op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
+  // Strides and dilations are called sizes.
+  const bool convolution = op.schema().name().find("convolution") != std::string::npos;
   for (const c10::Argument& argument : op.schema().arguments()) {
-    of.sizes.push_back(takes_sizes(argument.real_type()));
+    of.sizes.push_back(!convolution && takes_sizes(argument.real_type()));
   }
   return of;
 }

@@ -258,7 +258,9 @@ void alias(Call& c) { c.view(0, c.value(std::size_t{0}), geometry_of(c.tensor(0)
 
 void as_real(Call& c) {
   const at::Tensor& x = c.tensor(0);
-  if (!x.is_complex() || x.dim() == kMaxRank) Call::refuse("not complex, or too many dims");
+  if (!x.is_complex() || x.dim() == kMaxRank || x.is_conj()) {
+    Call::refuse("not complex, conjugated, or too many dims");
+  }
   c.view(0, c.pairs(x), parts_of(geometry_of(x)), 0);
 }
 
@@ -297,6 +299,7 @@ std::map<std::string, Row> make_views() {
       {"alias", alias},
       {"view_as_real", as_real},
       {"view_as_complex", as_complex},
+      {"_conj", [](Call& c) { c.conjugate_view(0); }},
   };
 }
 
