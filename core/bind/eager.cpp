@@ -49,7 +49,8 @@ void bind_eager(nb::module_& m) {
       [](const Program& program,
          const std::vector<std::tuple<std::string, std::string, std::string>>& conditions,
          const std::vector<std::string>& numbers,
-         const std::vector<std::vector<std::int32_t>>& orders, const std::vector<bool>& complex) {
+         const std::vector<std::vector<std::int32_t>>& orders, const std::vector<bool>& complex,
+         const std::vector<std::pair<std::int32_t, double>>& limits) {
         Program own = program;
         std::vector<SizeId> symbols;
         for (const std::string& text : numbers) symbols.push_back(own.sizes.parse(text));
@@ -57,16 +58,18 @@ void bind_eager(nb::module_& m) {
         for (const auto& [a, relation, b] : conditions) {
           parsed.push_back(condition(own, a, relation, b));
         }
+        std::vector<eager::Limit> of_operands;
+        for (const auto& [operand, most] : limits) of_operands.push_back({operand, most});
         return eager::add_template(
             std::make_unique<eager::Template>(std::move(own), std::move(parsed), std::move(symbols),
-                                              orders, complex));
+                                              orders, complex, std::move(of_operands)));
       },
       nb::arg("program"), nb::arg("conditions"), nb::arg("numbers"), nb::arg("orders"),
-      nb::arg("complex"),
+      nb::arg("complex"), nb::arg("limits"),
       "Keep a program as what recorded segments may consist of, for sizes of which `conditions`\n"
       "hold, (size, \"==\", size). numbers: its symbols that are arguments by themselves; orders:\n"
       "of the results, how they lie in memory, dims from outermost; complex: which are parts of\n"
-      "complex numbers. Returns its number.");
+      "complex numbers; limits: (operand, most) of its elements. Returns its number.");
   m.def(
       "eager_segments",
       [] {

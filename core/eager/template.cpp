@@ -67,14 +67,21 @@ void Template::visit_sizes(Visit&& visit) const {
 }
 
 Template::Template(Program program, std::vector<Condition> conditions, std::vector<SizeId> numbers,
-                   std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex)
+                   std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex,
+                   std::vector<Limit> limits)
     : program_(std::move(program)),
       conditions_(std::move(conditions)),
       numbers_(std::move(numbers)),
       orders_(std::move(orders)),
-      complex_(std::move(complex)) {
+      complex_(std::move(complex)),
+      limits_(std::move(limits)) {
   if (orders_.size() != n_results() || complex_.size() != n_results()) {
     throw std::invalid_argument("an order for each result, and whether it is complex");
+  }
+  for (const Limit& limit : limits_) {
+    if (limit.operand < 0 || static_cast<std::size_t>(limit.operand) >= n_operands()) {
+      throw std::invalid_argument("a limit of no operand");
+    }
   }
   std::vector<bool> bound(static_cast<std::size_t>(program_.sizes.count()));
   std::vector<SizeId> shown;

@@ -26,6 +26,12 @@ struct Condition {
   SizeId a, b;
 };
 
+// No element of an operand is above `most`, which a template takes for granted as well.
+struct Limit {
+  std::int32_t operand;
+  double most;
+};
+
 // A program whose inputs are tensors. Each of its symbols is a size of one or among the numbers,
 // which may be expressions as well. It has no call-outs.
 class Template {
@@ -34,7 +40,8 @@ class Template {
   // consists of the parts of complex numbers. Throws std::invalid_argument where the program is not
   // like that.
   Template(Program program, std::vector<Condition> conditions, std::vector<SizeId> numbers,
-           std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex);
+           std::vector<std::vector<std::int32_t>> orders, std::vector<bool> complex,
+           std::vector<Limit> limits = {});
 
   struct Result {
     DType dtype = DType::kFloat32;
@@ -49,6 +56,7 @@ class Template {
 
   std::span<const std::int32_t> order(std::size_t result) const { return orders_[result]; }
   bool is_complex(std::size_t result) const { return complex_[result]; }
+  std::span<const Limit> limits() const { return limits_; }
 
   // Whether it is for these sizes.
   bool fits(const Sized& given) const { return infer(given, {}); }
@@ -68,6 +76,7 @@ class Template {
   std::vector<SizeId> numbers_;
   std::vector<std::vector<std::int32_t>> orders_;
   std::vector<bool> complex_;
+  std::vector<Limit> limits_;
   struct Symbol {
     SizeId id;
     std::int64_t least, most;

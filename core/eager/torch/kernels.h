@@ -154,6 +154,12 @@ class Drawn final : public c10::OperatorKernel {
   const Distribution& distribution_;
 };
 
+inline void choose_each(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  if (record_chances(*stack)) return;
+  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
+  run_eagerly(op, keys, stack);
+}
+
 // Of the numbers around each element of a tensor: the operators it is made of are recorded.
 inline void normal_around(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
   const std::size_t first = stack->size() - op.schema().arguments().size();

@@ -178,7 +178,7 @@ void logspace(Call& c) {
   need_plain(c, 4);
   const DType dtype = c.dtype(4, DType::kFloat32);
   const std::int64_t n = c.integer(2);
-  if (!is_wide_float(dtype) || n < 2) Call::refuse("integers, or few numbers");
+  if (!is_wide_float(dtype) || n < 0) Call::refuse("integers, or a negative size");
   double start = number_at(c, 0).toDouble(), end = number_at(c, 1).toDouble();
   double way = end - start;
   if (dtype == DType::kFloat32) {
@@ -187,7 +187,8 @@ void logspace(Call& c) {
     end = to;
     way = to - from;
   }
-  const double by = way / static_cast<double>(n - 1);
+  const double by = n < 2 ? 0 : way / static_cast<double>(n - 1);
+  if (n < 2) end = start;
   const Value exponents = from_both_ends(c, {start, end, by}, n, DType::kFloat64);
   const Value base = c.trace().cast(c.trace().number(number_at(c, 3).toDouble()), DType::kFloat64);
   c.contiguous(c.trace().cast(c.op(Op::pow, {base, exponents}), dtype));

@@ -111,9 +111,9 @@ bool draws_as_eager(const Distribution& distribution) {
 }
 
 // Draws for all elements of `self`, in their order, and records what becomes of them: `row` gets
-// `self`, the draws and `numbers`. False: nothing has happened.
+// `self`, the draws, `numbers` and `other`. False: nothing has happened.
 bool record_drawn(const at::Tensor& self, Draws drawn, const Row& row,
-                  std::span<const double> numbers) {
+                  std::span<const double> numbers, const at::Tensor* other = nullptr) {
   if (!is_plain(self) || !self.is_contiguous() || self.numel() < 2) return false;
   {
     Recording& mine = Recording::mine();
@@ -134,6 +134,7 @@ bool record_drawn(const at::Tensor& self, Draws drawn, const Row& row,
     stack.emplace_back(draws);
   }
   for (const double number : numbers) stack.emplace_back(number);
+  if (other != nullptr) stack.emplace_back(*other);
   if (record_row(row, Place::kInPlace, false, stack, stack.size())) return true;
   const std::lock_guard lock(generator.mutex());
   own->set_engine(before);
@@ -150,10 +151,15 @@ void choose(Call& c) {  // self, draws, p
   give(c, c.op(Op::lt, {c.value(1), c.value(2)}));
 }
 
+// Of float32, from 0 to below 1, of a word.
+Value fraction(Call& c, Value word) {
+  constexpr std::int64_t kFraction = (1 << 24) - 1;
+  const Value bits = c.op(Op::bitwise_and, {word, c.trace().number(kFraction)});
+  return c.op(Op::mul, {c.trace().cast(bits, DType::kFloat32), c.trace().constant(0x1p-24)});
+}
+
 void spread(Call& c) {  // self, draws, from, to
-  constexpr std::int64_t kFraction = (1 << 24) - 1;  // what float32 takes of a word
-  const Value bits = c.op(Op::bitwise_and, {c.value(1), c.trace().number(kFraction)});
-  Value v = c.op(Op::mul, {c.trace().cast(bits, DType::kFloat32), c.trace().constant(0x1p-24)});
+  Value v = fraction(c, c.value(1));
   const auto from = static_cast<float>(c.real(2)), to = static_cast<float>(c.real(3));
   if (from != 0 || to != 1) {  // the sum is rounded once, as by a multiplication that adds
     v = c.op(Op::mul, {c.trace().cast(v, DType::kFloat64), c.trace().number(double{to - from})});
@@ -226,6 +232,7 @@ bool knows_integers(at::ScalarType self, const double* n) {
   return known && -most <= n[0] && n[0] < n[1] && n[1] <= most && n[1] - n[0] < kMostInAWord;
 }
 
+constexpr std::size_t kUniform = 1;  // of
 const Distribution kDistributions[] = {
     {"bernoulli_.float", 1,
      [](at::ScalarType self, const double* n) {
@@ -278,6 +285,27 @@ bool record_draw(const Distribution& distribution, torch::jit::Stack& stack) {
   return recorded;
 }
 
+
+bool record_chances(torch::jit::Stack& stack) {
+  const std::size_t first = stack.size() - 3;
+  const at::Tensor self = stack[first].toTensor(), p = stack[first + 1].toTensor();
+  if (!stack.back().isNone() || self.scalar_type() != at::kFloat ||
+      p.scalar_type() != at::kFloat || !is_plain(p) || !p.is_contiguous() ||
+      p.sizes() != self.sizes() || overlaps_in_part(self, p) || !draws_as_eager(kDistributions[kUniform])) {
+    return false;
+  }
+  finish_writes(p, "looked at");
+  const float* const chances = p.const_data_ptr<float>();  // of which PyTorch says what is wrong
+  if (!std::all_of(chances, chances + p.numel(), [](float v) { return 0 <= v && v <= 1; })) {
+    return false;
+  }
+  static const auto* const row = new Row([](Call& c) {  // self, draws, p
+    give(c, c.op(Op::lt, {fraction(c, c.value(1)), c.value(2)}));
+  });
+  if (!record_drawn(self, Draws::kWords, *row, {}, &p)) return false;
+  torch::jit::drop(stack, 2);
+  return true;
+}
 
 // draw(out, "words" | "fractions" | "normals" | "pairs")
 PyObject* py_draw(PyObject*, PyObject* arguments) {

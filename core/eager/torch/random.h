@@ -38,6 +38,9 @@ std::span<const Distribution> distributions();
 // the rest. False: nothing has happened.
 bool record_draw(const Distribution& distribution, torch::jit::Stack& stack);
 
+// `bernoulli_(p)` with a chance for each element.
+bool record_chances(torch::jit::Stack& stack);
+
 // draw(out, kind): fills a tensor; draws_as_eager(name): whether draws are eager code's here.
 PyObject* py_draw(PyObject* self, PyObject* arguments);
 PyObject* py_draws_as_eager(PyObject* self, PyObject* arguments);

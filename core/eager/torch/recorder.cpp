@@ -236,6 +236,13 @@ void install(const std::string& ns, const std::string& full, Arguments&&... argu
                         std::make_unique<Kernel>(std::forward<Arguments>(arguments)...)));
 }
 
+template <void (*kFunction)(const c10::OperatorHandle&, DispatchKeySet, Stack*)>
+void install_function(const char* name) {
+  if (!find(name) || !installed().names.insert(std::string("aten::") + name).second) return;
+  installed().library("aten").impl(name,
+                                   torch::CppFunction::makeFromBoxedFunction<kFunction>());
+}
+
 // The row, for floats alone.
 Row of_floats(Row row) {
   return [row = std::move(row)](Call& c) {
@@ -285,13 +292,13 @@ void install_makers() {
 
 void install_rest() {
   install_makers();
+  install<Recorded>("aten", "addmm_", product_rows().at("addmm"), Place::kInPlace, true);
   for (const Distribution& distribution : distributions()) {
     install<Drawn>("aten", distribution.name, &distribution);
   }
-  if (find("normal.Tensor_float") && installed().names.insert("aten::normal.Tensor_float").second) {
-    installed().library("aten").impl(
-        "normal.Tensor_float", torch::CppFunction::makeFromBoxedFunction<&normal_around>());
-  }
+  install_function<&normal_around>("normal.Tensor_float");
+  install_function<&choose_each>("bernoulli_.Tensor");
+  install_function<&read_number>("_local_scalar_dense");
   for (const auto& [name, made] : norm_rows()) {
     install<Recorded>("aten", name, made.row, Place::kNew, false, made.written);
   }
@@ -320,9 +327,6 @@ void install_rest() {
           return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
         });
   }
-  installed().names.insert("aten::_local_scalar_dense");
-  installed().library("aten").impl(
-      "_local_scalar_dense", torch::CppFunction::makeFromBoxedFunction<&read_number>());
   // `torch.tensor([x[0], x[1]])` asks for numbers below our key.
   {
     static auto* const kept = new torch::Library(

@@ -83,7 +83,7 @@ bool is_suitable(const c10::OperatorHandle& op) {
   if (name == "aten::clone" || name == "aten::_to_copy") return false;  // see is_copied_at_once
   if (name.ends_with("_batch_norm")) return false;  // which writes what its schema does not say
   if (op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-      name != "aten::scaled_dot_product_attention" && name != "aten::max_pool1d") {
+      name != "aten::scaled_dot_product_attention") {
     return false;
   }
   for (const auto* const part : {&schema.arguments(), &schema.returns()}) {
@@ -175,14 +175,16 @@ class Signature {
     const at::ScalarType part = complex ? c10::toRealValueType(t.scalar_type()) : t.scalar_type();
     if (tensors.size() == kMostOperands || t.dim() + (complex ? 1 : 0) > kMaxRank ||
         dtype_of(part) == DType::kOpaque ||
-        (complex && (part == at::kHalf || t.numel() > kMostComplex)) ||
-        !t.is_non_overlapping_and_dense()) {
+        (complex && (part == at::kHalf || t.numel() > kMostComplex))) {
       return false;
     }
+    const bool dense = t.is_non_overlapping_and_dense();
+    if (!dense && !is_apart(t)) return false;
     tensors.push_back(&t);
     push({6, static_cast<std::int64_t>(t.scalar_type()), t.dim()});
     for (const std::int64_t size : t.sizes()) key.push_back(size < 2 ? size : 2 + place_of(size));
     if (is_row_major(t)) return true;
+    if (!dense) key.push_back(kGaps);
     // Some operators keep strides of dims of one element, whatever they are.
     if (std::ranges::any_of(t.sizes(), [](std::int64_t size) { return size < 2; })) return false;
     const auto strides = t.strides();
@@ -192,6 +194,21 @@ class Signature {
         outer += strides[e] > strides[d] || (strides[e] == strides[d] && e < d) ? 1 : 0;
       }
       key.push_back(-1 - outer);
+    }
+    return true;
+  }
+
+  static constexpr std::int64_t kGaps = -1000;  // no place of a dim
+
+  // Whether no two elements share memory, there being some along each dim.
+  static bool is_apart(const at::Tensor& t) {
+    c10::SmallVector<std::pair<std::int64_t, std::int64_t>, 8> dims;
+    for (std::int64_t d = 0; d < t.dim(); ++d) dims.emplace_back(t.stride(d), t.size(d));
+    std::ranges::sort(dims);
+    std::int64_t reached = 1;
+    for (const auto& [stride, size] : dims) {
+      if (size < 2 || stride < reached) return false;
+      reached = stride * size;
     }
     return true;
   }
@@ -231,19 +248,22 @@ OfOperator asked_of(const c10::OperatorHandle& op) {
   of.suits = is_suitable(op);
   if (!of.suits) return of;
   of.list = op.schema().returns()[0].type()->kind() == c10::TypeKind::ListType;
-  // Strides and dilations are called sizes.
-  const bool convolution = op.schema().name().find("convolution") != std::string::npos;
+  // Strides and dilations are called sizes, and pools of unequal windows are programs of their own.
+  const std::string& name = op.schema().name();
+  const auto is_of = [&](const char* kind) { return name.find(kind) != std::string::npos; };
+  const bool has_sizes = !is_of("convolution") && !is_of("adaptive_");
   for (const c10::Argument& argument : op.schema().arguments()) {
-    of.sizes.push_back(!convolution && takes_sizes(argument.real_type()));
+    of.sizes.push_back(has_sizes && takes_sizes(argument.real_type()));
   }
   return of;
 }
 
-// A new reference; null with Python's error set. Sizes are tuples of one integer.
-PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& call) {
+// A new reference; null with Python's error set. Sizes are tuples of one integer; `sizes`: whether
+// integers are any.
+PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& call, bool sizes) {
   if (v.isNone() || (v.isTensor() && !v.toTensor().defined())) Py_RETURN_NONE;
   if (const auto number = wrapped_number(v)) {
-    return python_of(*number, c10::NumberType::get(), call);
+    return python_of(*number, c10::NumberType::get(), call, false);
   }
   if (v.isTensor()) return THPVariable_Wrap(v.toTensor());
   if (v.isDouble()) return PyFloat_FromDouble(v.toDouble());
@@ -257,7 +277,7 @@ PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& 
   if (v.isInt()) {
     switch (plain->kind()) {
       case c10::TypeKind::SymIntType:
-        if (call.is_size(v.toInt())) return Py_BuildValue("(L)", v.toInt());
+        if (sizes && call.is_size(v.toInt())) return Py_BuildValue("(L)", v.toInt());
         return PyLong_FromLongLong(v.toInt());
       case c10::TypeKind::ScalarTypeType:
         return Py_NewRef(reinterpret_cast<PyObject*>(torch::getTHPDtype(v.toScalarType())));
@@ -272,7 +292,7 @@ PyObject* python_of(const IValue& v, const c10::TypePtr& type, const Signature& 
   const auto items = v.toListRef();
   PyObject* const list = PyList_New(static_cast<Py_ssize_t>(items.size()));
   for (std::size_t i = 0; list != nullptr && i < items.size(); ++i) {
-    PyObject* const item = python_of(items[i], plain->containedType(0), call);
+    PyObject* const item = python_of(items[i], plain->containedType(0), call, sizes);
     if (item == nullptr) {
       Py_DECREF(list);
       return nullptr;
@@ -294,7 +314,7 @@ class Locked {
 };
 
 std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
-                 const Signature& call) {
+                 const Signature& call, const std::vector<bool>& sizes) {
   if (!has_teacher.load(std::memory_order_acquire)) return -1;
   const Locked locked;
   if (teacher == nullptr) return -1;
@@ -302,7 +322,8 @@ std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   PyObject* const given = PyList_New(static_cast<Py_ssize_t>(arguments.size()));
   PyObject* answer = given;
   for (std::size_t i = 0; answer != nullptr && i < arguments.size(); ++i) {
-    answer = python_of(stack[stack.size() - arguments.size() + i], arguments[i].real_type(), call);
+    answer = python_of(stack[stack.size() - arguments.size() + i], arguments[i].real_type(), call,
+                       sizes[i]);
     if (answer != nullptr) PyList_SET_ITEM(given, static_cast<Py_ssize_t>(i), answer);
   }
   if (answer != nullptr) {
@@ -319,6 +340,29 @@ std::int32_t ask(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
     return -1;
   }
   return static_cast<std::int32_t>(number);
+}
+
+// Whether no element of a tensor that does not wait is above `most`.
+bool is_at_most(const at::Tensor& t, double most) {
+  if (waits(t) || !t.is_non_overlapping_and_dense()) return false;
+  switch (t.scalar_type()) {
+#define TILEVM_CASE(cpp, name)                                                                 \
+  case at::ScalarType::name: {                                                                 \
+    const auto* const items = static_cast<const cpp*>(t.const_data_ptr());                     \
+    return std::none_of(items, items + t.numel(),                                              \
+                        [&](cpp item) { return static_cast<double>(item) > most; });           \
+  }
+    AT_FORALL_SCALAR_TYPES_AND3(Bool, Half, BFloat16, TILEVM_CASE)
+#undef TILEVM_CASE
+    default:
+      return false;
+  }
+}
+
+bool is_within_limits(const Template& made, const Signature& call) {
+  return std::ranges::all_of(made.limits(), [&](const Limit& limit) {
+    return is_at_most(*call.tensors[static_cast<std::size_t>(limit.operand)], limit.most);
+  });
 }
 
 bool record(const Entry& entry, const Signature& call, bool list, torch::jit::Stack& stack,
@@ -411,6 +455,7 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     for (int e = 0; e < n_entries; ++e) {
       const Entry& entry = entries[static_cast<std::size_t>(e)];
       if (!entry.made->fits(given)) continue;
+      if (!is_within_limits(*entry.made, call)) return false;
       return record(entry, call, of->list, stack, n_args);
     }
     {
@@ -419,7 +464,7 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       if (kind.calls < after || kind.asked == kMostTemplates) return false;
       ++kind.asked;
     }
-    const std::int32_t number = ask(op, stack, call);
+    const std::int32_t number = ask(op, stack, call, of->sizes);
     const Template* const made = number < 0 ? nullptr : &engine().template_of(number);
     const bool suits =
         made != nullptr && made->n_results() <= kMostResults && made->fits(given);

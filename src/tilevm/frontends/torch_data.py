@@ -231,6 +231,14 @@ def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None
     b.program.check(name, 0, message)
 
 
+def operand_at_most(b: Importer, x: Tensor, most: int, message: str) -> None:
+    """`most_of` of an operand as it is. Templates are not taken where it has such an element."""
+    if b.limits is not None:
+        b.limits.append((x.id, float(most)))
+    else:
+        most_of(b, x.id, x.rank, most, message)
+
+
 def check_assertion(b: Importer, node: torch.fx.Node) -> None:
     """Let calls check what is asserted of data; guards check what is asserted of sizes."""
     if str(node.target) != "aten._assert_scalar.default":

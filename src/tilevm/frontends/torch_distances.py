@@ -123,7 +123,17 @@ _NONE, _AVERAGE = 0, 1  # of a loss's `reduction`
 def _multilabel_margin_loss(
     b: Importer, out: Any, x: Tensor, target: Tensor, reduction: int
 ) -> int:
-    """Targets end at the first that is negative; each against all classes that are none."""
+    return _multilabel_margin_loss_forward(b, out, x, target, reduction)[0]
+
+
+@row("multilabel_margin_loss_forward")
+def _multilabel_margin_loss_forward(
+    b: Importer, out: Any, x: Tensor, target: Tensor, reduction: int
+) -> tuple[int, int]:
+    """Targets end at the first that is negative; each against all classes that are none, which are
+    the second result.
+    """
+    shape = b.shape(target.shape)
     if x.dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"margins of {str(x.dtype)[6:]}")
     if not x.rank:
@@ -145,6 +155,7 @@ def _multilabel_margin_loss(
     hit = b.add("eq", b.add("unsqueeze", place, axis=x.rank), b.add("iota", size=b.size(classes)))
     hit = b.add("logical_and", hit, wide)
     is_target = b.add("any", hit, axes=[last], keepdims=True)
+    targets = b.add("reshape", b.cast(is_target, x.dtype), shape=shape)
     gap = b.add("sub", b.number(1.0), b.add("unsqueeze", chosen, axis=x.rank))
     gap = b.add("add", gap, b.add("unsqueeze", x.id, axis=last))
     counts = b.add("logical_and", wide, b.add("logical_not", is_target))
@@ -152,8 +163,9 @@ def _multilabel_margin_loss(
     total = b.add("sum", margin, axes=[last, x.rank], keepdims=False)
     total = b.add("div", total, b.number(classes))
     if reduction == _NONE or x.rank == 1:
-        return total
-    return b.add("mean" if reduction == _AVERAGE else "sum", total, axes=[0], keepdims=False)
+        return total, targets
+    name = "mean" if reduction == _AVERAGE else "sum"
+    return b.add(name, total, axes=[0], keepdims=False), targets
 
 
 _MOST_LOGITS = 1 << 20  # which PyTorch makes some at a time

@@ -119,6 +119,8 @@ class Importer:
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
+        # Of templates: values, and what none of their elements is above.
+        self.limits: list[tuple[int, float]] | None = None
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
         self._last_trace: tuple[str | None, str | None] = (None, None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_data import most_of
+from tilevm.frontends.torch_data import most_of, operand_at_most
 from tilevm.frontends.torch_ops import Tensor, Unsupported, fixed, is_number, row
 from tilevm.frontends.torch_special import ROWS, Value, digamma, trigamma, where, wide
 
@@ -76,7 +76,7 @@ def _polynomial(name: str, shifted: bool) -> None:
 
         n = given(degree).of("trunc")
         if isinstance(degree, Tensor):
-            most_of(b, n.id, degree.rank, _MOST, f"{name}: a degree above {_MOST}")
+            operand_at_most(b, degree, _MOST, f"{name}: a degree above {_MOST}")
         elif not is_number(degree):
             most_of(b, n.id, 0, _MOST, f"{name}: a degree above {_MOST}")
         argument = given(x)

@@ -16,6 +16,7 @@ from tilevm.frontends.torch_ops import (
     ROWS,
     Tensor,
     Unsupported,
+    axes_of,
     axis_of,
     is_as_large,
     is_number,
@@ -249,6 +250,26 @@ def _equation(text: str, ranks: Sequence[int]) -> tuple[list[list[str]], list[st
         return operands, [*wide, *sorted(once)]
     head, dots, tail = result.partition("...")
     return operands, [*head, *(wide if dots else []), *tail]
+
+
+@row("_trilinear")
+def _trilinear(
+    b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, x_new: Sequence[int],
+    y_new: Sequence[int], z_new: Sequence[int], summed: Sequence[int], unrolled: Any = 1,
+) -> int:  # fmt: skip
+    """The product of three, each with new dims, summed over some."""
+    if not all(t.is_float for t in (x, y, z)):
+        raise Unsupported("integers")
+    rank = x.rank + len(x_new)
+
+    def spread(t: Tensor, new: Sequence[int]) -> int:
+        value = t.id
+        for axis in sorted(axes_of(new, rank)):
+            value = b.add("unsqueeze", value, axis=axis)
+        return value
+
+    product = b.add("mul", b.add("mul", spread(x, x_new), spread(z, z_new)), spread(y, y_new))
+    return b.add("sum", product, axes=sorted(axes_of(summed, rank)), keepdims=False)
 
 
 @row("einsum")

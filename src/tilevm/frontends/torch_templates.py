@@ -76,12 +76,13 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     with _without_errors(), mode, enable_python_dispatcher():
         value = _call(target, arguments, fakes, symbols)
     results = _listed(value)
+    reals = _listed(_call(target, arguments, examples, numbers))
+    orders = [_order(fake, real) for fake, real in zip(results, reals, strict=True)]
     graph = _graph(target, arguments, fakes, symbols, value)
     try:
         with _without_errors(), enable_python_dispatcher():
             graph = torch_decompose.decomposed(graph, torch_gradients.decompositions())
-            number = _imported(graph, fakes, symbols, results)
-        _compare(_listed(_call(target, arguments, examples, numbers)), results)
+            number = _imported(graph, fakes, symbols, results, orders)
     finally:
         torch_sizes.let_go(graph)
     return number
@@ -181,13 +182,19 @@ def _graph(
 
 
 def _imported(
-    graph: torch.fx.Graph, fakes: list[Any], symbols: list[Any], results: list[Any]
+    graph: torch.fx.Graph,
+    fakes: list[Any],
+    symbols: list[Any],
+    results: list[Any],
+    orders: list[list[int]],
 ) -> int:
-    """The graph as a template of the core. Raises: Refused."""
+    """The graph as a template of the core, whose results' dims lie so. Raises: Refused."""
     environment = fakes[0].fake_mode.shape_env
     sizes = Sizes([*fakes, *symbols], environment)
     importer = Importer(graph, sizes, may_unify=False, compile_inner=_no_graphs)
-    importer.inputs(graph.find_nodes(op="placeholder")[: len(fakes)], fakes)
+    importer.limits = []
+    operands = graph.find_nodes(op="placeholder")[: len(fakes)]
+    importer.inputs(operands, fakes)
     torch_convolutions.images(importer)
     importer.run()
     result = importer.result
@@ -196,14 +203,17 @@ def _imported(
     (output,) = graph.find_nodes(op="output")
     for node in output.args[0]:
         importer.program.output(importer.values[importer.resolve(node)].id)
-    orders = [_order(fake) for fake in results]
     conditions: list[Condition] = [(sizes.text(e), *_test(test)) for e, test in result.assumed]
     # Again, since importing asks of sizes what are then guards as well.
     for guard in Sizes([*fakes, *symbols], environment).guards():
         conditions += _conditions(sizes, guard)
     numbers = [sizes.text(symbol) for symbol in symbols]
     are_complex = [is_complex(fake) for fake in results]
-    return runtime.add_template(importer.program, conditions, numbers, orders, are_complex)
+    places = {importer.values[node].id: i for i, node in enumerate(operands)}
+    if any(value not in places for value, _ in importer.limits):
+        raise Refused("a limit of what is computed")
+    limits = [(places[value], most) for value, most in importer.limits]
+    return runtime.add_template(importer.program, conditions, numbers, orders, are_complex, limits)
 
 
 def _test(test: str) -> tuple[str, int]:
@@ -211,10 +221,23 @@ def _test(test: str) -> tuple[str, int]:
     return relation, int(number)
 
 
-def _order(result: Any) -> list[int]:
-    parts = [result.dim()] if is_complex(result) else []
-    if 0 in torch_imported.hints(result.shape):
-        return [*range(result.dim()), *parts]
+def _order(fake: Any, real: torch.Tensor) -> list[int]:
+    """Of a result's dims in memory. Raises: Refused, where PyTorch's metadata and its kernel say
+    different things and the kernel's result does not say all.
+    """
+    sizes, strides = (torch_imported.hints(x) for x in (fake.shape, fake.stride()))
+    told = f"a result is {real.dtype}{list(real.shape)} of {real.stride()}"
+    if real.dtype != fake.dtype or list(real.shape) != sizes:
+        raise Refused(told)
+    result: Any = fake
+    moving = [d for d, n in enumerate(real.shape) if n > 1] if real.numel() else []
+    if any(real.stride(d) != strides[d] for d in moving):
+        if len(moving) != real.dim():
+            raise Refused(told)
+        result = real
+    parts = [fake.dim()] if is_complex(fake) else []
+    if 0 in sizes:
+        return [*range(fake.dim()), *parts]
     order = torch_imported.order_of(result)
     if order is None:
         raise Refused("a result has gaps")
@@ -232,13 +255,3 @@ def _conditions(sizes: Sizes, guard: Any) -> list[Condition]:
 
 def _no_graphs(*_: Any) -> Any:
     raise Refused("it has graphs inside")
-
-
-def _compare(reals: Sequence[torch.Tensor], results: Sequence[torch.Tensor]) -> None:
-    """Raise Refused where PyTorch's kernel and its metadata disagree."""
-    for real, fake in zip(reals, results, strict=True):
-        sizes, strides = (torch_imported.hints(x) for x in (fake.shape, fake.stride()))
-        same = real.dtype == fake.dtype and list(real.shape) == sizes
-        moving = [d for d, n in enumerate(real.shape) if n > 1] if real.numel() else []
-        if not same or any(real.stride(d) != strides[d] for d in moving):
-            raise Refused(f"a result is {real.dtype}{list(real.shape)} of {real.stride()}")

@@ -398,12 +398,13 @@ def add_template(
     numbers: Sequence[int | str],
     orders: Sequence[Sequence[int]],
     complex_results: Sequence[bool],
+    limits: Sequence[tuple[int, float]],
 ) -> int:
     """Keep a program that recorded segments may have in the place of an operator; its number.
 
     conditions: what must hold of sizes: (size, "<=", size). numbers: symbols that are arguments.
     orders: dims of each result, from outermost; complex_results: whether its last dim is the parts
-    of complex numbers. Raises: ValueError, where neither inputs nor numbers show a size, or it has
+    of complex numbers. limits: operands of which no element is above a number. Raises: ValueError, where neither inputs nor numbers show a size, or it has
     call-outs.
     """
     texts = [(str(a), relation, str(b)) for a, relation, b in conditions]
@@ -413,6 +414,7 @@ def add_template(
         [str(n) for n in numbers],
         [list(order) for order in orders],
         list(complex_results),
+        list(limits),
     )
     return number
 
