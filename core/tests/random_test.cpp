@@ -34,23 +34,34 @@ int check_pair(double u_radius, double u_angle, double first, double second, dou
   return 0;
 }
 
-int check_normals() {
+template <class Number>
+Number fraction(std::mt19937& engine) {
+  if constexpr (sizeof(Number) == 4) {
+    return std::ldexp(static_cast<float>(engine() & 0xffffffu), -24);
+  } else {
+    const std::uint64_t upper = engine(), bits = upper << 32 | engine();
+    return std::ldexp(static_cast<double>(bits & ((1ull << 53) - 1)), -53);
+  }
+}
+
+template <class Number>
+int check_normals(double tolerance) {
   for (std::size_t n : {16, 17, 31, 32, 511, 512, 513, 528, 5003}) {
     std::mt19937 engine(static_cast<std::uint32_t>(n));
     MersenneTwister ours = like(engine);
-    std::vector<float> numbers(n + 1, 7), fractions(n);
+    std::vector<Number> numbers(n + 1, 7), fractions(n);
     tilevm::exec::draw_normals(ours, numbers.data(), n);
     CHECK(numbers[n] == 7);
     const auto draw = [&](std::size_t from) {
       for (std::size_t i = from; i < n; ++i) {
-        fractions[i] = std::ldexp(static_cast<float>(engine() & 0xffffffu), -24);
+        fractions[i] = fraction<Number>(engine);
       }
     };
     draw(0);
     const std::size_t whole = n % 16 == 0 ? n : n - 16;
     const auto check = [&](std::size_t i) {
       for (std::size_t j = i; j < i + 8; ++j) {
-        CHECK(check_pair(fractions[j], fractions[j + 8], numbers[j], numbers[j + 8], 4e-6) == 0);
+        CHECK(check_pair(fractions[j], fractions[j + 8], numbers[j], numbers[j + 8], tolerance) == 0);
       }
       return 0;
     };
@@ -79,12 +90,8 @@ int check_pairs() {
   }
   CHECK(spare.has_value() == (numbers.size() % 2 == 1));
   if (spare) numbers.push_back(*spare);
-  const auto fraction = [&] {
-    const std::uint64_t upper = engine(), bits = upper << 32 | engine();
-    return std::ldexp(static_cast<double>(bits & ((1ull << 53) - 1)), -53);
-  };
   for (std::size_t i = 0; i < numbers.size(); i += 2) {
-    const double angle = fraction(), radius = fraction();
+    const double angle = fraction<double>(engine), radius = fraction<double>(engine);
     CHECK(check_pair(radius, angle, numbers[i], numbers[i + 1], 1e-14) == 0);
   }
   const MersenneTwister same = like(engine);
@@ -95,7 +102,8 @@ int check_pairs() {
 }  // namespace
 
 int main() {
-  CHECK(check_normals() == 0);
+  CHECK(check_normals<float>(4e-6) == 0);
+  CHECK(check_normals<double>(1e-14) == 0);
   CHECK(check_pairs() == 0);
   std::mt19937 lengths(1);
   for (std::uint32_t seed : {0u, 1u, 5489u, 0xffffffffu}) {
@@ -113,8 +121,7 @@ int main() {
       std::vector<double> numbers(n + 1, 7);
       ours.draw(numbers.data(), n);
       for (std::size_t i = 0; i < n; ++i) {
-        const std::uint64_t upper = engine(), bits = upper << 32 | engine();
-        CHECK(numbers[i] == std::ldexp(static_cast<double>(bits & ((1ull << 53) - 1)), -53));
+        CHECK(numbers[i] == fraction<double>(engine));
       }
       CHECK(numbers[n] == 7);
     }

@@ -38,6 +38,7 @@ MADE: dict[str, Callable[[Any], Any]] = {
     "randn_like": lambda x: torch.randn_like(x) + torch.randn(3)[:, None, None],
     "normal_": lambda x: torch.empty_like(x).normal_(3, 0.25),
     "normal": lambda x: torch.normal(2.0, 3.0, x.shape) + torch.normal(x, 0.5),
+    "normal_ of float64": lambda x: torch.empty_like(x).double().normal_(3, 0.25),
     "log_normal_": lambda x: torch.empty_like(x).log_normal_(0.5, 0.25),
     "log_normal_ of float64": lambda x: torch.empty_like(x).double().log_normal_(),
     "exponential_": lambda x: torch.empty_like(x).exponential_(2.5),
@@ -201,7 +202,7 @@ def test_other_ways_stay_pytorchs() -> None:
     """Another order of dims, types whose numbers are made otherwise, numbers of two words."""
     functions = {
         "aten.uniform.default": lambda x: torch.empty_like(x).bfloat16().uniform_(),
-        "aten.normal_functional.default": lambda x: torch.empty_like(x).double().normal_(),
+        "aten.normal_functional.default": lambda x: torch.empty_like(x).bfloat16().normal_(),
         "aten.exponential.default": lambda x: torch.empty_like(x).half().exponential_(2.0),
         "aten.rand.default": lambda x: torch.rand(x.shape, dtype=torch.float16),
         "aten.rand_like.default": lambda x: torch.rand_like(x.t()),

@@ -40,6 +40,7 @@ struct Kind {
 constexpr Kind kKinds[] = {{"words", at::kInt},
                            {"fractions", at::kDouble},
                            {"normals", at::kFloat},
+                           {"wide_normals", at::kDouble},
                            {"pairs", at::kDouble}};
 
 const Kind& kind_of(Draws draws) { return kKinds[static_cast<std::size_t>(draws)]; }
@@ -61,6 +62,9 @@ void fill(const at::Tensor& out, Draws draws, at::Generator generator) {
       break;
     case Draws::kNormals:
       exec::draw_normals(twister, out.mutable_data_ptr<float>(), n);
+      break;
+    case Draws::kWideNormals:
+      exec::draw_normals(twister, out.mutable_data_ptr<double>(), n);
       break;
     case Draws::kPairs:
       std::optional<double> spare = own->next_double_normal_sample();
@@ -151,9 +155,10 @@ void choose(Call& c) {  // self, draws, p
   give(c, c.op(Op::lt, {c.value(1), c.value(2)}));
 }
 
+constexpr std::int64_t kFraction = (1 << 24) - 1;  // what float32 takes of a word
+
 // Of float32, from 0 to below 1, of a word.
 Value fraction(Call& c, Value word) {
-  constexpr std::int64_t kFraction = (1 << 24) - 1;
   const Value bits = c.op(Op::bitwise_and, {word, c.trace().number(kFraction)});
   return c.op(Op::mul, {c.trace().cast(bits, DType::kFloat32), c.trace().constant(0x1p-24)});
 }
@@ -232,33 +237,88 @@ bool knows_integers(at::ScalarType self, const double* n) {
   return known && -most <= n[0] && n[0] < n[1] && n[1] <= most && n[1] - n[0] < kMostInAWord;
 }
 
+// ---- One number
+
+double spread_one(double word, const double* n) {
+  const auto from = static_cast<float>(n[0]), to = static_cast<float>(n[1]);
+  const float v = static_cast<float>(static_cast<std::int64_t>(word) & kFraction) * 0x1p-24f;
+  const auto made = static_cast<float>(double{v} * double{to - from} + double{from});
+  return made == to ? from : made;
+}
+
+double divide_one(double word, const double* n) {
+  return n[0] + static_cast<double>(static_cast<std::uint64_t>(word) %
+                                    static_cast<std::uint64_t>(n[1] - n[0]));
+}
+
 constexpr std::size_t kUniform = 1;  // of
 const Distribution kDistributions[] = {
     {"bernoulli_.float", 1,
      [](at::ScalarType self, const double* n) {
        return self == at::kFloat && 0 <= n[0] && n[0] <= 1;
      },
-     Draws::kFractions, choose, {0.3}},
-    {"uniform_", 2, knows_range, Draws::kWords, spread, {0, 1}},
-    {"random_.from", 2, knows_integers, Draws::kWords, divide, {0, 9}},
+     Draws::kFractions, choose, [](double v, const double* n) { return v < n[0] ? 1.0 : 0.0; },
+     {0.3}},
+    {"uniform_", 2, knows_range, Draws::kWords, spread, spread_one, {0, 1}},
+    {"random_.from", 2, knows_integers, Draws::kWords, divide, divide_one, {0, 9}},
     {"normal_", 2,
-     [](at::ScalarType self, const double* n) { return self == at::kFloat && n[1] >= 0; },
-     Draws::kNormals, move, {0, 1}},
+     [](at::ScalarType self, const double* n) { return is_float(self) && n[1] >= 0; },
+     Draws::kNormals, move, [](double v, const double* n) { return v * n[1] + n[0]; }, {0, 1}},
     {"log_normal_", 2,
      [](at::ScalarType self, const double* n) { return is_float(self) && n[1] > 0; },
-     Draws::kPairs, raise, {1, 2}},
+     Draws::kPairs, raise, [](double v, const double* n) { return std::exp(v * n[1] + n[0]); },
+     {1, 2}},
     {"exponential_", 1,
      [](at::ScalarType self, const double* n) {
        return is_float(self) && n[0] > 0 && std::isfinite(n[0]);
      },
-     Draws::kFractions, wait, {1}},
+     Draws::kFractions, wait,
+     [](double v, const double* n) { return -1.0 / n[0] * std::log1p(-v); }, {1}},
     {"cauchy_", 2,
      [](at::ScalarType self, const double* n) { return is_float(self) && n[1] > 0; },
-     Draws::kFractions, turn, {0, 1}},
+     Draws::kFractions, turn,
+     [](double v, const double* n) { return n[0] + n[1] * std::tan(M_PI * (v - 0.5)); }, {0, 1}},
     {"geometric_", 1,
      [](at::ScalarType self, const double* n) { return is_float(self) && 0 < n[0] && n[0] < 1; },
-     Draws::kFractions, count, {0.5}},
+     Draws::kFractions, count,
+     [](double v, const double* n) { return std::ceil(std::log(v) / std::log1p(-n[0])); }, {0.5}},
 };
+
+double draw_one(Draws drawn) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  auto* const own = at::check_generator<at::CPUGeneratorImpl>(generator);
+  if (drawn == Draws::kWords) return own->random();
+  constexpr std::uint64_t kFractions = (1ULL << 53) - 1;
+  const auto fraction = [&] { return static_cast<double>(own->random64() & kFractions) * 0x1p-53; };
+  if (drawn == Draws::kFractions) return fraction();
+  if (const std::optional<double> spare = own->next_double_normal_sample()) {
+    own->set_next_double_normal_sample(std::nullopt);
+    return *spare;
+  }
+  const double angle = 2 * M_PI * fraction(), radius = std::sqrt(-2 * std::log1p(-fraction()));
+  own->set_next_double_normal_sample(radius * std::sin(angle));
+  return radius * std::cos(angle);
+}
+
+// Fills a tensor of one number that nothing recorded knows of: that is quicker than to record it.
+void fill_one(const at::Tensor& self, const Distribution& distribution, Draws drawn,
+              const double* numbers) {
+  const double made = distribution.of(draw_one(drawn), numbers);
+  switch (self.scalar_type()) {
+    case at::kFloat:
+      *self.mutable_data_ptr<float>() = static_cast<float>(made);
+      break;
+    case at::kDouble:
+      *self.mutable_data_ptr<double>() = made;
+      break;
+    case at::kLong:
+      *self.mutable_data_ptr<std::int64_t>() = static_cast<std::int64_t>(made);
+      break;
+    default:
+      *self.mutable_data_ptr<std::int32_t>() = static_cast<std::int32_t>(made);
+  }
+}
 
 }  // namespace
 
@@ -277,12 +337,17 @@ bool record_draw(const Distribution& distribution, torch::jit::Stack& stack) {
   if (!distribution.knows(self.scalar_type(), numbers) || !draws_as_eager(distribution)) {
     return false;
   }
-  const bool few = distribution.draws == Draws::kNormals && self.numel() < 16;
-  const Row row(distribution.build);
-  const bool recorded = record_drawn(self, few ? Draws::kPairs : distribution.draws, row,
-                                     {numbers, distribution.n_numbers});
-  if (recorded) torch::jit::drop(stack, n_args - 1);
-  return recorded;
+  Draws draws = distribution.draws;
+  if (draws == Draws::kNormals && self.scalar_type() == at::kDouble) draws = Draws::kWideNormals;
+  if (distribution.draws == Draws::kNormals && self.numel() < 16) draws = Draws::kPairs;
+  if (is_lone_number(self)) {
+    fill_one(self, distribution, draws, numbers);
+  } else {
+    const Row row(distribution.build);
+    if (!record_drawn(self, draws, row, {numbers, distribution.n_numbers})) return false;
+  }
+  torch::jit::drop(stack, n_args - 1);
+  return true;
 }
 
 
@@ -291,7 +356,8 @@ bool record_chances(torch::jit::Stack& stack) {
   const at::Tensor self = stack[first].toTensor(), p = stack[first + 1].toTensor();
   if (!stack.back().isNone() || self.scalar_type() != at::kFloat ||
       p.scalar_type() != at::kFloat || !is_plain(p) || !p.is_contiguous() ||
-      p.sizes() != self.sizes() || overlaps_in_part(self, p) || !draws_as_eager(kDistributions[kUniform])) {
+      p.sizes() != self.sizes() || overlaps_in_part(self, p) ||
+      !draws_as_eager(kDistributions[kUniform])) {
     return false;
   }
   finish_writes(p, "looked at");
@@ -307,7 +373,7 @@ bool record_chances(torch::jit::Stack& stack) {
   return true;
 }
 
-// draw(out, "words" | "fractions" | "normals" | "pairs")
+// draw(out, kind)
 PyObject* py_draw(PyObject*, PyObject* arguments) {
   PyObject* object;
   const char* name;
@@ -319,7 +385,7 @@ PyObject* py_draw(PyObject*, PyObject* arguments) {
     return nullptr;
   }
   const at::Tensor& out = THPVariable_Unpack(object);
-  auto draws = static_cast<Draws>(kind - kKinds);
+  const auto draws = static_cast<Draws>(kind - kKinds);
   if (!out.device().is_cpu() || !out.is_contiguous() || out.scalar_type() != kind->type) {
     PyErr_Format(PyExc_ValueError, "draw() fills contiguous tensors of %s on the CPU with %s",
                  c10::toString(kind->type), name);
@@ -327,7 +393,8 @@ PyObject* py_draw(PyObject*, PyObject* arguments) {
   }
   return recorded([&]() -> PyObject* {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
-    if (draws != Draws::kNormals || out.numel() >= 16) {
+    const bool many = draws == Draws::kNormals || draws == Draws::kWideNormals;
+    if (!many || out.numel() >= 16) {
       fill(out, draws, generator);
     } else {  // as PyTorch fills short tensors
       const at::Tensor pairs = at::empty(out.sizes(), at::kDouble);

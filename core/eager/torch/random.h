@@ -17,6 +17,7 @@ enum class Draws : std::uint8_t {
   kWords,      // int32
   kFractions,  // float64 from 0 to below 1
   kNormals,    // float32, standard normal, made as PyTorch fills tensors of 16 elements and more
+  kWideNormals,  // the same of float64
   kPairs,      // float64, standard normal, made as PyTorch does one by one
 };
 
@@ -28,6 +29,8 @@ struct Distribution {
   bool (*knows)(at::ScalarType self, const double* numbers);
   Draws draws;
   void (*build)(Call&);           // of `self`, the draws and the numbers
+  // The same of one draw.
+  double (*of)(double draw, const double* numbers);
   std::array<double, 2> numbers;  // some that PyTorch takes
   mutable std::once_flag asked{};
   mutable bool as_eager = false;

@@ -459,8 +459,8 @@ PyMethodDef methods[] = {
     {"flush", py_flush, METH_NOARGS, "Run what this thread has recorded."},
     {"draw", py_draw, METH_VARARGS,
      "draw(tensor, kind): fill it by PyTorch's default generator of the CPU: words of int32, "
-     "fractions of float64 from 0 to below 1, normals of float32 or, as PyTorch draws them one by "
-     "one, pairs of float64."},
+     "fractions of float64 from 0 to below 1, normals of float32, wide_normals of float64 or, as "
+     "PyTorch draws them one by one, pairs of float64."},
     {"draws_as_eager", py_draws_as_eager, METH_VARARGS,
      "draws_as_eager(name): whether PyTorch draws for its operator of that name as draw() does."},
     {nullptr, nullptr, 0, nullptr}};

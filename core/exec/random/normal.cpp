@@ -39,6 +39,22 @@ void make_normals(const std::uint32_t* words, float* out, std::size_t n) {
   }
 }
 
+// In place, of eight fractions for radii and eight for angles each.
+void make_wide_normals(double* numbers, std::size_t n) {
+  namespace f64 = math::float64::HWY_NAMESPACE;
+  const f64::D d;
+  static_assert(hn::MaxLanes(f64::D()) <= 8);
+  for (std::size_t i = 0; i < n; i += 16) {
+    for (std::size_t j = i; j < i + 8; j += hn::Lanes(d)) {
+      const f64::V u = hn::Sub(hn::Set(d, 1.0), hn::LoadU(d, numbers + j));  // above 0
+      const f64::V radius = hn::Sqrt(hn::Mul(hn::Set(d, -2.0), f64::log(u)));
+      const f64::V angle = hn::Mul(hn::Set(d, 0x1.921fb54442d18p+2), hn::LoadU(d, numbers + j + 8));
+      hn::StoreU(hn::Mul(radius, f64::cos(angle)), d, numbers + j);
+      hn::StoreU(hn::Mul(radius, f64::sin(angle)), d, numbers + j + 8);
+    }
+  }
+}
+
 // In place, of pairs of fractions: for an angle, and for a radius. n is even, and there is room for
 // a vector's pairs.
 void make_normal_pairs(double* numbers, std::size_t n) {
@@ -63,6 +79,7 @@ HWY_AFTER_NAMESPACE();
 namespace tilevm::exec {
 
 HWY_EXPORT(make_normals);
+HWY_EXPORT(make_wide_normals);
 HWY_EXPORT(make_normal_pairs);
 
 void draw_normals(MersenneTwister& twister, float* out, std::size_t n) {
@@ -78,6 +95,15 @@ void draw_normals(MersenneTwister& twister, float* out, std::size_t n) {
   if (rest == 0) return;
   twister.draw(words.data(), rest);
   draw(out + n - 16, 16);
+}
+
+void draw_normals(MersenneTwister& twister, double* out, std::size_t n) {
+  const std::size_t rest = n % 16;
+  twister.draw(out, n);
+  HWY_DYNAMIC_DISPATCH(make_wide_normals)(out, n - rest);
+  if (rest == 0) return;
+  twister.draw(out + n - 16, 16);
+  HWY_DYNAMIC_DISPATCH(make_wide_normals)(out + n - 16, 16);
 }
 
 void draw_normals(MersenneTwister& twister, std::optional<double>& spare, double* out,

@@ -11,9 +11,10 @@
 
 namespace tilevm::exec {
 
-// Of a word each, sixteen at a time; at least sixteen. If n is no multiple, the last sixteen are
-// drawn anew, as PyTorch does.
+// Of a word each, or two of float64, sixteen at a time; at least sixteen. If n is no multiple, the
+// last sixteen are drawn anew, as PyTorch does.
 void draw_normals(MersenneTwister& twister, float* out, std::size_t n);
+void draw_normals(MersenneTwister& twister, double* out, std::size_t n);
 
 // Of two words each, two at a time. `spare` is the second of two that is still to be given out.
 void draw_normals(MersenneTwister& twister, std::optional<double>& spare, double* out,

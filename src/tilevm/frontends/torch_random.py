@@ -49,6 +49,7 @@ class _Kind(NamedTuple):
 _WORDS = _Kind("words", torch.int32)
 _FRACTIONS = _Kind("fractions", torch.float64)  # from 0 to below 1
 _NORMALS = _Kind("normals", torch.float32)
+_WIDE_NORMALS = _Kind("wide_normals", torch.float64)
 _PAIRS = _Kind("pairs", torch.float64)  # normal, as PyTorch makes them one by one
 
 
@@ -65,7 +66,7 @@ def _define(kind: _Kind) -> None:
     torch_callouts.FAST[f"tilevm.{kind.operator}.default"] = draw
 
 
-for _kind in (_WORDS, _FRACTIONS, _NORMALS, _PAIRS):
+for _kind in (_WORDS, _FRACTIONS, _NORMALS, _WIDE_NORMALS, _PAIRS):
     _define(_kind)
 
 
@@ -155,12 +156,13 @@ def _scaled(b: Importer, value: int, scale: float, shift: float) -> int:
 
 
 def _normals(b: Importer, out: torch.Tensor, mean: Any, deviation: Any) -> int:
-    if out.dtype is not torch.float32:
+    kind = {torch.float32: _NORMALS, torch.float64: _WIDE_NORMALS}.get(out.dtype)
+    if kind is None:
         raise Unsupported(f"random numbers of {str(out.dtype)[6:]}")
     mean, deviation = constant(mean), constant(deviation)
     if not deviation >= 0:
         raise Unsupported("a deviation below 0")  # PyTorch says what is wrong
-    return _scaled(b, _drawn(b, _sizes(out), _NORMALS, "normal_"), deviation, mean)
+    return _scaled(b, _drawn(b, _sizes(out), kind, "normal_"), deviation, mean)
 
 
 @row("randn", "randn_like")

@@ -133,7 +133,11 @@ def _replaced(arguments: Any, tensors: Iterator[Any], numbers: Iterator[Any]) ->
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:
-    """A tensor that lies in memory as `x`, which may wait to be filled. Zeros: valid indices."""
+    """A tensor that lies in memory as `x`, which may wait to be filled. Zeros: valid indices.
+    Complex ones have no gaps: their parts are another view.
+    """
+    if x.is_complex():
+        return torch.zeros_like(x, requires_grad=False)
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_()
 
 
