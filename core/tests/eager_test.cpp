@@ -246,9 +246,10 @@ void templates() {
 }
 
 // What is no template: a call-out, a size that nothing shows, too few orders, parts of complex
-// numbers that are not two.
+// numbers that are not two, a limit of an operand that it has not.
 void no_templates() {
-  const auto is_refused = [](auto&& change, std::size_t orders, bool complex = false) {
+  const auto is_refused = [](auto&& change, std::size_t orders, bool complex = false,
+                             std::vector<eager::Limit> limits = {}) {
     Program p;
     Type type{DType::kFloat32, false, {}};
     type.shape.push(p.sizes.symbol("n"));
@@ -258,7 +259,7 @@ void no_templates() {
     try {
       const eager::Template made(std::move(p), {}, {},
                                  std::vector<std::vector<std::int32_t>>(orders, {0}),
-                                 std::vector<bool>(orders, complex));
+                                 std::vector<bool>(orders, complex), limits);
     } catch (const std::invalid_argument&) {
       return true;
     }
@@ -267,6 +268,10 @@ void no_templates() {
   check(!is_refused([](Program&, ValueId&) {}, 1), "an operator that does nothing");
   check(is_refused([](Program&, ValueId&) {}, 0), "no order of a result");
   check(is_refused([](Program&, ValueId&) {}, 1, /*complex=*/true), "n parts of a complex number");
+  for (const std::int32_t operand : {-1, 0, 1}) {
+    check(is_refused([](Program&, ValueId&) {}, 1, false, {{operand, 32.0}}) == (operand != 0),
+          "a limit of an operand");
+  }
   const auto two = [](Program& p, ValueId& v) {
     v = p.add(Op::full, {}, {Attr::of_sizes({p.sizes.constant(2)}), Attr::of_number(0),
                              Attr::of_dtype(DType::kFloat32)});

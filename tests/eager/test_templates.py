@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from tests.eager import compare  # noqa: E402
-from tests.eager.compare import agree, tensors_in  # noqa: E402
+from tests.eager.compare import agree, filled, recorded, tensors_in  # noqa: E402
 
 import tilevm  # noqa: E402
 from tilevm.frontends import torch_templates  # noqa: E402
@@ -287,3 +287,40 @@ def test_explain_names_what_stays() -> None:
     shown = str(tilevm.explain(function)(torch.randn(3, 3)))
     assert "linalg_det" in shown
     assert "sinh" not in shown
+
+
+def test_operands_with_gaps() -> None:
+    """Elements lie where they do, whatever is between."""
+    wide = torch.randn(6, 9, 11)
+    parts = wide[:, 1:6, ::2], wide[::2, :, 3:].transpose(0, 2), wide[:4, 2:7, 5]
+    for part in parts:
+        agree(lambda x: (x.cummax(0).values, torch.hypot(x, x + 1), x.flip(0)), part)
+    line = torch.arange(40.0)[::2]
+    agree(lambda x: torch.searchsorted(x, 7.5), line)
+    spectrum = torch.view_as_complex(torch.randn(5, 6, 7, 2))[:, :3, :5]
+    agree(lambda x: torch.fft.irfft2(x, (3, 8)), spectrum, exact=False)
+
+
+def test_limits_of_elements() -> None:
+    """Of a degree above what a program has steps for, PyTorch computes it."""
+    function = torch.special.chebyshev_polynomial_t
+    x = torch.linspace(-1, 1, 9)
+    degrees = torch.arange(9.0)
+    agree(function, x, degrees, exact=False)
+    with tilevm.fuse():
+        y = function(x, degrees)
+        recorded(y)
+        filled(function(x, degrees * 10), function(x, degrees + x * 0 + torch.ones(()) * 40))
+    agree(lambda x, n: function(x, n * 2), x, degrees, exact=False)
+    agree(function, x, torch.full((9,), float("nan")), exact=False)
+
+
+def test_strides_of_convolutions_are_no_sizes() -> None:
+    """Though they are as large as some: another size asks for no other program."""
+    for rows in (9, 12, 15):
+        agree(
+            lambda x: F.conv3d(x, torch.ones(3, 1, 3, 1, 2), stride=(2, 1, 2), groups=3),
+            torch.randn(rows - 6, 3, rows, 2, 6),
+            exact=False,
+        )
+        agree(lambda x: F.adaptive_avg_pool3d(x, (3, 2, 4)), torch.randn(3, rows, 5, 6), exact=False)
