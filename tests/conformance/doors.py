@@ -70,12 +70,12 @@ class Door:
                     made = [x for x in tensors_in(result) if id(x) not in known]
                     there = [x for x in made if not pending(x) and x.numel()]
                     ran, _ = runtime.watched_so_far()
-                    drew = not torch.equal(torch.get_rng_state(), generator)
             finally:
                 _, eager = runtime.watched_segments(assembly=False)
             # Views of arguments and tensors without elements are nothing to compute. In the block,
             # who asks for memory has it filled; what is there since a long segment had to end was
             # recorded. Single numbers are drawn at once, by PyTorch's operators or ours.
+            drew = not torch.equal(torch.get_rng_state(), generator)
             views = {_memory(x) for x in there} <= {_memory(x) for x in inputs}
             self._eager |= {name.removeprefix("aten::") for name in eager}
             if not (views or ran or eager or drew):

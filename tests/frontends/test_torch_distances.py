@@ -104,3 +104,54 @@ def test_places_of_adaptive_maxima(rank: int, size: int) -> None:
     expected = pool(x, size, return_indices=True)
     torch.testing.assert_close(found, expected, equal_nan=True)
     assert not called_out()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_gradients_behind_autograd(p: float) -> None:
+    """`torch.compile` hands over gradients as operators of their own; rows that are equal too."""
+    torch._dynamo.reset()
+
+    def cdist(x: Any, y: Any) -> Any:
+        return torch.cdist(x, y, p)
+
+    def pdist(x: Any, y: Any) -> Any:
+        return F.pdist(x, p) + y.sum()
+
+    for function in (cdist, pdist):
+        compiled = torch.compile(function, backend="tilevm", dynamic=True)
+        tilevm.stats.reset()
+        for rows in (4, 7, 2):
+            x = torch.randn(rows, 3)
+            x[1] = x[0]
+            y = torch.cat([torch.randn(5, 3), x[:1]])
+            x.requires_grad_()
+            y.requires_grad_()
+            weight = torch.randn(function(x, y).shape)
+            found, expected = (
+                torch.autograd.grad((run(x, y) * weight).sum(), (x, y))
+                for run in (compiled, function)
+            )
+            torch.testing.assert_close(found, expected)
+        assert not tilevm.stats()["callouts"]
+
+
+def test_multilabel_margin_loss_in_blocks() -> None:
+    x, target = torch.randn(4, 6), torch.tensor([[1, 3, -1, 2, 0, 0]]).expand(4, 6).contiguous()
+    with tilevm.config.patch(templates=1), tilevm.fuse():
+        loss = F.multilabel_margin_loss(x * 2, target)
+        parts = torch.ops.aten.multilabel_margin_loss_forward(x, target, 0)
+    torch.testing.assert_close(loss, F.multilabel_margin_loss(x * 2, target))
+    torch.testing.assert_close(parts, torch.ops.aten.multilabel_margin_loss_forward(x, target, 0))
+
+
+def test_bilinear() -> None:
+    def function(x: Any, y: Any, w: Any) -> Any:
+        return F.bilinear(x, y, w, w[:, 0, 0])
+
+    w = torch.randn(6, 5, 7, requires_grad=True)
+    for sizes in ((4,), (2, 3), ()):
+        x, y = (torch.randn(*sizes, n, requires_grad=True) for n in (5, 7))
+        expected = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
+        with tilevm.config.patch(templates=1), tilevm.fuse():
+            found = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -115,6 +115,74 @@ def _pdist(b: Importer, out: Any, x: Tensor, p: Any) -> int:
     return _apart(b, out, one_row, other, x, p, width)
 
 
+def _gradient(b: Importer, grad: int, apart: int, distance: int, p: float, dtype: Any) -> int:
+    """Of what rows differ by, `apart`; the other two are 1 along its last axis. As PyTorch, 0 where
+    the distance is, or what it rounds to.
+    """
+    if p == 0:
+        return b.add("mul", apart, b.number(0.0))
+    zero = b.cast(b.number(0.0), dtype)
+    size, sign = b.add("abs", apart), b.add("sign", apart)
+    if p == 1:
+        return b.add("mul", sign, grad)
+    if p == math.inf:
+        largest = b.add("eq", size, distance)
+        return b.add("where", largest, b.add("mul", sign, grad), zero)
+    nothing = b.add("eq", distance, zero)
+    if p == 2:
+        value = b.add("div", b.add("mul", grad, apart), distance)
+    else:
+        if p < 1:
+            nothing = b.add("logical_or", nothing, b.add("eq", apart, zero))
+        power = b.add("pow", size, b.number(p - 1))
+        value = b.add("mul", b.add("mul", sign, power), grad)
+        value = b.add("div", value, b.add("pow", distance, b.number(p - 1)))
+    return b.add("where", nothing, zero, value)
+
+
+@row("_cdist_backward")
+def _cdist_backward(
+    b: Importer, out: Any, grad: Tensor, x: Tensor, y: Tensor, p: Any, distance: Tensor
+) -> int:
+    p, rank = constant(p), x.rank
+    same = rank == y.rank and b.shape(x.shape[:-2]) == b.shape(y.shape[:-2])
+    if not same or x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported("other sizes of batches, or dtypes")
+    one = b.add("unsqueeze", x.id, axis=rank - 1)
+    other = b.add("unsqueeze", y.id, axis=rank - 2)
+    given, between = (b.add("unsqueeze", t.id, axis=rank) for t in (grad, distance))
+    value = _gradient(b, given, b.add("sub", one, other), between, p, x.dtype)
+    return b.add("sum", value, axes=[rank - 1], keepdims=False)
+
+
+@row("_pdist_backward")
+def _pdist_backward(
+    b: Importer, out: Any, grad: Tensor, x: Tensor, p: Any, distance: Tensor
+) -> int:
+    """Each row against all others, by where their pair is."""
+    p, rows = constant(p), x.shape[0]
+    if is_number(rows) and rows < 2:
+        return filled(b, 0, x.dtype, out.shape)
+    b.at_least(rows, 2)
+    place = b.add("iota", size=b.size(rows))
+    i, j = b.add("unsqueeze", place, axis=1), b.add("unsqueeze", place, axis=0)
+    first, last = b.add("minimum", i, j), b.add("maximum", i, j)
+    # Pairs whose first row comes before: that many, less what is half of a product.
+    whole = b.add("mul", first, b.add("sub", b.number(2 * rows - 3), first))
+    whole = b.add("floor_div", whole, b.number(2))
+    at = b.add("sub", b.add("add", whole, last), b.number(1))
+    own = b.add("eq", i, j)
+    at = b.add("where", own, b.cast(b.number(0), torch.int64), at)
+    given, between = (
+        b.add("unsqueeze", b.add("take", t.id, at, axis=0), axis=2) for t in (grad, distance)
+    )
+    apart = b.add("sub", b.add("unsqueeze", x.id, axis=1), b.add("unsqueeze", x.id, axis=0))
+    value = _gradient(b, given, apart, between, p, x.dtype)
+    zero = b.cast(b.number(0.0), x.dtype)
+    value = b.add("where", b.add("unsqueeze", own, axis=2), zero, value)
+    return b.add("sum", value, axes=[1], keepdims=False)
+
+
 _MOST_CLASSES = 64  # each is compared with each
 _NONE, _AVERAGE = 0, 1  # of a loss's `reduction`
 

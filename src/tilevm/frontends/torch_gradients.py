@@ -21,6 +21,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
             _aten.gelu_backward,
             _aten.native_layer_norm_backward,
             _aten._native_batch_norm_legit_functional,
+            _aten.batch_norm_backward,
             _aten.native_batch_norm_backward,
             _aten._softmax_backward_data,
             _aten._log_softmax_backward_data,
