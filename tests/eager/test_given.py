@@ -49,7 +49,7 @@ def test_given_is_recorded() -> None:
 
 def test_errors_of_what_is_given() -> None:
     x = torch.randn(6)
-    wrong = (
+    wrong: tuple[Function, ...] = (
         lambda: torch.add(x, 1, out=torch.empty(6, dtype=torch.int64)),
         lambda: torch.neg(x[1:], out=x[:-1]),
         lambda: torch.add(x, 1, out=torch.empty(1).expand(6)),
@@ -76,9 +76,8 @@ def test_single_numbers(number: float, dtype: Any) -> None:
         copied = x.clone(), x[None, None].clone(), x.to(dtype), x.to(dtype).clone(), x.double()
         return *copied, x.clone() + 1, x.to(dtype) * 2, torch.scalar_tensor(3.0, dtype=dtype)
 
-    if number != number or abs(number) > 100:  # what integers have no number for is anything
-        if not dtype.is_floating_point:
-            return
+    if not dtype.is_floating_point and not abs(number) <= 100:
+        return  # which integers have no number for
     agree(function, torch.tensor(number))
 
 

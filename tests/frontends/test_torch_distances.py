@@ -135,6 +135,19 @@ def test_gradients_behind_autograd(p: float) -> None:
         assert not tilevm.stats()["callouts"]
 
 
+def test_gradients_of_batches_that_are_broadcast() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(torch.cdist, backend="tilevm", dynamic=True)
+    x = torch.randn(1, 4, 3, requires_grad=True)
+    y = torch.randn(2, 5, 6, 3, requires_grad=True)
+    tilevm.stats.reset()
+    found, expected = (
+        torch.autograd.grad(run(x, y).square().sum(), (x, y)) for run in (compiled, torch.cdist)
+    )
+    torch.testing.assert_close(found, expected)
+    assert not tilevm.stats()["callouts"]
+
+
 def test_multilabel_margin_loss_in_blocks() -> None:
     x, target = torch.randn(4, 6), torch.tensor([[1, 3, -1, 2, 0, 0]]).expand(4, 6).contiguous()
     with tilevm.config.patch(templates=1), tilevm.fuse():

@@ -144,15 +144,14 @@ def _gradient(b: Importer, grad: int, apart: int, distance: int, p: float, dtype
 def _cdist_backward(
     b: Importer, out: Any, grad: Tensor, x: Tensor, y: Tensor, p: Any, distance: Tensor
 ) -> int:
-    p, rank = constant(p), x.rank
-    same = rank == y.rank and b.shape(x.shape[:-2]) == b.shape(y.shape[:-2])
-    if not same or x.dtype not in (torch.float32, torch.float64):
-        raise Unsupported("other sizes of batches, or dtypes")
-    one = b.add("unsqueeze", x.id, axis=rank - 1)
-    other = b.add("unsqueeze", y.id, axis=rank - 2)
-    given, between = (b.add("unsqueeze", t.id, axis=rank) for t in (grad, distance))
-    value = _gradient(b, given, b.add("sub", one, other), between, p, x.dtype)
-    return b.add("sum", value, axes=[rank - 1], keepdims=False)
+    """Of the batches that both make together."""
+    if x.dtype not in (torch.float32, torch.float64):
+        raise Unsupported(f"gradients of {str(x.dtype)[6:]}")
+    one = b.add("unsqueeze", x.id, axis=x.rank - 1)
+    other = b.add("unsqueeze", y.id, axis=y.rank - 2)
+    given, between = (b.add("unsqueeze", t.id, axis=grad.rank) for t in (grad, distance))
+    value = _gradient(b, given, b.add("sub", one, other), between, constant(p), x.dtype)
+    return b.add("sum", value, axes=[grad.rank - 1], keepdims=False)
 
 
 @row("_pdist_backward")
@@ -162,7 +161,8 @@ def _pdist_backward(
     """Each row against all others, by where their pair is."""
     p, rows = constant(p), x.shape[0]
     if is_number(rows) and rows < 2:
-        return filled(b, 0, x.dtype, out.shape)
+        nothing: int = filled(b, 0, x.dtype, out.shape)
+        return nothing
     b.at_least(rows, 2)
     place = b.add("iota", size=b.size(rows))
     i, j = b.add("unsqueeze", place, axis=1), b.add("unsqueeze", place, axis=0)
@@ -191,7 +191,8 @@ _NONE, _AVERAGE = 0, 1  # of a loss's `reduction`
 def _multilabel_margin_loss(
     b: Importer, out: Any, x: Tensor, target: Tensor, reduction: int
 ) -> int:
-    return _multilabel_margin_loss_forward(b, out, x, target, reduction)[0]
+    loss: int = _multilabel_margin_loss_forward(b, out, x, target, reduction)[0]
+    return loss
 
 
 @row("multilabel_margin_loss_forward")

@@ -404,8 +404,8 @@ def add_template(
 
     conditions: what must hold of sizes: (size, "<=", size). numbers: symbols that are arguments.
     orders: dims of each result, from outermost; complex_results: whether its last dim is the parts
-    of complex numbers. limits: operands of which no element is above a number. Raises: ValueError, where neither inputs nor numbers show a size, or it has
-    call-outs.
+    of complex numbers. limits: operands of which no element is above a number. Raises: ValueError,
+    where neither inputs nor numbers show a size, or it has call-outs.
     """
     texts = [(str(a), relation, str(b)) for a, relation, b in conditions]
     number: int = _core.add_template(
