@@ -251,7 +251,7 @@ double divide_one(double word, const double* n) {
                                     static_cast<std::uint64_t>(n[1] - n[0]));
 }
 
-constexpr std::size_t kUniform = 1;  // of
+constexpr std::size_t kUniform = 1;  // of these
 const Distribution kDistributions[] = {
     {"bernoulli_.float", 1,
      [](at::ScalarType self, const double* n) {
@@ -349,7 +349,6 @@ bool record_draw(const Distribution& distribution, torch::jit::Stack& stack) {
   torch::jit::drop(stack, n_args - 1);
   return true;
 }
-
 
 bool record_chances(torch::jit::Stack& stack) {
   const std::size_t first = stack.size() - 3;
