@@ -7,6 +7,11 @@
 #include <atomic>
 #include <cstring>
 
+#if defined(__SANITIZE_THREAD__)
+extern "C" void __tsan_acquire(void* address);
+extern "C" void __tsan_release(void* address);
+#endif
+
 namespace tilevm::exec {
 namespace {
 
@@ -60,6 +65,25 @@ const Runtime* runtime() {
   return &storage[slot];
 }
 
+// A team's threads begin and end by futexes of libgomp, which ThreadSanitizer does not see: it is
+// told that what a thread did before one is done when another is behind the other.
+void hand_over([[maybe_unused]] void* job) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_release(job);
+#endif
+}
+void take_over([[maybe_unused]] void* job) {
+#if defined(__SANITIZE_THREAD__)
+  __tsan_acquire(job);
+#endif
+}
+
+void run_team(const Runtime& runtime, void (*member)(void*), void* job, int n) {
+  hand_over(job);
+  runtime.parallel(member, job, static_cast<unsigned>(n), 0);
+  take_over(job);
+}
+
 struct Job {
   void (*work)(void*, int);
   void* data;
@@ -68,9 +92,11 @@ struct Job {
 };
 
 void member(void* argument) {
+  take_over(argument);
   const auto* job = static_cast<const Job*>(argument);
   const int team = job->runtime->size();  // may be smaller than asked for
   for (int i = job->runtime->thread(); i < job->n; i += team) job->work(job->data, i);
+  hand_over(argument);
 }
 
 constexpr int kMostShares = 64;
@@ -87,6 +113,7 @@ struct Shares {
 };
 
 void sharing_member(void* argument) {
+  take_over(argument);
   auto* shares = static_cast<Shares*>(argument);
   const int own = shares->runtime->thread();
   for (int k = 0; k < shares->n; ++k) {
@@ -95,6 +122,7 @@ void sharing_member(void* argument) {
     for (int i = next++; i < shares->each; i = next++)
       shares->work(shares->data, t * shares->each + i);
   }
+  hand_over(argument);
 }
 
 }  // namespace
@@ -111,10 +139,10 @@ void parallel(int n, int each, void (*work)(void*, int), void* data) noexcept {
     for (int i = 0; i < n * each; ++i) work(data, i);
   } else if (each == 1 || n > kMostShares) {
     Job job{work, data, n * each, r};
-    r->parallel(member, &job, static_cast<unsigned>(n), 0);
+    run_team(*r, member, &job, n);
   } else {
     Shares shares{work, data, n, each, r, {}};
-    r->parallel(sharing_member, &shares, static_cast<unsigned>(n), 0);
+    run_team(*r, sharing_member, &shares, n);
   }
 }
 
