@@ -148,7 +148,8 @@ function findings() {
   const stored = data.decisions.filter((d) => d.reader);
   const reasons = [...grouped(stored, (d) => d.reason)].sort((a, b) => b[1].length - a[1].length);
   if (stored.length)
-    add(false, `${count(new Set(stored.map((d) => d.value)).size, "value is", "values are")} stored because operators cannot share a kernel, mostly: `,
+    add(false, `${count(new Set(stored.map((d) => d.value)).size, "value is", "values are")} stored between kernels, ` +
+      `for ${count(stored.length, "reader")}, of which so many for these reasons: `,
       reasons.slice(0, 3).map(([reason, rows], i) => `${i ? "; " : ""}${reason} (${rows.length})`), ". ",
       el("a", { href: "#decisions" }, "All of them"), ".");
   if (!given.call_outs.length) add(false, given.segments
@@ -233,10 +234,14 @@ function variant(made) {
 
 function kernelDetails(kernel) {
   const step = kernel.step === null ? null : data.steps[kernel.step];
-  const cost = step && step.ns !== null ? `, step ${step.index}, ${time(step.ns)}` : "";
+  const ran = kernel.variants.length > 0;
+  const cost = ran && step && step.ns !== null ? `, step ${step.index}, ${time(step.ns)}` : "";
   const summary = el("summary", { "data-kernel": kernel.index }, el("span", { class: "chip kernel",
     style: hue(kernel.index) }, `${kernel.index} ${kernel.name}`),
-    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : "a copy"} over [${kernel.axes.join(", ")}]${cost}`);
+    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : ran ? "a copy" : "a copy that this call did not need,"} over [${kernel.axes.join(", ")}]${cost}`);
+  // What reaches it by way of the products of its step.
+  const factors = step && step.kind === "chain" ? data.decisions.filter((d) => d.reader && d.maker &&
+    d.reader.step === step.index && d.reader.kernel < 0 && d.maker.step !== step.index) : [];
   const details = el("details", { class: "kernel", id: `kernel-${kernel.index}`, style: hue(kernel.index) }, summary);
   return filled(details, () => [
     el("p", { class: "soft" }, kernel.lines.join(", ")),
@@ -244,10 +249,13 @@ function kernelDetails(kernel) {
     el("h3", {}, "Why it is separate"),
     step && step.kind === "chain" && step.ways.length ? el("p", {}, `It runs with ${count(step.ways.length, "matrix product")} ` +
       `in step ${step.index}, some rows at a time: what passes between them stays in the cache.`) : null,
+    factors.length ? el("ul", { class: "why" }, factors.map((d) => el("li", {}, "its products read ",
+      el("code", {}, `%${d.value}: ${d.type}`), ", from ", place(d.maker), ": ", el("b", {}, d.reason),
+      d.fact ? [" - ", el("code", {}, d.fact)] : null, "."))) : null,
     kernel.why_separate.length ? el("ul", { class: "why" }, kernel.why_separate.map(border))
-      : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
+      : factors.length ? null : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
         : "It makes a copy, for a step of the host or where a layout asks for it."),
-    step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index} takes ` +
+    ran && step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index} takes ` +
       `${time(step.ns)}; ${limitWords(step)}. It reads ${bytes(step.read_bytes)} and writes ` +
       `${bytes(step.written_bytes)}.`)] : null,
     el("h3", {}, "Code"),
