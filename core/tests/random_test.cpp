@@ -61,7 +61,9 @@ int check_normals(double tolerance) {
     const std::size_t whole = n % 16 == 0 ? n : n - 16;
     const auto check = [&](std::size_t i) {
       for (std::size_t j = i; j < i + 8; ++j) {
-        CHECK(check_pair(fractions[j], fractions[j + 8], numbers[j], numbers[j + 8], tolerance) == 0);
+        const int wrong =
+            check_pair(fractions[j], fractions[j + 8], numbers[j], numbers[j + 8], tolerance);
+        CHECK(wrong == 0);
       }
       return 0;
     };

@@ -19,7 +19,7 @@ inline constexpr c10::DispatchKey kKey = c10::DispatchKey::Fake;
 
 // A tensor like any other: dense on the CPU, of no subclass, under no transform.
 bool is_plain(const at::TensorBase& t);
-// The same but for a bit that says that its complex numbers are to be conjugated when they are read.
+// The same but for a bit that says that its complex numbers are conjugated when they are read.
 bool is_plain_but_conjugated(const at::TensorBase& t);
 
 struct Operand {

@@ -452,7 +452,8 @@ PyMethodDef methods[] = {
     {"end_templates", py_end_templates, METH_NOARGS, "Ask for no templates any more."},
     {"switch", py_switch, METH_O, "switch(on): record in this thread or not; returns what was."},
     {"active", py_active, METH_NOARGS, "Whether this thread records."},
-    {"pending", py_pending, METH_O, "pending(tensor): whether it waits to be filled, or its memory to be written."},
+    {"pending", py_pending, METH_O,
+     "pending(tensor): whether it waits to be filled, or its memory to be written."},
     {"end_block", py_end_block, METH_O,
      "end_block(quietly): run what this thread has recorded; quietly: errors wait until somebody "
      "looks."},

@@ -22,8 +22,8 @@ constexpr std::size_t kMostOperands = 32;  // tensors
 // Integers that operators take for sizes and that are no tensor's: smaller ones are paddings,
 // strides and the like, few of which there are.
 constexpr std::int64_t kLeastSize = 9;
-// Complex numbers of a tensor. Kernels take their parts to vectors of their own and back, 3 ns where
-// PyTorch's need 1.4 an operator (AVX2): what is recorded gains by calls, not by numbers.
+// Complex numbers of a tensor. Kernels take their parts to vectors of their own and back, 3 ns
+// where PyTorch's need 1.4 an operator (AVX2): what is recorded gains by calls, not by numbers.
 constexpr std::int64_t kMostComplex = 4096;
 
 // What a kind of call is: dtypes, ranks, layouts, which sizes are 0, 1 or equal; other arguments.
