@@ -275,7 +275,7 @@ class Given final : public c10::OperatorKernel {
       plain_.redispatchBoxed(keys & kBelow.add(kKey), &given);
       const at::Tensor made = given.back().toTensor();
       if (made.sizes() == out.sizes() && made.scalar_type() == out.scalar_type()) {
-        out.copy_(made);
+        if (!assigned(out, made)) out.copy_(made);
         torch::jit::drop(*stack, n_args);
         stack->emplace_back(out);
         return;
@@ -285,6 +285,22 @@ class Given final : public c10::OperatorKernel {
   }
 
  private:
+  // As copy_() would record it, without its way through the dispatcher.
+  static bool assigned(const at::Tensor& out, const at::Tensor& made) {
+    LazyImpl* const z = lazy(made);
+    if (z == nullptr) return false;
+    Recording& mine = Recording::mine();
+    const std::lock_guard lock(mine.mutex);
+    const LazyStorage* const storage = z->pending();
+    if (storage == nullptr || &storage->recording() != &mine) return false;
+    const Value value = z->value();
+    try {
+      return value != kNoValue && assign(mine, out, value);
+    } catch (const Unrecorded&) {
+      return false;
+    }
+  }
+
   Writing writing_;
   OperatorHandle plain_;
 };
