@@ -26,6 +26,7 @@ GIVEN: dict[str, Function] = {
     "maximum of rows": lambda x, out: torch.amax(x, 1, out=out[:, 0]),
     "other sizes": lambda x, out: torch.add(x, 1, out=torch.empty(2)),
     "another dtype": lambda x, out: torch.add(x, 1, out=out.double()),
+    "complex": lambda x, out: torch.mul(x + 0j, 2, out=out + 0j),
     "overlapping in part": lambda x, out: torch.neg(x.flatten()[1:], out=x.flatten()[:-1] * 1),
 }
 

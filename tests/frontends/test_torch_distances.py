@@ -155,16 +155,3 @@ def test_multilabel_margin_loss_in_blocks() -> None:
         parts = torch.ops.aten.multilabel_margin_loss_forward(x, target, 0)
     torch.testing.assert_close(loss, F.multilabel_margin_loss(x * 2, target))
     torch.testing.assert_close(parts, torch.ops.aten.multilabel_margin_loss_forward(x, target, 0))
-
-
-def test_bilinear() -> None:
-    def function(x: Any, y: Any, w: Any) -> Any:
-        return F.bilinear(x, y, w, w[:, 0, 0])
-
-    w = torch.randn(6, 5, 7, requires_grad=True)
-    for sizes in ((4,), (2, 3), ()):
-        x, y = (torch.randn(*sizes, n, requires_grad=True) for n in (5, 7))
-        expected = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
-        with tilevm.config.patch(templates=1), tilevm.fuse():
-            found = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

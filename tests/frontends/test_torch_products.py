@@ -585,3 +585,16 @@ def test_cross(dtype: Any, one: Any, other: Any, dim: int) -> None:
     assert found.stride() == exact.stride()
     torch.testing.assert_close(found, exact)
     assert not tilevm.stats()["callouts"]
+
+
+def test_bilinear() -> None:
+    def function(x: Any, y: Any, w: Any) -> Any:
+        return F.bilinear(x, y, w, w[:, 0, 0])
+
+    w = torch.randn(6, 5, 7, requires_grad=True)
+    for sizes in ((4,), (2, 3), ()):
+        x, y = (torch.randn(*sizes, n, requires_grad=True) for n in (5, 7))
+        expected = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
+        with tilevm.config.patch(templates=1), tilevm.fuse():
+            found = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -5,7 +5,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 #include "eager/torch/call.h"
 #include "eager/torch/random.h"
@@ -139,15 +138,19 @@ inline void Recorded::settle(const Stack& stack, std::size_t from_end) {
   });
 }
 
+// What writes to its first argument, and was not recorded.
+inline void write_eagerly(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
+  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
+  run_eagerly(op, keys, stack);
+}
+
 // Fills tensors with random numbers.
 class Drawn final : public c10::OperatorKernel {
  public:
   explicit Drawn(const Distribution* distribution) : distribution_(*distribution) {}
 
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-    if (record_draw(distribution_, *stack)) return;
-    settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
-    run_eagerly(op, keys, stack);
+    if (!record_draw(distribution_, *stack)) write_eagerly(op, keys, stack);
   }
 
  private:
@@ -155,9 +158,7 @@ class Drawn final : public c10::OperatorKernel {
 };
 
 inline void choose_each(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
-  if (record_chances(*stack)) return;
-  settle_write((*stack)[stack->size() - op.schema().arguments().size()].toTensor());
-  run_eagerly(op, keys, stack);
+  if (!record_chances(*stack)) write_eagerly(op, keys, stack);
 }
 
 // Of the numbers around each element of a tensor: the operators it is made of are recorded.
@@ -213,47 +214,6 @@ inline void read_number(const OperatorHandle& op, DispatchKeySet keys, Stack* st
   stack->back() = *number;
 }
 
-// Of PyTorch's operators, the one that makes what another one writes to its last argument, with a
-// kernel of its own: others call the one that writes.
-class Overloads {
- public:
-  Overloads() {
-    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
-      by_name_[name.name].push_back(name);
-    }
-  }
-  std::optional<OperatorHandle> without_out(const c10::FunctionSchema& schema) const {
-    const auto& arguments = schema.arguments();
-    if (arguments.empty() || arguments.back().name() != "out" || schema.returns().size() != 1 ||
-        arguments.back().type()->kind() != c10::TypeKind::TensorType) {
-      return std::nullopt;
-    }
-    for (const c10::OperatorName& name : by_name_.at(schema.name())) {
-      const auto other = c10::Dispatcher::singleton().findSchema(name);
-      if (other && other->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
-          !other->schema().is_mutable() && alike(other->schema().arguments(), arguments)) {
-        return other;
-      }
-    }
-    return std::nullopt;
-  }
-  static std::string full(const OperatorHandle& op) {
-    const c10::OperatorName& name = op.operator_name();
-    return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-  }
-
- private:
-  static bool alike(const std::vector<c10::Argument>& some,
-                    const std::vector<c10::Argument>& and_out) {
-    return some.size() + 1 == and_out.size() &&
-           std::equal(some.begin(), some.end(), and_out.begin(),
-                      [](const c10::Argument& a, const c10::Argument& b) {
-                        return a.name() == b.name() && *a.real_type() == *b.real_type();
-                      });
-  }
-  std::unordered_map<std::string, std::vector<c10::OperatorName>> by_name_;
-};
-
 // Operators that are given a tensor for their result, where it is of the result's sizes: `plain`
 // makes what is copied there, if that is recorded.
 class Given final : public c10::OperatorKernel {
@@ -264,7 +224,7 @@ class Given final : public c10::OperatorKernel {
   void operator()(const OperatorHandle& op, DispatchKeySet keys, Stack* stack) {
     const std::size_t n_args = op.schema().arguments().size(), first = stack->size() - n_args;
     const at::Tensor out = stack->back().toTensor();
-    bool apart = is_plain(out);
+    bool apart = is_plain(out) && dtype_of(out.scalar_type()) != DType::kOpaque;
     for (std::size_t i = first; i + 1 < stack->size(); ++i) {
       apart = apart && every_tensor((*stack)[i], [&](const at::Tensor& t) {
         return is_plain(t) && !overlaps_in_part(out, t);

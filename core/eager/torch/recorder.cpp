@@ -6,7 +6,9 @@
 #include <torch/library.h>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <deque>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "eager/torch/call.h"
@@ -289,6 +291,47 @@ void install_makers() {
     installed().library("aten").impl(name, torch::CppFunction::makeFallthrough());
   }
 }
+
+// Of PyTorch's operators, the one that makes what another one writes to its last argument, with a
+// kernel of its own: others call the one that writes.
+class Overloads {
+ public:
+  Overloads() {
+    for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
+      by_name_[name.name].push_back(name);
+    }
+  }
+  std::optional<OperatorHandle> without_out(const c10::FunctionSchema& schema) const {
+    const auto& arguments = schema.arguments();
+    if (arguments.empty() || arguments.back().name() != "out" || schema.returns().size() != 1 ||
+        arguments.back().type()->kind() != c10::TypeKind::TensorType) {
+      return std::nullopt;
+    }
+    for (const c10::OperatorName& name : by_name_.at(schema.name())) {
+      const auto other = c10::Dispatcher::singleton().findSchema(name);
+      if (other && other->hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+          !other->schema().is_mutable() && alike(other->schema().arguments(), arguments)) {
+        return other;
+      }
+    }
+    return std::nullopt;
+  }
+  static std::string full(const OperatorHandle& op) {
+    const c10::OperatorName& name = op.operator_name();
+    return name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+  }
+
+ private:
+  static bool alike(const std::vector<c10::Argument>& some,
+                    const std::vector<c10::Argument>& and_out) {
+    return some.size() + 1 == and_out.size() &&
+           std::equal(some.begin(), some.end(), and_out.begin(),
+                      [](const c10::Argument& a, const c10::Argument& b) {
+                        return a.name() == b.name() && *a.real_type() == *b.real_type();
+                      });
+  }
+  std::unordered_map<std::string, std::vector<c10::OperatorName>> by_name_;
+};
 
 void install_rest() {
   install_makers();

@@ -70,7 +70,6 @@ for _kind in (_WORDS, _FRACTIONS, _NORMALS, _WIDE_NORMALS, _PAIRS):
     _define(_kind)
 
 
-@cache
 def _is_eagers(name: str) -> bool:
     """Whether eager code draws like that here for an operator, and leaves its generator as we do:
     that differs between processors' vendors.
