@@ -5,10 +5,10 @@
 namespace tilevm::fuse {
 namespace {
 
-// "S = 2*B: unknown"
+// "is S equal to 2*B? unknown"
 std::string question(const Program& program, SizeId a, SizeId b) {
   constexpr const char* answers[] = {"no", "yes", "unknown"};
-  return program.sizes.print(a) + " = " + program.sizes.print(b) + ": " +
+  return "is " + program.sizes.print(a) + " equal to " + program.sizes.print(b) + "? " +
          answers[static_cast<std::size_t>(program.sizes.equal(a, b))];
 }
 

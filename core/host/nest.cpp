@@ -27,6 +27,12 @@ struct Owned {
   }
 };
 
+// The bits of a Python number that lies in memory.
+std::int64_t bits_of(const Record& record, bytecode::Storage storage, DType dtype) {
+  const Number read = read_number(record.data, storage);
+  return is_float(dtype) ? std::bit_cast<std::int64_t>(read.real) : read.integer;
+}
+
 }  // namespace
 
 // Finds the steps that run parts, and compares these with what the program says of the step.
@@ -133,9 +139,8 @@ Passed Executable::passed(Frame& frame, const Source& source, bool as_tensor) co
     case Source::Kind::kNumber:
       break;
   }
-  const Number read = read_number(record.data, source.storage);
-  const bool real = is_float(plan_.program.type(source.value).dtype);
-  return {nullptr, real ? std::bit_cast<std::int64_t>(read.real) : read.integer, nullptr};
+  const DType dtype = plan_.program.type(source.value).dtype;
+  return {nullptr, bits_of(record, source.storage, dtype), nullptr};
 }
 
 // Runs a part. carried: where the first operands lie, and their tensors; null: they are those of
@@ -145,11 +150,18 @@ void Executable::run_part(Frame& frame, const HostStep& step, const Part& part,
                           Record* records, Kept& kept) const {
   const int first = nests_[static_cast<std::size_t>(step.nest)].first_operand();
   if (frame.passed.size() < part.inputs.size()) frame.passed.resize(part.inputs.size());
+  const Program& inner = part.executable->plan_.program;
   for (std::size_t i = 0; i < part.inputs.size(); ++i) {
     const int operand = part.inputs[i];
     const auto at = static_cast<std::size_t>(operand);
     if (carried != nullptr && operand < step.n_out) {
-      frame.passed[i] = {carried + at, 0, tensors[at]};
+      const Type& type = inner.type(inner.inputs[i]);
+      if (type.weak) {  // an int
+        const std::int64_t bits = bits_of(carried[at], fuse::storage_of(type.dtype), type.dtype);
+        frame.passed[i] = {nullptr, bits, nullptr};
+      } else {
+        frame.passed[i] = {carried + at, 0, tensors[at]};
+      }
     } else {
       frame.passed[i] = passed(frame, step.args[at + static_cast<std::size_t>(first)],
                                part.executable->needs_tensor(i));
@@ -207,8 +219,15 @@ void Executable::repeat(Frame& frame, const HostStep& step, const Nest& nest) co
     for (std::size_t r = 0; !any && r < n; ++r) {
       // What was given to the step is not its to give away.
       const ValueId value = step.args[r].value;
+      const Type& type = plan_.program.type(value);
+      std::int64_t bits = 0;
+      Record number;
+      if (type.weak) {
+        bits = passed(frame, step.args[r], false).number;
+        number.data = reinterpret_cast<std::byte*>(&bits);
+      }
       Object& tensor = frame.tensors[index(step.out) + r];
-      tensor = copied(frame.records[index(value)], plan_.program.type(value).dtype, {}, false,
+      tensor = copied(type.weak ? number : frame.records[index(value)], type.dtype, {}, false,
                       &frame.records[index(step.out) + r]);
     }
   } catch (...) {

@@ -156,7 +156,7 @@ int decisions() {
   const fuse::Decision& first = reshaped.decisions.front();
   CHECK(first.value == t);
   CHECK(fuse::reason(first.why) == "a change of layout, made of what lies in memory");
-  CHECK(fuse::fact(reshaped.program, first.why) == "B = B*D: unknown");
+  CHECK(fuse::fact(reshaped.program, first.why) == "is B equal to B*D? unknown");
 
   Case product;
   const auto p = product.in({product.b, product.d});

@@ -16,6 +16,7 @@ from tests.eager.compare import agree, filled, recorded, tensors_in  # noqa: E40
 
 import tilevm  # noqa: E402
 from tilevm.frontends import torch_templates  # noqa: E402
+from tilevm.frontends.torch_eager import pending  # noqa: E402
 
 Function = Callable[..., Any]
 
@@ -163,9 +164,22 @@ def test_from_which_call_on(calls: int, asked: list[str]) -> None:
         for i in range(5):
             x = torch.randn(5, 6, 7 + i)
             y = torch.cummin(x, 2)[0]
-            waits.append(tilevm.frontends.torch_eager.pending(y))
+            waits.append(pending(y))
     assert waits == ([False] * 5 if calls == 0 else [False, False, True, True, True])
     assert len(asked) == (calls > 0)
+
+
+def test_kinds_that_come_once_take_no_place(asked: list[str]) -> None:
+    """However many there are, one that comes again is asked for."""
+
+    def waits(number: float) -> bool:
+        with tilevm.fuse():
+            return pending(torch.nan_to_num(torch.randn(4, 5), number))
+
+    with tilevm.config.patch(templates=2):
+        assert not any(waits(1 + i / 1024) for i in range(600))
+        assert [waits(0.5) for _ in range(3)] == [False, True, True]
+    assert len(asked) == 1
 
 
 def test_kinds_that_have_none_are_asked_for_once(asked: list[str]) -> None:

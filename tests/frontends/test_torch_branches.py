@@ -148,9 +148,57 @@ def loop_in_branch(x: Any) -> Any:
     return torch.cond(x.sum() > 0, until, lambda x: x - 1, (x,))
 
 
+def counted(x: Any) -> Any:
+    """An int that a loop carries, and gives back."""
+    n, y = torch.while_loop(
+        lambda i, y: i < x.shape[0] + 2, lambda i, y: (i + 2, y * 1.5 + i), (0, x)
+    )
+    return y + n
+
+
+def conditions_of_ints(x: Any) -> Any:
+    i, j, y = torch.while_loop(
+        lambda i, j, y: torch.sym_not((i > 30) | (j < -7)),
+        lambda i, j, y: (i + j + 3, j - y.shape[0], y + (i - j)),
+        (x.shape[1], 5, x),
+    )
+    return y * j + i
+
+
+def parts_of_ints(x: Any) -> Any:
+    """Sizes that the ints decide, within and behind."""
+
+    def body(i: Any, y: Any) -> Any:
+        return i + 1, y + torch.arange(i + 1).sum() + torch.ones(i, 2).sum()
+
+    n, y = torch.while_loop(lambda i, y: i < 5, body, (1, x))
+    return y, torch.arange(n) * 2
+
+
+def ints_in_loops(x: Any) -> Any:
+    def body(i: Any, y: Any) -> Any:
+        j, z = torch.while_loop(lambda j, z: j < i, lambda j, z: (j + 1, z * 1.1 + j), (0, y))
+        return i + 1, z + j
+
+    return torch.while_loop(lambda i, y: i < 4, body, (0, x))[1]
+
+
+def never_counted(x: Any) -> Any:
+    i, n, y = torch.while_loop(
+        lambda i, n, y: n < 0, lambda i, n, y: (i + 1, n - 1, y * 2), (7, x.shape[0], x)
+    )
+    return y * i, torch.ones(n)
+
+
+def ints_of_branches(x: Any) -> Any:
+    n = torch.cond(x.sum() > 0, lambda: 3, lambda: 8, ())
+    return torch.full((n, 2), 0.5), x * n
+
+
 FUNCTIONS: list[Callable[[Any], Any]] = [
     plain, nested, several, closure, loop, never, constants, copies, views, nothing, products,
-    sizes, half, branch_in_loop, loop_in_loop, loop_in_branch,
+    sizes, half, branch_in_loop, loop_in_loop, loop_in_branch, counted, conditions_of_ints,
+    parts_of_ints, ints_in_loops, never_counted, ints_of_branches,
 ]  # fmt: skip
 SIZES = [(3, 4), (5, 6), (2, 2), (1, 3), (1, 1), (7, 1), (31, 37)]
 
@@ -180,7 +228,7 @@ def test_results_are_not_the_arguments() -> None:
     assert not torch.equal(x, y)
 
 
-@pytest.mark.parametrize("function", [plain, nested, loop, copies, branch_in_loop])
+@pytest.mark.parametrize("function", [plain, nested, loop, copies, branch_in_loop, counted])
 def test_as_a_backend(function: Callable[[Any], Any]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="tilevm", dynamic=True)
@@ -259,6 +307,35 @@ def test_ints_of_a_call() -> None:
                 torch.testing.assert_close(compiled(x, n), eager(chosen, x, n))
     assert not tilevm.stats()["callouts"]
     assert not tilevm.stats()["flushes"]
+
+
+@pytest.mark.parametrize("factor", [2, 3, 1 << 30, 1 << 40])
+def test_ints_of_loops_are_pythons(factor: int) -> None:
+    """They leave 64 bits: the call runs eagerly, and says so."""
+
+    def power(x: Any) -> Any:
+        return torch.while_loop(
+            lambda i, n, y: n < 70, lambda i, n, y: (i * factor - 1, n + 1, y * 1), (2, 0, x)
+        )
+
+    compiled = tilevm.compile(power)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        assert compiled(torch.ones(2))[0] == eager(power, torch.ones(2))[0]
+    assert tilevm.stats()["flushes"]
+
+
+def test_products_of_ints_of_loops() -> None:
+    """Which may leave 64 bits at once."""
+
+    def factorial(x: Any) -> Any:
+        return torch.while_loop(
+            lambda i, n, y: n < 30, lambda i, n, y: (i * n, n + 1, y + n), (1, 1, x)
+        )
+
+    with torch.no_grad():
+        i, n, y = tilevm.compile(factorial)(torch.ones(2))
+    assert (i, n, y[0]) == (*eager(factorial, torch.ones(2))[:2], 436)
 
 
 def test_conditions_over_sizes() -> None:

@@ -16,7 +16,8 @@ namespace {
 
 using c10::IValue;
 
-constexpr std::size_t kMostKinds = 64;     // of calls of one operator
+constexpr int kMostAsked = 64;             // kinds of calls of one operator
+constexpr std::size_t kMostCounted = 256;  // of which some are forgotten before that are more
 constexpr int kMostTemplates = 4;          // of one kind of call, which differ in conditions
 constexpr std::size_t kMostOperands = 32;  // tensors
 // Integers that operators take for sizes and that are no tensor's: smaller ones are paddings,
@@ -52,6 +53,7 @@ struct OfOperator {
   bool suits = false;
   bool list = false;        // its result is a list
   std::vector<bool> sizes;  // by argument, whether integers are sizes
+  int asked = 0;            // kinds that Python was asked for, which are kept
   std::unordered_map<Key, Kind, HashOfKey> kinds;
 };
 struct Known {
@@ -445,9 +447,10 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     int n_entries = 0;
     {
       const std::lock_guard lock(known().mutex);
-      const auto found = of->kinds.find(call.key);
-      if (found == of->kinds.end() && of->kinds.size() == kMostKinds) return false;
-      Kind& kind = found != of->kinds.end() ? found->second : of->kinds[call.key];
+      if (of->kinds.size() >= kMostCounted && !of->kinds.contains(call.key)) {
+        std::erase_if(of->kinds, [](const auto& k) { return k.second.asked == 0; });
+      }
+      Kind& kind = of->kinds[call.key];
       entries = kind.entries;
       n_entries = kind.n_entries;
       ++kind.calls;
@@ -462,6 +465,10 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
       const std::lock_guard lock(known().mutex);
       Kind& kind = of->kinds[call.key];
       if (kind.calls < after || kind.asked == kMostTemplates) return false;
+      if (kind.asked == 0) {
+        if (of->asked == kMostAsked) return false;
+        ++of->asked;
+      }
       ++kind.asked;
     }
     const std::int32_t number = ask(op, stack, call, of->sizes);

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
-from sympy.core.relational import Relational  # type: ignore[import-untyped]
 
-from tilevm.frontends import torch_callouts
+from tilevm.frontends import torch_callouts, torch_data
 from tilevm.frontends.torch_imported import short_name
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 Run = Callable[..., Any]
 
 
-def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Tensor]:
-    """The results of an operator that takes graphs. Raises: Refused."""
+def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Tensor | None]:
+    """The results of an operator that takes graphs, None for ints. Raises: Refused."""
     make = _OPERATORS.get(name)
     if make is None:
         raise Refused(f"the graph calls {name}")
@@ -38,7 +37,7 @@ def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Ten
     for operand in nest.operands:
         if isinstance(operand, Tensor):
             inputs.append(operand.id)
-        elif isinstance(operand, torch.SymInt | int) and not isinstance(operand, bool):
+        elif _is_int(operand):
             inputs.append(b.number(operand))
         else:
             raise Refused(f"{name} takes a {type(operand).__name__}")
@@ -47,18 +46,33 @@ def branch(b: Importer, name: str, arguments: list[Any], value: Any) -> list[Ten
         b.result.brings |= graph.imported.brings
         b.result.callouts += graph.imported.callouts
     nest.run.__name__ = nest.run.__qualname__ = name
-    if not all(_is_native(graph) for graph in nest.graphs):
+    results = list(value)
+    fakes = [_INT if _is_int(result) else result for result in results]
+    if all(_is_native(graph) for graph in nest.graphs):
+        parts = []
+        for graph in nest.graphs:
+            places = [*range(len(nest.operands))]
+            for constant in graph.fixed.values():
+                places.append(len(inputs) - len(nest.decides))
+                inputs.append(b.constant(constant))
+            parts.append((graph.executable, [places[i] for i in graph.imported.passed]))
+        b.result.nests[len(b.result.targets)] = (nest.kind, parts)
+        made = torch_callouts.append(b, nest.run, name, inputs, fakes)
+    else:
         reason = "it takes or makes what is no tensor of a kernel's"
-        return torch_callouts.call(b, nest.run, name, reason, inputs, list(value))
-    parts = []
-    for graph in nest.graphs:
-        places = [*range(len(nest.operands))]
-        for constant in graph.fixed.values():
-            places.append(len(inputs) - len(nest.decides))
-            inputs.append(b.constant(constant))
-        parts.append((graph.executable, [places[i] for i in graph.imported.passed]))
-    b.result.nests[len(b.result.targets)] = (nest.kind, parts)
-    return torch_callouts.append(b, nest.run, name, inputs, list(value))
+        made = torch_callouts.call(b, nest.run, name, reason, inputs, fakes)
+    for tensor, result in zip(made, results, strict=True):
+        if isinstance(result, torch.SymInt):
+            torch_data.read_int(b, tensor.id, result)
+    # Who uses an int reads the metadata.
+    return [None if _is_int(r) else tensor for tensor, r in zip(made, results, strict=True)]
+
+
+_INT = torch.empty((), dtype=torch.int64, device="meta")  # as what graphs inside give ints
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | int) and not isinstance(value, bool)
 
 
 def _is_native(graph: Captured) -> bool:
@@ -68,14 +82,19 @@ def _is_native(graph: Captured) -> bool:
     made: Any = graph.graph.output_node().args[0]
     nodes = made if isinstance(made, list | tuple) else (made,)
     fakes = [node.meta.get("val") if isinstance(node, torch.fx.Node) else node for node in nodes]
-    known = all(isinstance(f, torch.Tensor) and short_name(f.dtype) != "opaque" for f in fakes)
+    known = all(not isinstance(f, torch.Tensor) or short_name(f.dtype) != "opaque" for f in fakes)
     complexes = imported.complex_inputs or imported.complex_outputs
     return results and known and not (complexes or imported.float_inputs)
 
 
 def _inner(b: Importer, graph: torch.fx.GraphModule, operands: list[Any]) -> Captured:
     """An inner graph, which takes the operands and returns a tuple."""
-    inputs = [x.fake if isinstance(x, Tensor) else x for x in operands]
+    nodes = graph.graph.find_nodes(op="placeholder")
+    # An int that a loop carries is one of its own inside.
+    inputs = [
+        x.fake if isinstance(x, Tensor) else node.meta.get("val", x)
+        for x, node in zip(operands, nodes, strict=True)
+    ]
     known = (b.values.get(node) for node in b.unchanged)
     held = {value.id for value in known if isinstance(value, Tensor)}
     unchanged = {i for i, x in enumerate(operands) if isinstance(x, Tensor) and x.id in held}
@@ -93,20 +112,8 @@ class _Nest:
     graphs: tuple[Captured, Captured]
 
 
-_RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
-
-
-def _compared(b: Importer, condition: Any) -> int:
-    """A condition over sizes, as a tensor. Raises: Refused."""
-    relation = condition.node.expr if isinstance(condition, torch.SymBool) else None
-    if not isinstance(relation, Relational):
-        raise Refused(f"a branch depends on {condition}")
-    sides = [b.add("size_value", size=b.size(side)) for side in relation.args]
-    return b.cast(b.add(_RELATIONS[relation.rel_op], *sides), torch.bool)
-
-
 def _cond(b: Importer, decide: Any, then: Any, otherwise: Any, operands: Any) -> _Nest:
-    decides = decide.id if isinstance(decide, Tensor) else _compared(b, decide)
+    decides = decide.id if isinstance(decide, Tensor) else torch_data.truth(b, decide)
     graphs = (_inner(b, then, list(operands)), _inner(b, otherwise, list(operands)))
     run_then, run_otherwise = (graph.run for graph in graphs)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._ops import OpOverload
 
-from tilevm.frontends import torch_complex, torch_data
+from tilevm.frontends import torch_data
 from tilevm.frontends.torch_imported import CallOut, short_name
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor
@@ -88,10 +88,40 @@ def append(
     made = [i for i, fake in enumerate(fakes) if is_complex(fake)]
     for i in given:
         source = re.sub(rf"\ba{i}\b", f"complex(a{i})", source)
-    function = torch_complex.around(function, name, given, made)
+    function = _around(function, name, given, made)
     first = step(b, function, inputs, types, source or name)
     b.complex_values.update(first + i for i in made)
     return [Tensor(first + i, fake) for i, fake in enumerate(fakes)]
+
+
+def _around(
+    function: Callable[..., Any], name: str, given: Sequence[int], made: Sequence[int]
+) -> Callable[..., Any]:
+    """`function`, for arguments and results of which these are complex: outside they are pairs."""
+    if not given and not made:
+        return function
+
+    def call(*args: Any) -> Any:
+        values = list(args)
+        for i in given:
+            values[i] = _as_complex(values[i])
+        results = function(*values)
+        if isinstance(results, torch.Tensor):
+            return torch.view_as_real(results.resolve_conj()) if made else results
+        results = list(results)
+        for i in made:
+            results[i] = torch.view_as_real(results[i].resolve_conj())
+        return tuple(results)
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _as_complex(pairs: torch.Tensor) -> torch.Tensor:
+    *strides, last = pairs.stride()
+    if last != 1 or any(n % 2 for n in strides) or pairs.storage_offset() % 2:
+        pairs = pairs.contiguous()
+    return torch.view_as_complex(pairs)
 
 
 def step(

@@ -8,7 +8,6 @@ each part (`Complex`), and put beside each other only where somebody asks for th
 from __future__ import annotations
 
 import cmath
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_distances import ROWS
-from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, axes_of, is_number, is_small
+from tilevm.frontends.torch_ops import Row, Tensor, Unsupported, is_number
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -117,10 +116,10 @@ def _operands(row: Row) -> Row:
 @row("view_as_complex", "view_as_complex_copy")
 def _view_as_complex(b: Importer, out: Any, x: Tensor) -> Complex:
     real, imag = (b.add("select", x.id, axis=x.rank - 1, index=i) for i in (0, 1))
-    return _with_whole(b, made(b, out, real, imag), x.id, b.shape(x.shape))
+    return with_whole(b, made(b, out, real, imag), x.id, b.shape(x.shape))
 
 
-def _with_whole(b: Importer, x: Complex, pairs: int, shape: Sequence[Any]) -> Complex:
+def with_whole(b: Importer, x: Complex, pairs: int, shape: Sequence[Any]) -> Complex:
     """The same, of which `pairs` holds all: as a value of its own, since it is another tensor."""
     vars(x)["whole"] = b.add("reshape", pairs, shape=shape)
     b.complex_values.add(x.whole)
@@ -338,7 +337,7 @@ def _by_part(name: str, everything: bool) -> Row:
                 return None
             found = made(b, fake, _id(x), _id(y))
             seen = pairs.known.get(_id(x))
-            return found if seen is None else _with_whole(b, found, seen, [*b.shape(fake.shape), 2])
+            return found if seen is None else with_whole(b, found, seen, [*b.shape(fake.shape), 2])
 
         if not isinstance(out, list | tuple):
             return result(real, imag, out)
@@ -414,7 +413,7 @@ def _combined(b: Importer, op: str, out: Any, x: Any, y: Any, alpha: Any) -> Com
 
 
 @row("add.Tensor", "add.Scalar")
-def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
+def add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Complex:
     return _combined(b, "add", out, x, y, alpha)
 
 
@@ -452,13 +451,13 @@ def _pow(b: Importer, out: Any, x: Tensor, y: Any) -> Complex:
 @row("addcmul")
 def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
     factors = parts_of(b, y, out), parts_of(b, z, out)
-    return _add(b, out, x, made(b, out, *product(b, *factors)), value)
+    return add(b, out, x, made(b, out, *product(b, *factors)), value)
 
 
 @row("addcdiv")
 def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
     factors = parts_of(b, y, out), parts_of(b, z, out)
-    return _add(b, out, x, made(b, out, *quotient(b, *factors)), value)
+    return add(b, out, x, made(b, out, *quotient(b, *factors)), value)
 
 
 @row("reciprocal")
@@ -574,148 +573,3 @@ def _asked(op: str, join: str) -> Row:
 row("isnan")(_asked("isnan", "logical_or"))
 row("isinf")(_asked("isinf", "logical_or"))
 row("isfinite")(_asked("isfinite", "logical_and"))
-
-
-# Sums and products -------------------------------------------------------------------------------
-
-_MOST_SUMMED = 32768  # parts are folded by kernels of their own, which each read everything
-
-
-def _total(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool) -> Parts:
-    if not is_small(b, x.fake.numel(), _MOST_SUMMED):
-        raise Unsupported(f"a sum of more than {_MOST_SUMMED} complex numbers")
-    axes = axes_of(dims, x.rank)
-    real, imag = parts_of(b, x, out)
-    fold = functools.partial(b.add, "sum", axes=axes, keepdims=keep)
-    return fold(real), fold(imag)
-
-
-@row("sum")
-def _sum_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> Complex:
-    return made(b, out, *_total(b, out, x, None, False))
-
-
-@row("sum.dim_IntList")
-def _sum(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = None) -> Complex:
-    return made(b, out, *_total(b, out, x, dims, keep))
-
-
-@row("mean")
-def _mean_all(b: Importer, out: Any, x: Tensor, dtype: Any = None) -> Any:
-    return _mean(b, out, x, None, False)
-
-
-@row("mean.dim")
-def _mean(b: Importer, out: Any, x: Tensor, dims: Any, keep: bool, dtype: Any = None) -> Complex:
-    count: Any = math.prod(x.shape[axis] for axis in axes_of(dims, x.rank))
-    total = _total(b, out, x, dims, keep)
-    return made(b, out, *quotient(b, total, parts_of(b, count)))
-
-
-def _check(out: Any, *operands: Tensor) -> None:
-    for x in (out, *operands):
-        if x.dtype is not torch.complex64:
-            raise Unsupported(f"matrix multiply of {str(x.dtype)[6:]}")
-
-
-def _matrices(b: Importer, x: Tensor, y: Tensor, out: Any) -> Complex:
-    """The product x @ y as one of real matrices.
-
-    Elements of a row of x are pairs (a, c) beside each other already. An element (e, f) of y
-    becomes the rows (e, f) and (-f, e), so that the result is of pairs, too.
-    """
-    _check(out, x, y)
-    left = b.add("reshape", x.id, shape=b.shape([*x.shape[:-1], x.shape[-1] * 2]))
-    real, imag = parts_of(b, y)
-    *batch, inner = y.shape if y.rank == 1 else y.shape[:-1]
-    width = 2 if y.rank == 1 else y.shape[-1] * 2
-
-    def beside(first: int, second: int, axis: int) -> int:
-        ends = [b.add("unsqueeze", v, axis=axis) for v in (first, second)]
-        return b.add("concat", *ends, axis=axis)
-
-    upper = beside(real, imag, y.rank)
-    lower = beside(b.add("neg", imag), real, y.rank)
-    both = beside(upper, lower, len(batch) + 1)  # [..., inner, 2, columns, 2]
-    right = b.add("reshape", both, shape=b.shape([*batch, inner * 2, width]))
-    value = b.add("matmul", left, right)
-    shape = b.shape([*out.shape, 2])
-    value = b.add("reshape", value, shape=shape)
-    parts = [b.add("select", value, axis=out.dim(), index=i) for i in (0, 1)]
-    return _with_whole(b, made(b, out, parts[0], parts[1]), value, shape)
-
-
-@row("mm", "bmm", "matmul", "linalg_matmul", "mv", "dot")
-def _matmul(b: Importer, out: Any, x: Tensor, y: Tensor) -> Complex:
-    return _matrices(b, x, y, out)
-
-
-@row("vdot")
-def _vdot(b: Importer, out: Any, x: Tensor, y: Tensor) -> Complex:
-    return _matrices(b, conj(b, x.fake, x), y, out)
-
-
-@row("linear")
-def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
-    if weight.rank == 2:
-        real, imag = (b.add("permute", part, axes=[1, 0]) for part in parts_of(b, weight))
-        turned = Like(weight.fake)
-        turned.shape, turned.dtype = list(weight.shape)[::-1], weight.dtype
-        weight = Complex(b, (real, imag), turned)  # type: ignore[arg-type]
-    value = _matrices(b, x, weight, out)
-    return value if bias is None else _add(b, out, value, bias)
-
-
-@row("addmm", "baddbmm", "addmv")
-def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Any:
-    value = product(b, parts_of(b, _matrices(b, y, z, out)), parts_of(b, alpha))
-    if is_number(beta) and beta == 0:  # x is not read, even if NaN
-        return made(b, out, *value)
-    addend = product(b, parts_of(b, x, out), parts_of(b, beta))
-    if isinstance(beta, torch.SymInt | torch.SymFloat):
-        none = b.add("eq", b.number(beta), b.number(0))
-        addend = (
-            b.add("where", none, b.number(0.0), addend[0]),
-            b.add("where", none, b.number(0.0), addend[1]),
-        )
-    real, imag = (b.add("add", u, v) for u, v in zip(addend, value, strict=True))
-    return made(b, out, real, imag)
-
-
-@row("outer", "ger")
-def _outer(b: Importer, out: Any, x: Tensor, y: Tensor) -> Complex:
-    real, imag = (b.add("unsqueeze", part, axis=1) for part in parts_of(b, x))
-    return made(b, out, *product(b, (real, imag), parts_of(b, y)))
-
-
-# Call-outs ---------------------------------------------------------------------------------------
-
-
-def around(
-    function: Callable[..., Any], name: str, given: Sequence[int], made: Sequence[int]
-) -> Callable[..., Any]:
-    """`function`, for arguments and results of which these are complex: outside they are pairs."""
-    if not given and not made:
-        return function
-
-    def call(*args: Any) -> Any:
-        values = list(args)
-        for i in given:
-            values[i] = _as_complex(values[i])
-        results = function(*values)
-        if isinstance(results, torch.Tensor):
-            return torch.view_as_real(results.resolve_conj()) if made else results
-        results = list(results)
-        for i in made:
-            results[i] = torch.view_as_real(results[i].resolve_conj())
-        return tuple(results)
-
-    call.__name__ = call.__qualname__ = name
-    return call
-
-
-def _as_complex(pairs: torch.Tensor) -> torch.Tensor:
-    *strides, last = pairs.stride()
-    if last != 1 or any(n % 2 for n in strides) or pairs.storage_offset() % 2:
-        pairs = pairs.contiguous()
-    return torch.view_as_complex(pairs)

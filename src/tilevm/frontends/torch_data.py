@@ -7,6 +7,7 @@ are known: a call that fails there runs eagerly, which is right whatever the siz
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -184,15 +185,39 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
         return
     if dtype.is_floating_point or dtype.is_complex:
         raise Refused("the value of a tensor is read")
-    name = bring(b, node)
+    read_int(b, source.id, value, bring(b, node))
+
+
+def read_int(b: Importer, source: int, value: torch.SymInt, name: str | None = None) -> None:
+    """Let a size be the element of a tensor. name: of a symbol that is declared for it already."""
     b.result.brings = True
-    if name is None and b.sizes.is_new(value):  # Dynamo's symbol for the element of an input
+    if name is None and b.sizes.is_new(value):
         name = _declare(b, value.node.expr)
     if name is None:  # tracing has found what it must be
         name = f"item{len(b.result.pinned)}"
         b.program.symbol(name, -MOST, MOST, 1)
         _pin(b, name, b.sizes.expr(value))
-    b.program.item(source.id, name, b.line)
+    b.program.item(source, name, b.line)
+
+
+_RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_LOGIC = {sympy.And: "logical_and", sympy.Or: "logical_or"}
+
+
+def truth(b: Importer, condition: Any) -> int:
+    """A condition over sizes, as a tensor of one bool. Raises: Refused."""
+    expr = condition.node.expr if isinstance(condition, torch.SymBool) else condition
+    if expr in (sympy.true, sympy.false):  # True and False are equal to them
+        return b.cast(b.number(bool(expr)), torch.bool)
+    if isinstance(expr, sympy.Not):
+        return b.add("logical_not", truth(b, expr.args[0]))
+    if type(expr) in _LOGIC:
+        parts = [truth(b, part) for part in expr.args]
+        return functools.reduce(lambda x, y: b.add(_LOGIC[type(expr)], x, y), parts)
+    if not isinstance(expr, Relational):
+        raise Refused(f"a condition is {condition}")
+    sides = [b.add("size_value", size=b.size(side)) for side in expr.args]
+    return b.cast(b.add(_RELATIONS[expr.rel_op], *sides), torch.bool)
 
 
 # Operators whose rows bring the size of their results: they count before they write.

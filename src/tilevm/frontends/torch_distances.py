@@ -15,9 +15,9 @@ from tilevm.frontends.torch_ops import (
     fixed,
     is_number,
     is_small,
-    norm,
     row,
 )
+from tilevm.frontends.torch_reductions import norm
 from tilevm.frontends.torch_sets import ROWS
 from tilevm.frontends.torch_views import filled
 

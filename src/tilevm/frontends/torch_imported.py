@@ -161,18 +161,38 @@ def outputs(
     views: bool = True,
     writes: Mapping[int, int] | None = None,
     ordered: int | None = None,
+    inner: bool = False,
 ) -> None:
     """Append the graph's outputs. With `views`, those that alias an input stay views of it.
 
     writes: results, by index, that are written to an input. ordered: how many results have to lie
-    in memory as in eager code; None: all.
+    in memory as in eager code; None: all. inner: all are tensors, ints of int64 and conditions too.
     """
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
     given = {m for node in places for m in storages(node.meta.get("val"))}
     seen: dict[tuple[int, int], int] = {}
+
+    def number(value: int, node: Any) -> int:
+        """An output that no other is; its place."""
+        importer.program.output(value)
+        seen[len(seen), 0] = len(seen)
+        result.memory[1].append(id(node))
+        result.orders.append(None)
+        result.whole.append(False)
+        result.written.append(-1)
+        return len(seen) - 1
+
     for position, item in enumerate(results):
         target = (writes or {}).get(position, -1)
+        known = item.meta.get("val") if isinstance(item, torch.fx.Node) else item
+        if inner and isinstance(known, torch.SymBool | bool):
+            result.outputs.append(number(torch_data.truth(importer, known), item))
+            continue
+        if inner and isinstance(known, torch.SymInt | int):
+            whole = importer.cast(importer.number(known), torch.int64)
+            result.outputs.append(number(whole, item))
+            continue
         if not isinstance(item, torch.fx.Node):
             result.outputs.append(("const", item))
             continue
@@ -211,19 +231,12 @@ def outputs(
                 result.written.append(target)
             result.outputs.append(("conj", seen[place]) if lazily else seen[place])
             continue
-        known = node.meta.get("val")
         if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
             importer, known
         ):
             if isinstance(known, torch.SymFloat) and not known.node.expr.is_Symbol:
                 raise torch_data.UsedInPython("a float that Python computes from data is a result")
-            importer.program.output(importer.number(known))
-            seen[len(seen), 0] = len(seen)  # a place of its own
-            result.memory[1].append(id(node))
-            result.orders.append(None)
-            result.whole.append(False)
-            result.written.append(-1)
-            result.outputs.append(("item", len(seen) - 1))
+            result.outputs.append(("item", number(importer.number(known), node)))
         elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
             result.outputs.append(("size", known))
         elif isinstance(known, int | float | bool) or known is None:

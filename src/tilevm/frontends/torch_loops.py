@@ -12,7 +12,6 @@ from tilevm.frontends.torch_norms import ROWS
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
-    as_dtype,
     axis_of,
     fixed,
     is_number,
@@ -20,6 +19,7 @@ from tilevm.frontends.torch_ops import (
     row,
     scaled,
 )
+from tilevm.frontends.torch_reductions import as_dtype
 from tilevm.frontends.torch_views import filled, place_of, sliced, together
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.fx
 
-from tilevm.frontends.torch_ops import Tensor, Unsupported, affine, constant, row
+from tilevm.frontends.torch_ops import Tensor, Unsupported, constant, row
 from tilevm.frontends.torch_products import ROWS
+from tilevm.frontends.torch_reductions import affine
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer

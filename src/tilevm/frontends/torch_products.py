@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tilevm.frontends.torch_ops import (
-    ROWS,
     Tensor,
     Unsupported,
     axes_of,
@@ -22,6 +21,7 @@ from tilevm.frontends.torch_ops import (
     is_number,
     row,
 )
+from tilevm.frontends.torch_views import ROWS
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer

@@ -104,7 +104,7 @@ def build(
 
     while True:
         try:
-            sizes = Sizes(inputs, environment, unified, facts)
+            sizes = Sizes(inputs, environment, unified, facts, inner)
             importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
             importer.makes_views = not views
             importer.arguments_of_calls = arguments
@@ -123,7 +123,7 @@ def build(
                 if isinstance(results[position], torch.fx.Node)
             }
             importer.run()
-            torch_imported.outputs(importer, results, views, writes, ordered)
+            torch_imported.outputs(importer, results, views, writes, ordered, inner)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:

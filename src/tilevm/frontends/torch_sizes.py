@@ -14,6 +14,9 @@ from torch.utils._sympy.functions import FloorDiv, Min
 from tilevm.ir.types import Dim
 
 MOST = 2**63 - 1
+# Of ints that loops carry, which are no integers of Python's: calls with larger ones run eagerly.
+# A turn multiplies them by less (`torch_data.check_number`), and so stays within 64 bits.
+MOST_CARRIED = 2**31
 MODULES: Mapping[str, Any] = {"math": math, "torch": torch}  # what Python source of sizes names
 
 
@@ -82,8 +85,10 @@ class Sizes:
         shape_env: Any,
         unified: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
         facts: Mapping[tuple[int, int], Dim] | None = None,
+        inner: bool = False,
     ) -> None:
         self.env = shape_env
+        self._inner = inner  # of a graph inside another
         self._facts = facts or {}
         self._unified = dict(unified or {})
         self._least: dict[sympy.Symbol, int] = {}
@@ -177,6 +182,9 @@ class Sizes:
             others = [a for a, b in self._unified.items() if b == symbol]
             if self._maybe_one.intersection([symbol, *others]):
                 low = min(low, 1)
+            if self._inner and free_unbacked_symbols(symbol):
+                # A loop may carry it, and make it larger each time.
+                low, high = max(low, -MOST_CARRIED), min(high, MOST_CARRIED)
             high, multiple = min(high, self._most.get(symbol, MOST)), 1
             for known, place, axis in self.sources:
                 if known == symbol and (fact := self._facts.get((place, axis))) is not None:

@@ -19,8 +19,8 @@ from tilevm.frontends.torch_complex import (
     is_complex,
     made,
     parts_of,
-    row_of,
 )
+from tilevm.frontends.torch_complex_products import row_of
 from tilevm.frontends.torch_ops import ROWS, Row, Tensor, Unsupported, axis_of, is_number, is_small
 
 if TYPE_CHECKING:

@@ -50,6 +50,12 @@ function roofline() {
     const from = clip(peak / fast);
     svg.append(line(x(from), y(peak), W - R, y(peak), "roof"), label(W - R - 4, y(peak) + (peak < product ? 15 : -5), `${name} ${Math.round(peak)} Gop/s`, "end"));
   }
+  // The numbers of those that take most time; a number that would cover another is left to pointing.
+  const named = [];
+  for (const p of [...points].sort((a, b) => b.step.ns - a.step.ns)) {
+    if (named.length === 12 || named.some((o) => Math.abs(x(o.x) - x(p.x)) < 22 && Math.abs(y(o.y) - y(p.y)) < 13)) continue;
+    named.push(p);
+  }
   for (const p of points) {
     const name = p.step.kernels.length ? data.kernels[p.step.kernels.at(-1)].name : p.step.name || p.step.kind;
     const text = `step ${p.step.index} ${name}: ${time(p.step.ns)}, ${limitWords(p.step)}`;
@@ -57,8 +63,25 @@ function roofline() {
     svg.append(shape("a", { href: `#step-${p.step.index}`, "aria-label": text },
       shape("circle", { class: "point", cx: x(p.x), cy: y(p.y), r: radius }, shape("title", {}, text))));
   }
-  return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, as large as its share of the time. " +
-    "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit."));
+  for (const p of named)
+    svg.append(shape("text", { class: "number", x: x(p.x), y: y(p.y) + 4, "text-anchor": "middle" }, String(p.step.index)));
+  return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, with its number, as large as its share of the time. " +
+    "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit. " +
+    "The upper level is for steps of matrix products, the lower one for others: a multiply-add counts as two in a product, as one elsewhere."),
+    rates(machine));
+}
+
+function rates(machine) {
+  const [box, body] = table(["what", "at best"]);
+  const row = (what, best) => body.append(el("tr", {}, el("td", {}, what), el("td", { class: "number" }, best)));
+  for (const [dtype, peak] of Object.entries(machine.product_gflop_s)) row(`matrix products of ${dtype}`, `${Math.round(peak)} Gop/s`);
+  row("arithmetic on float32, one operation an instruction and lane", `${Math.round(machine.arithmetic_gop_s)} Gop/s`);
+  for (const [n, bandwidth] of Object.entries(machine.bandwidth_gb_s).sort((a, b) => a[0] - b[0]))
+    row(`up to ${bytes(+n)} read and written`, `${Math.round(bandwidth)} GB/s`);
+  return [el("h3", {}, "What the machine does at best"), el("p", {}, `Measured on this machine with ${count(machine.threads, "thread")}, ` +
+    "when a limit was first asked for: the quickest of PyTorch's copies and dot products of as many bytes, and of PyTorch's, oneDNN's and " +
+    "tilevm's product of two matrices of 1024 x 1024. A step that is quicker than such a rate is its own limit. " +
+    "What starting a step takes is in its time, and in no limit: small steps stay far from theirs."), box];
 }
 
 // Memory: where each buffer lies, and when --------------------------------------------------------
@@ -136,6 +159,7 @@ function draw(part) {
     ["memory", "Memory", memorySection()],
     ["callouts", "Call-outs", calloutsSection()],
     ["compiling", "Compile time", compilingSection()],
+    ["words", "Words", wordsSection()],
   ];
   document.querySelector("nav").replaceChildren(el("ul", {}, sections.map(([id, title]) =>
     el("li", {}, el("a", { href: `#${id}` }, title)))));

@@ -217,7 +217,7 @@ function border(row) {
 }
 
 function variant(made) {
-  const title = `${made.layout}: ${made.tier}, ran ${count(made.launches, "time")}, ` +
+  const title = `${made.layout}: ${made.tier}, ran ${count(made.launches, "time")} since it was made, ` +
     `compiled in ${time(made.compile_us * 1000)}`;
   return filled(el("details", {}, el("summary", {}, title, made.why_interp
     ? el("span", { class: "warn" }, ` not machine code: ${made.why_interp}`) : null)), () => {
@@ -311,4 +311,22 @@ function compilingSection() {
   for (const row of data.compiling)
     body.append(el("tr", {}, el("td", {}, row.phase), el("td", { class: "number" }, time(row.us * 1000))));
   return [el("p", {}, "What was paid once, before the first call of its kind."), box];
+}
+
+const WORDS = [
+  ["%12: float32[S, 384]", "A value, its dtype and its sizes, the outermost dim first. Letters are sizes that calls bring."],
+  ["kernel, axes", "A loop, or loops in one another, over the same elements; axes in brackets are its sizes, outermost first."],
+  ["step", "What the host does at one place of a call: run a kernel or a chain, allocate, rename, call the framework."],
+  ["chain", "Matrix products with the kernels before and behind them, some rows at a time, so that what passes between stays in the cache."],
+  ["sweep, dots, tiles", "Ways to compute a product of few rows: the right matrix is read once from front to back; by columns that lie " +
+    "together; in blocks of registers, where it lies."],
+  ["packed", "The right matrix is copied into panels that blocks of registers read in order; ahead: once, for weights that do not change. " +
+    "In pairs or pieces: of bfloat16, for instructions that multiply two at a time."],
+  ["by library", "PyTorch's own product, which was measured to be quicker here."],
+  ["variant", "A kernel's code for one kind of layout: which operands are rows, columns, single elements. It is made when a call first has it; " +
+    "sizes are its arguments."],
+];
+
+function wordsSection() {
+  return el("dl", {}, WORDS.map(([word, meaning]) => [el("dt", {}, el("b", {}, word)), el("dd", {}, meaning)]));
 }
