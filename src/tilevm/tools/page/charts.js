@@ -38,6 +38,7 @@ function roofline() {
   for (let i = bottom; i <= top; ++i)
     svg.append(line(L, y(10 ** i), W - R, y(10 ** i), "axis"), label(L - 6, y(10 ** i) + 4, String(+(10 ** i).toPrecision(1)), "end"));
   svg.append(label(W - R, H - 8, "operations a byte", "end"), label(6, 13, "Gop/s"));
+  const radius = (p) => 4 + 9 * Math.sqrt(p.step.ns / data.timing.call_ns);
   const clip = (v) => Math.max(v, 10 ** low);
   for (const [bandwidth, where] of fast > 1.3 * slow ? [[fast, "cache"], [slow, "memory"]] : [[slow, "memory"]]) {
     const from = clip(10 ** bottom / bandwidth), to = Math.min(10 ** high, product / bandwidth);
@@ -59,12 +60,11 @@ function roofline() {
   for (const p of points) {
     const name = p.step.kernels.length ? data.kernels[p.step.kernels.at(-1)].name : p.step.name || p.step.kind;
     const text = `step ${p.step.index} ${name}: ${time(p.step.ns)}, ${limitWords(p.step)}`;
-    const radius = 4 + 9 * Math.sqrt(p.step.ns / data.timing.call_ns);
     svg.append(shape("a", { href: `#step-${p.step.index}`, "aria-label": text },
-      shape("circle", { class: "point", cx: x(p.x), cy: y(p.y), r: radius }, shape("title", {}, text))));
+      shape("circle", { class: "point", cx: x(p.x), cy: y(p.y), r: radius(p) }, shape("title", {}, text))));
   }
   for (const p of named)
-    svg.append(shape("text", { class: "number", x: x(p.x), y: y(p.y) + 4, "text-anchor": "middle" }, String(p.step.index)));
+    svg.append(shape("text", { class: "number", x: x(p.x), y: y(p.y) - radius(p) - 3, "text-anchor": "middle" }, String(p.step.index)));
   return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, with its number, as large as its share of the time. " +
     "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit. " +
     "The upper level is for steps of matrix products, the lower one for others: a multiply-add counts as two in a product, as one elsewhere."),
