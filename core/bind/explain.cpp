@@ -7,6 +7,7 @@
 #include "bind/executable.h"
 #include "bind/explain.h"
 #include "bytecode/bytecode.h"
+#include "bytecode/text.h"
 #include "isa.gen.h"
 
 namespace nb = nanobind;
@@ -192,7 +193,7 @@ std::string node_text(const fuse::KernelGraph& graph, std::size_t i) {
   const fuse::KernelNode& node = graph.nodes[i];
   std::string text = "n" + std::to_string(i) + " = ";
   text += node.kind == fuse::KernelNode::Kind::kConst
-              ? std::string("const ") + std::to_string(node.imm)
+              ? "const " + bytecode::imm_text(node.type, node.imm)
               : std::string(bytecode::kIsa[node.instr].name);
   for (const std::int32_t in : node.in) {
     if (in >= 0) text += " n" + std::to_string(in);

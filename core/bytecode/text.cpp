@@ -69,6 +69,8 @@ std::string float_text(std::uint64_t bits) {
   return text;
 }
 
+}  // namespace
+
 std::string imm_text(RegType type, std::uint64_t imm) {
   switch (type) {
     case RegType::kF32:
@@ -84,6 +86,8 @@ std::string imm_text(RegType type, std::uint64_t imm) {
   }
   return {};
 }
+
+namespace {
 
 std::string register_text(std::uint16_t id, int cls) {
   return kClsNames[cls & 3] + shortest(int{id});

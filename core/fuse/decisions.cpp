@@ -31,7 +31,8 @@ std::string reason(const Why& why) {
     case Bar::kIndices:
       return "indices of a gather";
     case Bar::kLayout:
-      return "a change of layout, made of what lies in memory";
+      return "a reshape or another change of layout reads it next, which is a view, or a copy, of "
+             "what lies in memory";
     case Bar::kPlace:
       return "stored straight into its part of a concatenation";
     case Bar::kOperators:
@@ -84,7 +85,11 @@ std::string reason(const Why& why) {
 
 std::string fact(const Program& program, const Why& why) {
   const auto print = [&](SizeId size) { return program.sizes.print(size); };
-  if (why.a != shape::kNoSize && why.b != shape::kNoSize) return question(program, why.a, why.b);
+  if (why.a != shape::kNoSize && why.b != shape::kNoSize) {
+    if (why.bar == Bar::kLayout && program.sizes.equal(why.a, why.b) == shape::Answer::kNo)
+      return "a dim of " + print(why.a) + ", where the other has one of " + print(why.b);
+    return question(program, why.a, why.b);
+  }
   switch (why.bar) {
     case Bar::kOperators:
       return limit(why, kMaxGroupNodes, "operators");
@@ -101,7 +106,8 @@ std::string fact(const Program& program, const Why& why) {
   if (why.a != shape::kNoSize) return "axis " + print(why.a);
   if (why.node < 0) return {};
   const Node& node = program.nodes[at(why.node)];
-  return "%" + std::to_string(node.out) + " = " + info(node.op).name + " comes between";
+  return "%" + std::to_string(node.out) + " = " + info(node.op).name +
+         " has to run behind the one and before the other";
 }
 
 }  // namespace tilevm::fuse

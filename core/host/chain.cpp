@@ -261,8 +261,10 @@ std::vector<std::string> Executable::ways(int chain) {
   for (const schedule::Stage& stage : frame->chains[static_cast<std::size_t>(chain)].stages) {
     const auto& sizes = stage.sizes;
     if (stage.kernel != nullptr || sizes.m == 0) continue;
-    result.push_back(std::to_string(sizes.m) + " x " + std::to_string(sizes.n) + " x " +
-                     std::to_string(sizes.k) + " by " + exec::gemm::name(stage.way) +
+    const std::string m = std::to_string(sizes.m), n = std::to_string(sizes.n);
+    const std::string k = std::to_string(sizes.k);
+    result.push_back("[" + m + ", " + k + "] x [" + k + ", " + n + "] by " +
+                     exec::gemm::name(stage.way) +
                      (stage.packed != nullptr ? ", packed ahead" : ""));
   }
   give_frame(std::move(frame));

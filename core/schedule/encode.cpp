@@ -161,12 +161,14 @@ class Encoder {
            from != bytecode::info(node.type).storage;
   }
 
-  // Whether later passes than this read a value itself, and not what is kept of it.
+  // Whether later passes than this read a value itself, and not the one thing that is kept of it.
   bool read_later(int i, int pass) const {
+    int kept = 0;
     for (int c = i + 1; c < n_; ++c) {
       if (std::ranges::find(nodes_[at(c)].in, i) == nodes_[at(c)].in.end()) continue;
       const auto& s = state_[at(c)];
-      if (s.last > pass && (s.time > pass || !dear_again(c))) return true;
+      if (s.last <= pass) continue;
+      if (s.time > pass || !dear_again(c) || ++kept > 1) return true;
     }
     return false;
   }
@@ -175,7 +177,7 @@ class Encoder {
   // converts, what it becomes is an operand as it lies.
   bool worth_keeping(int i, int pass) const {
     if (state_[at(i)].last <= pass) return false;
-    return dear_again(i) || (widens(nodes_[at(i)]) && read_later(i, pass));
+    return (dear_again(i) || widens(nodes_[at(i)])) && read_later(i, pass);
   }
 
   // Body values that the pass asks for, in order_.

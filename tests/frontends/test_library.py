@@ -191,7 +191,7 @@ def test_knobs_and_tiers() -> None:
 def test_explain_says_so() -> None:
     measured.install(fabricated())
     told = str(tilevm.explain(tilevm.compile(product))(torch.ones(64, 64), torch.ones(64, 64)))
-    assert "64 x 64 x 64 by library" in told
+    assert "[64, 64] x [64, 64] by library" in told
 
 
 def content(**changes: Any) -> str:

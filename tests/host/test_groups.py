@@ -124,7 +124,7 @@ def test_they_run_in_one_step_with_what_follows() -> None:
         assert steps.count("chain over rows") == 1
         assert "in groups that end at" in steps
         assert steps.count("= product of") == products
-        assert "9 x 48 x 32 by" in steps  # of the largest group
+        assert "[9, 32] x [32, 48] by" in steps  # of the largest group
 
 
 def test_two_kinds_of_groups_stay_apart() -> None:

@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 FORMAT = "tilevm.explain/1"
 RECORDING = "tilevm.recording/1"
 _UNBOUNDED = (1 << 63) - 1
-_NOT_COMPUTED = "kernels do not compute it"
+_NOT_COMPUTED = "no kernel makes it: it is a view, or made by a step of the host"
 
 
 def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
     """Plain data. limits: with the machine's, which are measured where that was not done yet."""
     steps = _steps(explanation)
     machine = roofline.limits(steps) if limits and explanation.profiles else None
+    products = _products(explanation)
     kernels = [
-        _kernel(number, kernel, explanation) for number, kernel in enumerate(explanation.kernels)
+        _kernel(number, kernel, explanation, products)
+        for number, kernel in enumerate(explanation.kernels)
     ]
     memory = _memory(explanation)
     timing = _timing(explanation, steps)
@@ -232,16 +234,7 @@ def decisions(
     """The decisions that the core describes, with where values come from and go to."""
 
     def place(node: int) -> dict[str, Any] | None:
-        if node < 0:
-            return None
-        operator = operators[node]
-        return {
-            "operator": node,
-            "op": operator["op"],
-            "line": operator["line"],
-            "kernel": operator["kernel"],
-            "step": operator["step"],
-        }
+        return _place(operators[node]) if node >= 0 else None
 
     return tuple(
         {
@@ -256,7 +249,12 @@ def decisions(
     )
 
 
-def _kernel(number: int, kernel: Mapping[str, Any], explanation: Explanation) -> dict[str, Any]:
+def _kernel(
+    number: int,
+    kernel: Mapping[str, Any],
+    explanation: Explanation,
+    products: Mapping[int, list[dict[str, Any]]],
+) -> dict[str, Any]:
     operators = explanation.operators
     step = next((i for i, s in enumerate(explanation.steps) if number in s["kernels"]), None)
     lines = dict.fromkeys(operators[n]["line"] for n in kernel["operators"])
@@ -269,6 +267,7 @@ def _kernel(number: int, kernel: Mapping[str, Any], explanation: Explanation) ->
         "lines": [line for line in lines if line],
         "nodes": list(kernel["nodes"]),
         "why_separate": list(_borders(number, kernel, operators, explanation.decisions)),
+        "products": products.get(step, []) if step is not None else [],
         "variants": [
             {
                 "layout": v["layout"],
@@ -322,16 +321,81 @@ def _borders(
                 "does": "reads",
                 "value": value,
                 "type": maker["types"][maker["values"].index(value)],
-                "other": {
-                    "operator": maker["index"],
-                    "op": maker["op"],
-                    "line": maker["line"],
-                    "kernel": -1,
-                    "step": maker["step"],
-                },
+                "other": _place(maker),
                 "reason": _NOT_COMPUTED,
                 "fact": "",
             }
+
+
+_LEFT = "it is a factor of a matrix product, which takes it from memory"
+_RIGHT = "a right factor, of which each row of the product needs all"
+
+
+def _products(explanation: Explanation) -> dict[int, list[dict[str, Any]]]:
+    """By step, what its matrix products read from other steps, and make for others, and why.
+
+    Views between are left out; so are operands of the call.
+    """
+    operators: Sequence[Mapping[str, Any]] = explanation.operators
+    made = {value: row for row in operators for value in row["values"]}
+    readers: dict[int, list[Mapping[str, Any]]] = {}
+    for row in operators:
+        for value in row["inputs"]:
+            readers.setdefault(value, []).append(row)
+    decided = {
+        (d["value"], d["reader"]["operator"] if d["reader"] else None): d
+        for d in explanation.decisions
+    }
+    found: dict[int, list[dict[str, Any]]] = {}
+
+    def is_view(row: Mapping[str, Any]) -> bool:
+        kind = explanation.steps[row["step"]]["kind"] if row["step"] >= 0 else "view"
+        return row["kernel"] < 0 and len(row["inputs"]) == 1 and kind in ("view", "reshape")
+
+    def add(
+        product: Mapping[str, Any], does: str, value: int, other: Mapping[str, Any], why: Any
+    ) -> None:
+        maker = made[value]
+        border = {
+            "does": does,
+            "value": value,
+            "type": maker["types"][maker["values"].index(value)],
+            "other": _place(other),
+            "reason": why if isinstance(why, str) else why["reason"],
+            "fact": "" if isinstance(why, str) else why["fact"],
+        }
+        rows = found.setdefault(product["step"], [])
+        if border not in rows:
+            rows.append(border)
+
+    for product in operators:
+        step = product["step"]
+        if step < 0 or product["kernel"] >= 0 or explanation.steps[step]["kind"] != "chain":
+            continue
+        for place, factor in enumerate(product["inputs"]):
+            value = factor
+            while value in made and is_view(made[value]):
+                value = made[value]["inputs"][0]
+            if value in made and made[value]["step"] not in (-1, step):
+                why = decided.get((value, product["index"]), _RIGHT if place else _LEFT)
+                add(product, "reads", value, made[value], why)
+        for value in product["values"]:
+            behind = [(row, value) for row in readers.get(value, ())]
+            while behind:
+                row, read = behind.pop()
+                if is_view(row):
+                    behind += [(r, v) for v in row["values"] for r in readers.get(v, ())]
+                elif row["step"] != step:
+                    add(product, "stores", value, row, decided.get((read, row["index"]), _LEFT))
+    return found
+
+
+def _place(operator: Mapping[str, Any]) -> dict[str, Any]:
+    """Where an operator stands."""
+    return {
+        "operator": operator["index"],
+        **{key: operator[key] for key in ("op", "line", "kernel", "step")},
+    }
 
 
 def _instruction(line: str) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,17 @@ _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _OPENMP = re.compile(r"/(lib(?:gomp|iomp5|omp)[^/\s]*\.so[^/\s]*)$")
 _COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def processor() -> str:
+    """The processor's name."""
+    try:
+        rows = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    found = {key.strip(): value.strip() for key, _, value in (row.partition(":") for row in rows)}
+    numbers = f"family {found.get('cpu family', '?')}, model {found.get('model', '?')}"
+    return f"{found.get('model name', platform.machine())} ({numbers})"
 
 
 def caches(root: Path = _CACHES) -> dict[str, int]:

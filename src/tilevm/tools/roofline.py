@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tilevm.tools.bench.costs import COSTS
+from tilevm.tools.machine import processor
 
 _machines: dict[int, Any] = {}  # by number of threads
 _lock = threading.Lock()
@@ -68,6 +70,8 @@ def limits(steps: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
         # What a step did, the machine can do: others may have used it while rates were measured.
         step["limit_ns"] = min(1e9 * by[step["limited_by"]], step["ns"])
     return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
         "threads": threads,
         "bandwidth_gb_s": {str(1 << key): rate / 1e9 for key, rate in machine.bandwidth.items()},
         "product_gflop_s": {name: rate / 1e9 for name, rate in machine.flops_s.items()},

@@ -19,6 +19,7 @@ from typing import Any
 
 from tilevm.tools.bench import cases, contestants, limits, report
 from tilevm.tools.bench.case import Case
+from tilevm.tools.machine import processor
 from tilevm.tools.progress import Progress
 from tilevm.tools.worker import Worker, WorkerDied, WorkerError
 
@@ -73,17 +74,6 @@ def environment() -> dict[str, Any]:
         "load": os.getloadavg()[0],
         "date": time.strftime("%Y-%m-%d"),
     }
-
-
-def processor() -> str:
-    """The processor's name."""
-    try:
-        rows = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    found = {key.strip(): value.strip() for key, _, value in (row.partition(":") for row in rows)}
-    numbers = f"family {found.get('cpu family', '?')}, model {found.get('model', '?')}"
-    return f"{found.get('model name', platform.machine())} ({numbers})"
 
 
 def _git(*arguments: str) -> str:

@@ -15,7 +15,8 @@ const line = (x1, y1, x2, y2, kind) => shape("line", { x1, y1, x2, y2, class: ki
 function roofline() {
   const machine = data.machine;
   const points = data.steps.filter((s) => s.limit_ns && s.ns && s.flops + s.vector_ops).map((step) => {
-    const work = step.flops + step.vector_ops;
+    const work = step.limited_by === "products" ? step.flops : step.limited_by === "arithmetic" ? step.vector_ops
+      : Math.max(step.flops, step.vector_ops);
     return { step, x: work / (step.read_bytes + step.written_bytes), y: work / step.ns };
   });
   if (!machine || !points.length)
@@ -67,7 +68,8 @@ function roofline() {
     svg.append(shape("text", { class: "number", x: x(p.x), y: y(p.y) - radius(p) - 3, "text-anchor": "middle" }, String(p.step.index)));
   return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, with its number, as large as its share of the time. " +
     "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit. " +
-    "The upper level is for steps of matrix products, the lower one for others: a multiply-add counts as two in a product, as one elsewhere."),
+    "The upper level is for steps of matrix products, the lower one for others: a multiply-add counts as two in a product, as one elsewhere. " +
+    "Operations are those that limit a step: of products, or its others. Far below are steps so small that starting them is what takes time."),
     rates(machine));
 }
 
@@ -78,10 +80,10 @@ function rates(machine) {
   row("arithmetic on float32, one operation an instruction and lane", `${Math.round(machine.arithmetic_gop_s)} Gop/s`);
   for (const [n, bandwidth] of Object.entries(machine.bandwidth_gb_s).sort((a, b) => a[0] - b[0]))
     row(`up to ${bytes(+n)} read and written`, `${Math.round(bandwidth)} GB/s`);
-  return [el("h3", {}, "What the machine does at best"), el("p", {}, `Measured on this machine with ${count(machine.threads, "thread")}, ` +
+  return [el("h3", {}, "What the machine does at best"), el("p", {}, `Measured on this machine (${machine.processor}, ${count(machine.cores, "core")}) with ${count(machine.threads, "thread")}, ` +
     "when a limit was first asked for: the quickest of PyTorch's copies and dot products of as many bytes, and of PyTorch's, oneDNN's and " +
-    "tilevm's product of two matrices of 1024 x 1024. A step that is quicker than such a rate is its own limit. " +
-    "What starting a step takes is in its time, and in no limit: small steps stay far from theirs."), box];
+    "tilevm's product of two matrices of 1024 x 1024. Where a step beats such a rate, which a call of PyTorch's is part of where bytes are few, " +
+    "its own time is taken for its limit. What starting a step takes is in its time, and in no limit."), box];
 }
 
 // Memory: where each buffer lies, and when --------------------------------------------------------
@@ -132,12 +134,19 @@ function memoryChart(memory) {
 
 // The page ------------------------------------------------------------------------------------------
 
+// PyTorch's capture is most of what a model's first call takes.
+function compileTiles() {
+  const capture = data.compiling.filter((row) => row.phase.startsWith("capture")).reduce((sum, row) => sum + row.us, 0);
+  const rest = ["compile time", time((data.summary.compile_us - capture) * 1000)];
+  return capture ? [["capture", time(capture * 1000)], rest] : [rest];
+}
+
 function tiles() {
   const s = data.summary;
   return [["time of a call", time(s.call_ns)], ["at best", s.limit_ns ? time(s.limit_ns) : "-"],
     ["kernel launches", s.launches], ["operators", s.operators],
     given.segments ? ["not recorded", given.call_outs.length] : ["call-outs", s.call_outs],
-    ["compile time", time(s.compile_us * 1000)]]
+    ...compileTiles()]
     .map(([name, value]) => el("li", {}, el("b", {}, String(value)), el("span", {}, name)));
 }
 
@@ -147,12 +156,14 @@ function draw(part) {
   document.getElementById("summary").replaceChildren(...tiles());
   const graph = graphSection(); // first: others point into it
   const list = el("div");
-  kernelRows = chunked(list, sorted(), kernelDetails);
+  const idle = data.kernels.filter(isIdle);
+  kernelRows = chunked(list, shown(), kernelDetails);
   const sections = [
     ["look", "Look at this first", findings()],
     ["steps", "Steps", stepsSection()],
     ["kernels", "Kernels", [el("p", {}, "Operators over the same elements, in one loop. Open one to see " +
-      "why it is separate, what it costs, and its code."), list]],
+      "why it is separate, what it costs, and its code."), list, idle.length ? el("p", { class: "soft" },
+      `${count(idle.length, "kernel")} more would make a copy, where a reshape is no view; this call did not need ${idle.length === 1 ? "it" : "them"}.`) : null]],
     ["limits", "Limits", roofline()],
     ["graph", "Graph", graph],
     ["decisions", "Decisions", decisionsSection()],

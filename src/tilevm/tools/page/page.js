@@ -38,12 +38,14 @@ function kernelChip(index) {
     "data-kernel": index, onclick: () => openKernel(index) }, `${index} ${kernel.name}`);
 }
 
-// Copies, which few calls make, come last.
-const sorted = () => [...data.kernels].sort((a, b) => !a.operators.length - !b.operators.length);
+const isIdle = (kernel) => !kernel.operators.length && !kernel.variants.length;
+// Copies come last, without those that the call did not make.
+const shown = () => data.kernels.filter((kernel) => !isIdle(kernel))
+  .sort((a, b) => !a.operators.length - !b.operators.length);
 let kernelRows;
 
 function openKernel(index) {
-  kernelRows.reach(sorted().findIndex((kernel) => kernel.index === index));
+  kernelRows.reach(shown().findIndex((kernel) => kernel.index === index));
   const details = document.getElementById(`kernel-${index}`);
   details.open = true;
   details.querySelector("summary").focus({ preventScroll: true });
@@ -126,21 +128,30 @@ function limitWords(step) {
   return `the limit is ${time(step.limit_ns)}, by ${by}`;
 }
 
+// Steps that do the same, as in the layers of a model; those that take most time first.
+function alike() {
+  const key = (s) => [s.kind, s.name, ...s.ways, ...s.kernels.map((k) => data.kernels[k].name)].join();
+  const sum = (steps) => steps.reduce((total, s) => total + s.ns, 0);
+  return [...grouped(data.steps.filter((s) => s.ns), key).values()].sort((a, b) => sum(b) - sum(a));
+}
+
 function findings() {
   const found = [], { timing, summary, memory } = data;
   const add = (bad, ...words) => found.push(el("li", { class: bad ? "bad" : null }, ...words));
   for (const [reason, times] of Object.entries(data.reasons || {}))
     add(false, `This segment ran ${count(times, "time")} because of: `, el("b", {}, reason), ".");
   if (timing.call_ns !== null && summary.limit_ns)
-    add(false, `The call takes ${time(timing.call_ns)}. Its steps, one by one, could take ` +
-      `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of it. ` +
+    add(false, `The call takes ${time(timing.call_ns)}. These steps, one after the other, could take ` +
+      `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of that is reached. ` +
       `(${timing.runs > 1 ? "Medians of " : "Of "}${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
   if (timing.untimed) add(true, `Not timed more often: ${timing.untimed}.`);
-  const slowest = [...data.steps].sort((a, b) => b.ns - a.ns)[0];
-  if (slowest && slowest.ns)
-    add(false, `The slowest step is ${slowest.index}, `, stepName(slowest),
-      `: ${time(slowest.ns)}, ${percent(slowest.ns, timing.call_ns)} of the call`,
-      slowest.limit_ns ? `; ${limitWords(slowest)}.` : ".");
+  for (const steps of alike().slice(0, 3)) {
+    const [ns, limit] = ["ns", "limit_ns"].map((key) => steps.reduce((sum, s) => sum + (s[key] || 0), 0));
+    if (ns < timing.call_ns / 20) break;
+    add(false, steps.length > 1 ? `${steps.length} steps like ${steps[0].index}, ` : `Step ${steps[0].index}, `, stepName(steps[0]),
+      `, take${steps.length > 1 ? "" : "s"} ${time(ns)}, ${percent(ns, timing.call_ns)} of the call`,
+      limit ? `, ${time(ns - limit)} more than the limit${steps.length > 1 ? "s" : ""}. Of one, ${limitWords(steps[0])}.` : ".");
+  }
   for (const [name, calls] of [...grouped(given.call_outs, (c) => c.name)].slice(0, 8))
     add(true, `Fell back to the framework: `, el("code", {}, name),
       ` (${count(calls.length, "call")}), because ${calls[0].reason}. `,
@@ -149,7 +160,7 @@ function findings() {
   const reasons = [...grouped(stored, (d) => d.reason)].sort((a, b) => b[1].length - a[1].length);
   if (stored.length)
     add(false, `${count(new Set(stored.map((d) => d.value)).size, "value is", "values are")} stored between kernels, ` +
-      `for ${count(stored.length, "reader")}, of which so many for these reasons: `,
+      `for ${count(stored.length, "reader")}. What keeps most readers out of the kernel that makes theirs: `,
       reasons.slice(0, 3).map(([reason, rows], i) => `${i ? "; " : ""}${reason} (${rows.length})`), ". ",
       el("a", { href: "#decisions" }, "All of them"), ".");
   if (!given.call_outs.length) add(false, given.segments
@@ -178,7 +189,7 @@ function stepsSection() {
   const whole = data.timing.call_ns;
   const most = Math.max(...data.steps.map((s) => s.ns || 0), 1);
   const quiet = (s) => ["alloc", "view", "slice"].includes(s.kind) || (s.kind === "reshape" && s.read_bytes === 0);
-  const [box, body] = table(["step", "what", "time", "", "limit", "bytes"], { class: "steps" });
+  const [box, body] = table(["step", "what", "time", "", "limit", "bytes, flops of products"], { class: "steps" });
   const row = (step) => el("tr", { id: `step-${step.index}`, "data-kernel": step.kernels[0] },
     el("td", { class: "number" }, String(step.index)),
     el("td", { class: "fill" }, stepName(step),
@@ -203,16 +214,17 @@ function stepsSection() {
   const all = el("input", { type: "checkbox", onchange: (e) => show(e.target.checked) });
   return [
     el("p", {}, "What the host does in one call, in this order. ", el("span", { class: "key" }),
-      " time, ", el("span", { class: "key limit" }), " what it could take at best: bytes over " +
-      "bandwidth, products and arithmetic over what the processor does, the largest of them."),
+      " time, beside the slowest step's, ", el("span", { class: "key limit" }), " what it could take at best: the largest of its bytes over the " +
+      "bandwidth, its products' operations over the rate of products, and its other operations over the rate of arithmetic."),
     el("label", {}, all, ` also ${count(hidden, "step")} that only allocate or rename`), box,
     whole ? el("p", { class: "soft" }, `Before the first step (inputs, sizes): ${time(data.timing.begin_ns)}; ` +
       `after the last one (outputs): ${time(data.timing.end_ns)}.`) : null];
 }
 
-function border(row) {
+function border(row, who) {
   const words = row.does === "stores" ? ["stores ", "for "] : ["reads ", "from "];
-  return el("li", {}, words[0], el("code", {}, `%${row.value}: ${row.type}`), ", ", words[1], place(row.other),
+  if (who) words[0] = row.does === "stores" ? "store " : "read ";
+  return el("li", {}, who, words[0], el("code", {}, `%${row.value}: ${row.type}`), ", ", words[1], place(row.other),
     ": ", el("b", {}, row.reason), row.fact ? [" - ", el("code", {}, row.fact)] : null, ".");
 }
 
@@ -232,30 +244,32 @@ function variant(made) {
   });
 }
 
+// "s21 = 59", of a size that is a symbol.
+function valued(size) {
+  const known = data.symbols.find((s) => s.name === size.split(" ")[0]);
+  return known && known.value !== null ? size.replace(known.name, `${known.name} = ${known.value}`) : size;
+}
+
 function kernelDetails(kernel) {
   const step = kernel.step === null ? null : data.steps[kernel.step];
   const ran = kernel.variants.length > 0;
-  const cost = ran && step && step.ns !== null ? `, step ${step.index}, ${time(step.ns)}` : "";
+  const products = step && step.ways.length ? ` with ${count(step.ways.length, "product")}` : "";
+  const cost = ran && step && step.ns !== null ? `, ${time(step.ns)} in step ${step.index}${products}` : "";
   const summary = el("summary", { "data-kernel": kernel.index }, el("span", { class: "chip kernel",
     style: hue(kernel.index) }, `${kernel.index} ${kernel.name}`),
-    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : ran ? "a copy" : "a copy that this call did not need,"} over [${kernel.axes.join(", ")}]${cost}`);
-  // What reaches it by way of the products of its step.
-  const factors = step && step.kind === "chain" ? data.decisions.filter((d) => d.reader && d.maker &&
-    d.reader.step === step.index && d.reader.kernel < 0 && d.maker.step !== step.index) : [];
+    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : "a copy"} over [${kernel.axes.map(valued).join(", ")}]${cost}`);
   const details = el("details", { class: "kernel", id: `kernel-${kernel.index}`, style: hue(kernel.index) }, summary);
   return filled(details, () => [
     el("p", { class: "soft" }, kernel.lines.join(", ")),
     el("p", {}, kernel.operators.map((n) => [operatorChip(n), " "])),
     el("h3", {}, "Why it is separate"),
     step && step.kind === "chain" && step.ways.length ? el("p", {}, `It runs with ${count(step.ways.length, "matrix product")} ` +
-      `in step ${step.index}, some rows at a time: what passes between them stays in the cache.`) : null,
-    factors.length ? el("ul", { class: "why" }, factors.map((d) => el("li", {}, "its products read ",
-      el("code", {}, `%${d.value}: ${d.type}`), ", from ", place(d.maker), ": ", el("b", {}, d.reason),
-      d.fact ? [" - ", el("code", {}, d.fact)] : null, "."))) : null,
-    kernel.why_separate.length ? el("ul", { class: "why" }, kernel.why_separate.map(border))
-      : factors.length ? null : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
+      `in step ${step.index}, as many rows at a time as fit in the cache, so that what passes between them stays there.`) : null,
+    kernel.products.length ? el("ul", { class: "why" }, kernel.products.map((row) => border(row, "its products "))) : null,
+    kernel.why_separate.length ? el("ul", { class: "why" }, kernel.why_separate.map((row) => border(row, "")))
+      : kernel.products.length ? null : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
         : "It makes a copy, for a step of the host or where a layout asks for it."),
-    ran && step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index} takes ` +
+    ran && step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index}${step.ways.length ? ", its products and this," : ""} takes ` +
       `${time(step.ns)}; ${limitWords(step)}. It reads ${bytes(step.read_bytes)} and writes ` +
       `${bytes(step.written_bytes)}.`)] : null,
     el("h3", {}, "Code"),
@@ -281,8 +295,11 @@ function graphSection() {
     ` at least ${s.min}${s.max === null ? "" : `, at most ${s.max}`}`,
     s.multiple_of > 1 ? `, a multiple of ${s.multiple_of}` : ""));
   const typed = (row) => [row.name ? `${row.name} ` : null, el("code", {}, `%${row.value}: ${row.type}`), " "];
+  const many = data.inputs.length > 16;
   return [
-    el("p", {}, "Takes ", data.inputs.map(typed)), el("p", {}, "returns ", data.outputs.map(typed)),
+    many ? filled(el("details", { class: "plain" }, el("summary", {}, `Takes ${count(data.inputs.length, "input")}, the module's own tensors among them`)),
+      () => el("p", {}, data.inputs.map(typed))) : el("p", {}, "Takes ", data.inputs.map(typed)),
+    el("p", {}, "returns ", data.outputs.map(typed)),
     el("h3", {}, "What is known of the sizes"), el("ul", { class: "why" }, known,
       data.guards.map((g) => el("li", {}, "this program runs where ", el("code", {}, g))),
       data.checks.map((c) => el("li", {}, "each call checks ", el("code", {}, c)))),
@@ -315,13 +332,20 @@ function compilingSection() {
 
 const WORDS = [
   ["%12: float32[S, 384]", "A value, its dtype and its sizes, the outermost dim first. Letters are sizes that calls bring."],
+  ["factor", "What a matrix product multiplies: the left one has the result's rows, the right one its columns."],
+  ["fold, reduced", "A sum, maximum or the like over an axis."],
+  ["arena", "The memory that values between steps share, each for its life."],
+  ["call-out", "An operator that the framework (PyTorch) runs."],
   ["kernel, axes", "A loop, or loops in one another, over the same elements; axes in brackets are its sizes, outermost first."],
   ["step", "What the host does at one place of a call: run a kernel or a chain, allocate, rename, call the framework."],
   ["chain", "Matrix products with the kernels before and behind them, some rows at a time, so that what passes between stays in the cache."],
-  ["sweep, dots, tiles", "Ways to compute a product of few rows: the right matrix is read once from front to back; by columns that lie " +
-    "together; in blocks of registers, where it lies."],
+  ["[59, 384] x [384, 1536] by dots", "A product of matrices of these sizes, for each batch, and the way it is computed. Sizes, and how the right matrix " +
+    "lies in memory, decide; crossings were measured."],
+  ["sweep", "A way for few rows: the right matrix is read once, from front to back."],
+  ["dots", "A way for rows up to 128 where columns of the right matrix lie together, as a Linear's weights do: rows times columns, some of each at a time."],
+  ["tiles", "A way where rows of the right matrix lie together: blocks of the result stay in registers, and the right matrix is read where it lies."],
   ["packed", "The right matrix is copied into panels that blocks of registers read in order; ahead: once, for weights that do not change. " +
-    "In pairs or pieces: of bfloat16, for instructions that multiply two at a time."],
+    "In pairs or pieces: of bfloat16, for instructions that multiply two at a time. `freeze=True` lets weights be packed ahead."],
   ["by library", "PyTorch's own product, which was measured to be quicker here."],
   ["variant", "A kernel's code for one kind of layout: which operands are rows, columns, single elements. It is made when a call first has it; " +
     "sizes are its arguments."],
