@@ -144,7 +144,7 @@ function compileTiles() {
 function tiles() {
   const s = data.summary;
   return [["time of a call", time(s.call_ns)], ["at best", s.limit_ns ? time(s.limit_ns) : "-"],
-    ["kernel launches", s.launches], ["operators", s.operators],
+    ["launches", s.launches], ["operators", s.operators],
     given.segments ? ["not recorded", given.call_outs.length] : ["call-outs", s.call_outs],
     ...compileTiles()]
     .map(([name, value]) => el("li", {}, el("b", {}, String(value)), el("span", {}, name)));

@@ -150,7 +150,8 @@ function findings() {
     if (ns < timing.call_ns / 20) break;
     add(false, steps.length > 1 ? `${steps.length} steps like ${steps[0].index}, ` : `Step ${steps[0].index}, `, stepName(steps[0]),
       `, take${steps.length > 1 ? "" : "s"} ${time(ns)}, ${percent(ns, timing.call_ns)} of the call`,
-      limit ? `, ${time(ns - limit)} more than the limit${steps.length > 1 ? "s" : ""}. Of one, ${limitWords(steps[0])}.` : ".");
+      steps.length > 1 && limit && steps[0].kind !== "call" ? `, ${time(ns - limit)} more than their limits. Of one, ` : limit ? "; " : "",
+      limitWords(steps[0]), ".");
   }
   for (const [name, calls] of [...grouped(given.call_outs, (c) => c.name)].slice(0, 8))
     add(true, `Fell back to the framework: `, el("code", {}, name),
