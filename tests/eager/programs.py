@@ -96,6 +96,8 @@ def random_program(seed: int) -> list[Statement]:
 class Generator:
     """Draws statements, and runs each in eager mode to see what comes of it."""
 
+    whole = (torch.float32, torch.float64)  # of which there are complex numbers
+
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.env = namespace(contextlib.nullcontext)
@@ -183,6 +185,8 @@ class Generator:
         """Small, and mostly numbers of which one can tell right from wrong."""
         if not isinstance(x, torch.Tensor) or x.numel() > MOST_ELEMENTS:
             return False
+        if x.is_complex():
+            x = torch.view_as_real(x.detach().resolve_conj())
         if not x.numel() or not x.is_floating_point():
             return True
         y = x.detach().double()

@@ -148,6 +148,17 @@ def layout(g: Generator) -> None:
     g.assign(g.rng.choice(texts))
 
 
+def maker(g: Generator) -> None:
+    """Tensors of nothing, and what is written into a part of one."""
+    n, m, dtype = g.rng.randint(0, 9), g.rng.randint(0, 9), g.rng.choice(DTYPES[:6])
+    kind = f"dtype=torch.{dtype}"
+    texts = [f"torch.zeros({n}, {m}, {kind})", f"torch.ones({m}, {kind})", f"torch.eye({n}, {m})"]
+    texts += [f"torch.full(({n}, {m}), {g.number()})", f"torch.linspace(1, {m + 2}, {n})"]
+    texts += [f"torch.arange({n}, {n + m}, {kind})", f"torch.logspace(0, 1, {n})"]
+    texts += [f"torch.scalar_tensor({g.number()}, {kind})", f"torch.empty({n}, {m}).fill_({m})"]
+    g.assign(g.rng.choice(texts))
+
+
 def join(g: Generator) -> None:
     x = g.pick(lambda x: x.ndim > 0)
     axis = g.axis(g.get(x))
@@ -202,6 +213,43 @@ def random_draw(g: Generator) -> None:
     texts = [f"torch.rand({shape}) * 2 - 1", f"torch.randn_like({x})", f"F.dropout({x}, 0.5)"]
     texts += [f"torch.bernoulli(torch.full({shape}, 0.5)) + {x}", f"torch.randint(0, 5, {shape})"]
     texts += ["torch.randperm(5) + 1", f"torch.rand_like({x}) < 0.5"]
+    texts += [f"torch.empty_like({x}).{op}()" for op in ("exponential_", "log_normal_", "cauchy_")]
+    texts += [f"torch.normal({x}, 0.5)", f"torch.bernoulli({x}.sigmoid().nan_to_num(0.5))"]
+    texts += [f"torch.zeros({shape}).geometric_(0.3)", f"torch.randn({shape}).bernoulli_(0.25)"]
+    g.assign(g.rng.choice(texts))
+
+
+# Operators that no row of the recorder's is for, of float x, axis d and a partner y.
+TEMPLATES = (
+    "{x}.cummax({d})[0]", "{x}.cummin({d})[1]", "torch.logaddexp({x}, {y})", "{x}.sinh()",
+    "torch.heaviside({x}, {y})", "{x}.logcumsumexp({d})", "F.pad({x}, (1, 0), mode='replicate')",
+    "{x}.kthvalue(1, {d})[0]", "{x}.triu(1)", "{x}.median({d})[0]", "{x}.digamma()",
+    "torch.xlogy({x}, {y})", "{x}.asinh()", "{x}.cumprod({d})", "F.avg_pool1d({x}, 2)",
+    "{x}.erfc()", "F.glu({x}, {d})", "{x}.clamp(-1, 1).acos()", "{x}.nansum({d})",
+    "F.huber_loss({x}, {y})", "{x}.index_fill({d}, torch.tensor([0]), 2)",
+    "{x}.aminmax(dim={d})[1]", "torch.searchsorted(torch.arange(4.0), {x})", "{x}.frexp()[0]",
+    "{x}.logit(1e-3)",
+    "{x}.rot90()", "F.max_pool1d({x}, 2)", "F.interpolate({x}[None], scale_factor=2.0)",
+    "{x}.diff()", "torch.copysign({x}, {y})", "{x}.sgn()", "F.group_norm({x}[None], 1)",
+)  # fmt: skip
+
+
+def template(g: Generator) -> None:
+    x = g.floats(1)
+    text = g.rng.choice(TEMPLATES)
+    g.assign(text.format(x=x, y=g.partner(x), d=g.axis(g.get(x))))
+
+
+def complex_numbers(g: Generator) -> None:
+    if g.rng.random() < 0.5:
+        x = g.pick(lambda x: x.dtype in g.whole)
+        g.assign(g.rng.choice([f"torch.complex({x}, {g.partner(x)})", f"{x} * 2j", f"{x} + 1j"]))
+        return
+    z = g.pick(lambda x: x.is_complex())
+    texts = [f"{z}.real", f"{z}.imag", f"{z}.abs()", f"{z}.conj()", f"{z} * {g.partner(z)}"]
+    texts += [f"{z} + {g.partner(z)}", f"{z}.angle()", f"{z}.exp()", f"torch.view_as_real({z})"]
+    texts += [f"{z}.conj() * {z}", f"{z}.sum(0)", f"{g.part(z)}", f"{z}.real * 2", f"-{z}.imag"]
+    texts += [f"{z} @ {z}.mT", f"torch.fft.ifft({z})", f"torch.fft.fft({g.floats(1)}, dim=0)"]
     g.assign(g.rng.choice(texts))
 
 
@@ -233,6 +281,12 @@ def out(g: Generator) -> None:
     x, y = g.pick(), g.pick()
     texts = [f"torch.add({x}, {g.partner(x)}, out={y})", f"torch.mul({x}, 0.5, out={y})"]
     texts += [f"torch.sum({x}, 0, out={y})", f"torch.exp({x}, out={y})", f"torch.abs({x}, out={y})"]
+    part, d = g.part(y), g.axis(g.get(x))
+    texts += [f"torch.add({x}, {g.partner(x)}, out={part})", f"torch.tanh({x}, out={part})"]
+    texts += [f"torch.matmul({x}, {x}.mT, out={y})", f"torch.cumsum({x}, {d}, out={y})"]
+    texts += [f"torch.logaddexp({x}, {x}, out={part})", f"torch.roll({x}, 1, out={y})"]
+    texts += [f"torch.cat([{x}, {x}], {d}, out={y})", f"torch.arange(5, out={y})"]
+    texts += [f"torch.cummax({x}, {d}, out=({y}, torch.empty(0, dtype=torch.int64)))"]
     g.run(g.rng.choice(texts))
 
 
@@ -333,5 +387,5 @@ KINDS: tuple[tuple[int, Callable[[Generator], None]], ...] = (
     (5, cast), (6, reduce), (4, rows), (4, product), (13, view), (4, layout), (4, join), (3, parts),
     (4, gather), (3, random_draw), (10, in_place), (5, set_item), (3, out), (2, foreach),
     (2, exchange), (4, look), (3, drop), (4, differentiate),
-    (3, cell), (5, chosen),
+    (3, cell), (5, chosen), (2, maker), (5, template), (3, complex_numbers),
 )  # fmt: skip

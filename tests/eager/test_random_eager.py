@@ -33,6 +33,25 @@ def test_random_programs(start: int, poison: None) -> None:
 
 # Programs that were wrong. {name: text}
 REGRESSIONS: dict[str, str] = {
+    "strides of nothing that is turned": """
+x3 = make((13, 0, 1, 3), 'float64', 'dense', 2925)
+with fuse():
+    x5 = x3.rot90()
+""",
+    "a number among integers": """
+x0 = make((4,), 'int32', 'dense', 5731)
+x2 = make((4,), 'uint8', 'dense', 5177)
+with fuse():
+    x8 = torch.addcmul(x0, x0, x2, value=0.5)
+    x9 = torch.addcmul(x0, x0, x2, value=-1.75)
+    x0.addcmul_(x2, x2, value=1.5)
+""",
+    "strides of nothing that is chosen": """
+x0 = make((1, 1, 1, 31), 'float64', 'expanded', 5945)
+with fuse():
+    x8 = torch.log1p(x0).all(dim=-1, keepdim=True)
+    x10 = x8[torch.tensor([0, 0]), 1:]
+""",
     "an index behind a dim of size 1": """
 x0 = make((8, 2), 'float32', 'turned', 4598).requires_grad_()
 with fuse():

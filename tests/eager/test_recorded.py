@@ -53,7 +53,6 @@ OPERATORS: dict[str, Function] = {
     "elu": lambda x, y, k: F.elu(x, 0.5) + F.selu(x) + F.celu(x, 2.0),
     "softplus": lambda x, y, k: F.softplus(x) + F.softplus(x, 2, 3),
     "hardshrink": lambda x, y, k: F.hardshrink(x, 0.3),
-    "softshrink": lambda x, y, k: F.softshrink(x, 0.3),
     "frac": lambda x, y, k: torch.frac(x * 3),
     "fmax": lambda x, y, k: torch.fmax(x, (y - 3).log()),
     "fmin": lambda x, y, k: torch.fmin(x, (y - 3).log()),

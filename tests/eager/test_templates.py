@@ -48,6 +48,7 @@ OPERATORS: dict[str, Function] = {
     "max_pool": lambda x, k: F.max_pool2d(x[None, None], 2, 1, return_indices=True),
     "interpolate": lambda x, k: F.interpolate(x[None], scale_factor=2.0),
     "group_norm": lambda x, k: F.group_norm(torch.stack([x, x * 2], 1), 2),
+    "softshrink": lambda x, k: F.softshrink(x, 0.3),
     "huber": lambda x, k: F.huber_loss(x, x * 1.5),
     "logsumexp": lambda x, k: torch.logsumexp(x, 1),
     "norm": lambda x, k: torch.linalg.vector_norm(x, 1, 1),

@@ -245,3 +245,62 @@ def test_warnings_of_pytorch_about_itself_stop_nothing() -> None:
     with torch.no_grad():
         tilevm.compile(lambda x: x.add_(1))(x)
     assert tilevm.stats()["captures"] == before + 1
+
+
+def twice(x: Tensor) -> Any:
+    """A list that has a tensor twice, and one that has another's memory."""
+    y = x * 1
+    torch._foreach_add_([y, y], 1)
+    torch._foreach_mul_([y, y[1:]], 2)
+    return y
+
+
+def of_lists(x: Tensor) -> Any:
+    y, z = x * 1, x * 2
+    torch._foreach_mul_([y, z], [z, y])
+    torch._foreach_copy_([y], [z])
+    return y, z
+
+
+def of_arguments(x: Tensor) -> Any:
+    torch._foreach_sub_([x, x[:1]], 1)
+    torch._foreach_exp_([x])
+    return x * 2
+
+
+def expanded(x: Tensor) -> Any:
+    """Elements that are written share memory."""
+    x.expand(2, *x.shape).fill_(2)
+    y = x * 3
+    y.unsqueeze(0).expand(3, *y.shape).zero_()
+    return y + x
+
+
+def drawn(x: Tensor) -> Any:
+    """In the order of memory."""
+    y = torch.empty_like(x.t()).cauchy_()
+    return y, x.t().clone().bernoulli_(0.5) - 1, torch.rand_like(x)
+
+
+def resized(x: Tensor) -> Any:
+    """What is given for a result, and another view of its memory, which stays as it is."""
+    y = x.sum(0, keepdim=True)
+    torch.add(x, 1, out=y.detach())
+    return y
+
+
+@pytest.mark.parametrize("function", [twice, of_lists, of_arguments, expanded, drawn, resized])
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+def test_what_making_a_graph_functional_does_not_know(function: Callable[[Tensor], Any]) -> None:
+    torch._dynamo.reset()
+    doors = (tilevm.compile(function), torch.compile(function, backend="tilevm", dynamic=True))
+    for compiled in doors if function is not resized else doors[:1]:
+        with torch.no_grad():
+            for rows in (3, 5):
+                x = torch.randn(rows, 4)
+                y = x.clone()
+                torch.manual_seed(0)
+                found = compiled(x)
+                torch.manual_seed(0)
+                torch.testing.assert_close(found, function(y))
+                torch.testing.assert_close(x, y)

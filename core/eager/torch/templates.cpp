@@ -388,11 +388,7 @@ bool record(const Entry& entry, const Signature& call, bool list, torch::jit::St
       host::Geometry g;
       g.rank = c.meta(made[r]).rank;
       g.sizes = c.meta(made[r]).sizes;
-      if (g.empty()) {
-        set_dense_strides(g);
-      } else {
-        host::set_strides_in_order(g, it.entry.made->order(r));
-      }
+      host::set_strides_in_order(g, it.entry.made->order(r));
       c.result(made[r], g, it.entry.made->is_complex(r));
     }
     if (it.list) c.list();

@@ -32,10 +32,10 @@ BINARY = {
     "shift_left": "bitwise_left_shift __lshift__",
     "shift_right": "bitwise_right_shift __rshift__",
 }  # fmt: skip
-# Of those and of TEXT, what PyTorch has of floats alone.
+# Of those and of TEXT, what PyTorch has of floats alone, or computes otherwise of integers.
 FLOATS = (
     "silu", "hardsigmoid", "hardswish", "leaky_relu", "mish", "threshold", "addcdiv", "elu",
-    "softplus", "hardshrink", "softshrink",
+    "softplus", "hardshrink", "addcmul",
 )  # fmt: skip
 OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
 
@@ -59,8 +59,6 @@ TEXT = {
     "softplus": "i = scale x, y; e = exp i; l = log1p e; d = div l, y; c = gt i, z; "
     "r = where c, x, d",
     "hardshrink": "a = abs x; c = le a, y; r = where c, 0, x",
-    "softshrink": "n = sub x, y; p = add x, y; m = neg p; c = gt x, y; d = gt m, 0; z = mul x, 0; "
-    "e = where d, p, z; r = where c, n, e",
     "frac": "t = trunc x; r = sub x, t",
     "fmax": "n = isnan y; m = maximum x, y; a = where n, x, m; k = isnan x; r = where k, y, a",
     "fmin": "n = isnan y; m = minimum x, y; a = where n, x, m; k = isnan x; r = where k, y, a",

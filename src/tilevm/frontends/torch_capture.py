@@ -15,6 +15,7 @@ from torch.fx import proxy
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tilevm.frontends import (
+    torch_decompose,
     torch_dims,
     torch_memory,
     torch_norms,
@@ -177,6 +178,7 @@ def _checked(
     if call.seen.changed:
         raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
+    torch_decompose.one_by_one(program.graph)
     torch_memory.check_in_place(program.graph)
     torch_outside.check_constants(program)
     call.seen.strides |= torch_strides.has_strides(program.graph)

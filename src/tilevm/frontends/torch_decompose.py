@@ -51,7 +51,10 @@ NAMES = frozenset(
 def foreach() -> dict[OpOverload, Callable[..., Any]]:
     """Operators over lists of tensors, and what PyTorch does without a kernel for all: each."""
     key: Any = torch._C.DispatchKey.CompositeExplicitAutograd
-    packets = [getattr(torch.ops.aten, n) for n in dir(torch.ops.aten) if n.startswith("_foreach_")]
+    # (torch.ops has only those that somebody has asked it for.)
+    every = (name.partition(".")[0] for name in torch._C._dispatch_get_all_op_names())
+    names = {name[6:] for name in every if name.startswith("aten::_foreach_")}
+    packets = [getattr(torch.ops.aten, name) for name in sorted(names)]
     overloads = (getattr(packet, name) for packet in packets for name in packet.overloads())
     return {
         overload: functools.partial(overload._op_dk, key)
@@ -80,6 +83,17 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.trace = like.meta.get("stack_trace")
         self.made: list[torch.fx.Node] = []
         self.known: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
+
+    def note(self, node: torch.fx.Node) -> None:
+        """Know the tensors that a node takes."""
+        for source in node.all_input_nodes:
+            held = source.meta.get("val")
+            if isinstance(held, torch.Tensor):
+                self.known[id(held)] = held, source
+
+    def mode(self) -> Any:
+        """That of the fakes among them."""
+        return next((t.fake_mode for t, _ in self.known.values() if hasattr(t, "fake_mode")), None)
 
     def node_of(self, value: Any) -> Any:
         """The node that holds a tensor; what is none is itself. Raises: _Kept."""
@@ -138,6 +152,37 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(out, torch.Tensor):
             self.known[id(out)] = out, node
         return node
+
+
+class _InPlace(_Tape):  # type: ignore[no-untyped-call]
+    """Appends what is called as it is."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given, named = pytree.tree_map(self.node_of, (args, kwargs or {}))
+        out = func(*args, **kwargs or {})
+        self._append(func, given, named, out)
+        return out
+
+
+def one_by_one(graph: torch.fx.Graph) -> bool:
+    """Let operators that change lists of tensors in place be one for each tensor, in order: a list
+    may have one twice. Whether there were any.
+    """
+    found = False
+    for node in list(graph.nodes):
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        if not _is_foreach(node.target) or node.users:
+            continue
+        tape = _InPlace(graph, node)
+        tape.note(node)
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        mode = tape.mode()
+        with graph.inserting_before(node), torch.no_grad(), mode or nullcontext(), tape:
+            foreach()[node.target](*args, **kwargs)
+        graph.erase_node(node)
+        found = True
+    return found
 
 
 def _meanings(target: OpOverload, more: Meanings | None = None) -> list[Callable[..., Any]]:
@@ -203,10 +248,7 @@ def _replace(graph: torch.fx.Graph, node: torch.fx.Node, meaning: Callable[..., 
     assert isinstance(node.target, OpOverload)
     value = node.meta.get("val")
     tape = _Tape(graph, node)
-    for source in node.all_input_nodes:
-        held = source.meta.get("val")
-        if isinstance(held, torch.Tensor):
-            tape.known[id(held)] = held, source
+    tape.note(node)
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     tensors = [x for x in pytree.tree_leaves((args, kwargs, value)) if isinstance(x, torch.Tensor)]
     mode = next((x.fake_mode for x in tensors if hasattr(x, "fake_mode")), None)

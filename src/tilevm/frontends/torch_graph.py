@@ -107,6 +107,8 @@ def capture(
     """
     with capturing("a graph of torch.compile"):
         traced = to_aten(gm, fakes)
+        if any("_foreach_" in getattr(n.target, "__name__", "") for n in gm.graph.nodes):
+            gm = traced  # where each tensor of a list is changed by itself
         torch_memory.check_in_place(traced.graph)
         frozen = _owned_by_modules(gm) if freeze else None
         if following := torch_norms.follows(traced.graph):

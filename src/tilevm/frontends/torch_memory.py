@@ -110,13 +110,26 @@ def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
 
 def changed_memory(graph: torch.fx.Graph) -> set[int]:
     """The memory that operators of the graph change in place."""
-    changed: set[int] = set()
-    for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-            continue
-        for argument, value in _arguments(node):
-            if argument.alias_info and argument.alias_info.is_write:
-                torch.fx.node.map_arg(value, lambda n: changed.update(storages(n.meta.get("val"))))
+    return {
+        memory
+        for node in graph.nodes
+        if isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+        for tensor in changed_arguments(node)
+        for memory in storages(tensor)
+    }
+
+
+def changed_arguments(node: torch.fx.Node) -> list[torch.Tensor]:
+    """What a call of an operator writes to."""
+    changed: list[torch.Tensor] = []
+
+    def note(n: torch.fx.Node) -> None:
+        if isinstance(value := n.meta.get("val"), torch.Tensor):
+            changed.append(value)
+
+    for argument, value in _arguments(node):
+        if argument.alias_info and argument.alias_info.is_write:
+            torch.fx.node.map_arg(value, note)
     return changed
 
 
@@ -245,11 +258,21 @@ class Mutations:
 
 
 def check_in_place(graph: torch.fx.Graph) -> None:
-    """Raise Refused where PyTorch would, when integers are to hold a result that is none."""
+    """Raise Refused where PyTorch would, when integers are to hold a result that is none, and where
+    elements that are written share memory, which making a graph functional does not know.
+    """
     for node in graph.nodes:
         out = node.meta.get("val")
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
+        if isinstance(out, torch.Tensor) and "out" in node.kwargs:
+            given = node.kwargs["out"].meta["val"].shape
+            if len(given) != out.dim() or any(map(_differ, given, out.shape)):
+                raise Refused(f"{node.target} resizes what it is given for its result")
+        for written in changed_arguments(node):
+            sizes = zip(written.shape, written.stride(), strict=True)
+            if any(type(stride) is int and stride == 0 and size != 1 for size, stride in sizes):
+                raise Refused(f"{node.target} writes to elements that share memory")
         if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
             continue
         try:
@@ -260,6 +283,12 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         made = target(*args, **kwargs)
         if not torch.can_cast(made.dtype, out.dtype):
             raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether two sizes are others, as tracing knows them."""
+    texts = (str(n.node.expr) if isinstance(n, torch.SymInt) else str(n) for n in (a, b))
+    return next(texts) != next(texts)
 
 
 def check_functional(graph: torch.fx.Graph) -> None:

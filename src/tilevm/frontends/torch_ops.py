@@ -210,6 +210,28 @@ for _names, _line in TEXT.items():
     row(*_names.split())(_text(_line))
 for _name in FLOATS:
     row(_name)(_of_floats(ROWS[f"aten.{_name}.default"]))
+_addcmul_of_floats = ROWS["aten.addcmul.default"]
+
+
+@row("addcmul")
+def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
+    """Of integers, the number is rounded towards 0 first."""
+    if out.is_floating_point():
+        return _addcmul_of_floats(b, out, x, y, z, value)
+    if not is_number(value) or not math.isfinite(value):
+        raise Unsupported("a number to be rounded")
+    return b.add("add", x.id, scaled(b, b.add("mul", y.id, z.id), int(value)))
+
+
+@row("softshrink")
+def _softshrink(b: Importer, out: Any, x: Tensor, by: Any) -> int:
+    if not x.is_float or (is_number(by) and not by >= 0):
+        raise Unsupported("integers, or a negative number")  # PyTorch says so
+    n = b.number(by)
+    low, high = b.add("add", x.id, n), b.add("sub", x.id, n)
+    zero = b.add("mul", x.id, b.number(0))
+    below = b.add("where", b.add("gt", b.add("neg", low), b.number(0)), low, zero)
+    return b.add("where", b.add("gt", x.id, n), high, below)
 
 
 @row("square")
@@ -242,10 +264,20 @@ def scaled(b: Importer, y: int, alpha: Any) -> int:
 def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     if isinstance(x, Tensor) and type(y) is int and y == 0 and out.dtype == x.dtype == torch.int64:
         return x
+    _check_alpha(out, alpha)
     return b.add("add", b.operand(x), scaled(b, b.operand(y), alpha))
 
 
-def _check_sub(x: Any, y: Any) -> None:
+def _check_alpha(out: Any, alpha: Any) -> None:
+    """Leave to PyTorch what it refuses."""
+    if isinstance(alpha, float | torch.SymFloat) and not out.is_floating_point():
+        raise Unsupported("a fraction of integers")
+    if isinstance(alpha, bool) and out.dtype is not torch.bool:
+        raise Unsupported("a bool times numbers")
+
+
+def _check_sub(x: Any, y: Any, out: Any, alpha: Any) -> None:
+    _check_alpha(out, alpha)
     if any(
         isinstance(v, bool) or (isinstance(v, Tensor) and v.dtype is torch.bool) for v in (x, y)
     ):
@@ -254,13 +286,13 @@ def _check_sub(x: Any, y: Any) -> None:
 
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
-    _check_sub(x, y)
+    _check_sub(x, y, out, alpha)
     return b.add("sub", b.operand(x), scaled(b, b.operand(y), alpha))
 
 
 @row("rsub.Tensor", "rsub.Scalar")
 def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
-    _check_sub(x, y)
+    _check_sub(x, y, out, alpha)
     return b.add("sub", b.operand(y), scaled(b, b.operand(x), alpha))
 
 
@@ -387,6 +419,8 @@ def _log_sigmoid(b: Importer, out: Any, x: Tensor) -> int:
 
 @row("lerp.Scalar", "lerp.Tensor")
 def _lerp(b: Importer, out: Any, x: Tensor, end: Tensor, weight: Any) -> int:
+    if not x.is_float:
+        raise Unsupported("not floating point")  # PyTorch says so
     span, w = b.add("sub", end.id, x.id), b.operand(weight)
     near = b.add("add", x.id, b.add("mul", w, span))
     if is_number(weight) and abs(weight) < 0.5:

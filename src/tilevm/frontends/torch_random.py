@@ -17,6 +17,7 @@ import torch
 from tilevm.errors import RecorderError
 from tilevm.frontends import torch_callouts, torch_data
 from tilevm.frontends.torch_imported import short_name
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor, Unsupported, constant, is_number, row
 from tilevm.frontends.torch_views import filled
 
@@ -112,9 +113,14 @@ def _uniform(b: Importer, out: torch.Tensor, dtype: torch.dtype) -> int:
     return b.add("mul", b.cast(bits, dtype), b.number(2.0**-24))
 
 
-def _eagers_generator(generator: Any) -> None:
+def _eagers(x: Tensor, generator: Any) -> None:
+    """Check that `x` is filled by PyTorch's generator, in the order of its elements: what is made
+    of a draw in place has no longer the order of dims that it was drawn in.
+    """
     if generator is not None:
         raise Unsupported("random numbers of a generator")
+    if not x.fake.is_contiguous():
+        raise Refused("random numbers in place, in another order of dims")
 
 
 def _chance(value: Any) -> float:
@@ -132,7 +138,7 @@ def _rand(b: Importer, out: Any, *_: Any) -> int:
 
 @row("uniform")
 def _uniform_between(b: Importer, out: Any, x: Tensor, low: Any, high: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     largest = torch.finfo(out.dtype).max
     first, last = constant(low), constant(high)
     if not (-largest <= first <= last <= largest and last - first <= largest):
@@ -171,7 +177,7 @@ def _randn(b: Importer, out: Any, *_: Any) -> int:
 
 @row("normal_functional")
 def _normal(b: Importer, out: Any, x: Tensor, mean: Any, deviation: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     return _normals(b, out, mean, deviation)
 
 
@@ -182,7 +188,7 @@ def _normal_of(b: Importer, out: Any, mean: Any, deviation: Any, *_: Any) -> int
 
 @row("normal.Tensor_float")
 def _normal_around(b: Importer, out: Any, mean: Tensor, deviation: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(mean, generator)
     return b.add("add", _normals(b, out, 0.0, deviation), mean.id)
 
 
@@ -194,7 +200,7 @@ def _fractions(b: Importer, out: torch.Tensor, name: str, kind: _Kind = _FRACTIO
 
 @row("log_normal")
 def _log_normal(b: Importer, out: Any, x: Tensor, mean: Any, deviation: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     mean, deviation = constant(mean), constant(deviation)
     if not deviation > 0:
         raise Unsupported("a deviation that is not above 0")
@@ -204,7 +210,7 @@ def _log_normal(b: Importer, out: Any, x: Tensor, mean: Any, deviation: Any, gen
 
 @row("exponential")
 def _exponential(b: Importer, out: Any, x: Tensor, rate: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     rate = constant(rate)
     if not 0 < rate < math.inf:
         raise Unsupported("a rate that is not above 0, or infinite")
@@ -214,7 +220,7 @@ def _exponential(b: Importer, out: Any, x: Tensor, rate: Any, generator: Any) ->
 
 @row("cauchy")
 def _cauchy(b: Importer, out: Any, x: Tensor, median: Any, sigma: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     median, sigma = constant(median), constant(sigma)
     if not sigma > 0:
         raise Unsupported("a width that is not above 0")
@@ -224,7 +230,7 @@ def _cauchy(b: Importer, out: Any, x: Tensor, median: Any, sigma: Any, generator
 
 @row("geometric")
 def _geometric(b: Importer, out: Any, x: Tensor, chance: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     chance = constant(chance)
     if not 0 < chance < 1:
         raise Unsupported("a chance that is not between 0 and 1")
@@ -239,14 +245,14 @@ def _chosen(b: Importer, shape: Sequence[Any], chance: float) -> int:
 
 @row("bernoulli.p")
 def _bernoulli(b: Importer, out: Any, x: Tensor, chance: Any, generator: Any) -> int:
-    _eagers_generator(generator)
+    _eagers(x, generator)
     return _chosen(b, _sizes(out), _chance(chance))
 
 
 @row("bernoulli")
 def _bernoulli_each(b: Importer, out: Any, x: Tensor, generator: Any) -> int:
     """True with the chance that an element of `x` says."""
-    _eagers_generator(generator)
+    _eagers(x, generator)
     if not x.is_float or not x.fake.is_contiguous():
         raise Unsupported("chances that are integers, or in another order of dims")
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32

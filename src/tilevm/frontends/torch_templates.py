@@ -7,6 +7,7 @@ over the sizes, which the core puts into segments wherever the operator is calle
 
 from __future__ import annotations
 
+import itertools
 import logging
 import operator
 from collections.abc import Iterator, Sequence
@@ -240,12 +241,22 @@ def _order(fake: Any, real: torch.Tensor) -> list[int]:
             raise Refused(told)
         result = real
     parts = [fake.dim()] if is_complex(fake) else []
-    if 0 in sizes:
-        return [*range(fake.dim()), *parts]
-    order = torch_imported.order_of(result)
+    order = _order_of_none(real) if 0 in sizes else torch_imported.order_of(result)
     if order is None:
-        raise Refused("a result has gaps")
+        raise Refused("a result has gaps, or strides of no order of dims")
     return [*order, *parts]
+
+
+def _order_of_none(x: torch.Tensor) -> list[int] | None:
+    """Of a tensor without elements, whose sizes of 0 count as 1 in its strides."""
+    dims = tuple(range(x.dim()))
+    for order in itertools.permutations(dims) if x.dim() <= _MOST_ORDERED else (dims,):
+        if torch.empty_permuted(x.shape, order).stride() == x.stride():
+            return list(order)
+    return None
+
+
+_MOST_ORDERED = 4  # dims whose orders are all tried
 
 
 def _conditions(sizes: Sizes, guard: Any) -> list[Condition]:

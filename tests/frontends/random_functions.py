@@ -1,0 +1,171 @@
+"""Random functions of plain PyTorch through `tilevm.compile`, against eager mode.
+
+    python tests/frontends/random_functions.py --start 0 --count 500
+
+Functions take what the statements of `tests/eager` work on, and return what these make. Results,
+and arguments that are written to, must be eager's: dtypes, sizes, which share memory with an
+argument, values within the noise that other ways to compute may have. `--seed` runs one again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.eager import statements
+from tests.eager.programs import Block, Generator, Statement, namespace, text_of
+from tests.eager.random_eager import smaller
+from tests.eager.tolerance import wrong
+
+import tilevm
+
+Run = Callable[[Any], Any]
+
+# What is looked at in between makes functions eager, and so do modules that begin in them.
+_OTHERS = {"look", "drop", "differentiate", "cell", "exchange"}
+KINDS = tuple(row for row in statements.KINDS if row[1].__name__ not in _OTHERS)
+
+
+class FunctionGenerator(Generator):
+    """Programs of one function, and a call."""
+
+    def function(self) -> list[Statement]:
+        rng = self.rng
+        self.shape = tuple(rng.choice((0, 1, 2, 3, 5, 8, 17)) for _ in range(rng.choice([1, 2, 3])))
+        for _ in range(rng.randint(1, 3)):
+            self.parameter()
+        self.run("torch.manual_seed(0)")
+        given, arguments = self.out, ", ".join(self.names)
+        self.out, before = [], len(self.names)
+        many = rng.randint(2, 12)
+        while many:
+            many -= 1
+            (draw,) = rng.choices([row[1] for row in KINDS], [row[0] for row in KINDS])
+            with contextlib.suppress(IndexError, RuntimeError):
+                draw(self)
+        made = ", ".join(self.names[before:])
+        body = [s for s in self.out if isinstance(s, str)]
+        call = f"results = run(f)({arguments})"
+        return [*given, Block(f"def f({arguments}):", [*body, f"return ({made},)"]), call]
+
+
+def outcome(text: str, run: Run) -> tuple[dict[str, str], list[torch.Tensor], list[str]]:
+    """Facts, values and their names, of results and arguments."""
+    env = {**namespace(contextlib.nullcontext), "run": run}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(text, "<program>", "exec"), env)
+    given = {k: x for k, x in env.items() if isinstance(x, torch.Tensor)}
+    made = {f"result {i}": x for i, x in enumerate(env["results"]) if isinstance(x, torch.Tensor)}
+    every = {**given, **made}
+    facts = {"names": str(sorted(every))}
+    stores = {k: x.untyped_storage().data_ptr() for k, x in given.items() if x.numel()}
+    for name, x in every.items():
+        shares = [k for k, store in stores.items() if store == x.untyped_storage().data_ptr()]
+        # (Strides are what the metadata of captured graphs say, which are not always eager code's.)
+        facts[name] = f"{x.dtype} {list(x.shape)}, memory of {shares}"
+    values = [x.detach().clone() for x in every.values()]
+    real = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in values]
+    return facts, real, list(every)
+
+
+def failure(text: str) -> str | None:
+    """What is wrong when compiled; None: nothing, or eager mode does not take the function."""
+    try:
+        expected, values, names = outcome(text, lambda f: f)
+    except Exception:
+        return None
+    found = _difference(text, expected, values, names, tilevm.compile)
+    if found and _difference(text, expected, values, names, _pytorchs):
+        return None  # PyTorch's own capture has it
+    return found
+
+
+def _pytorchs(f: Any) -> Any:
+    return torch.compile(f, backend="aot_eager", dynamic=True)
+
+
+def _difference(
+    text: str, expected: dict[str, str], values: list[torch.Tensor], names: list[str], compile: Run
+) -> str | None:
+    """What is wrong of two calls."""
+    torch._dynamo.reset()
+    compiled: dict[str, Any] = {}
+
+    def run(f: Any) -> Any:
+        def call(*args: Any) -> Any:  # the second call runs what the first one made
+            if "made" not in compiled:
+                compiled["made"] = compile(f)
+            return compiled["made"](*args)
+
+        return call
+
+    for _ in range(2):
+        try:
+            facts, found, _ = outcome(text, run)
+        except Exception as error:
+            if "storage that is not resizable" in str(error):  # docs/limits.md
+                return None
+            return f"raises {type(error).__name__}: {str(error)[:300]}"
+        for key, fact in expected.items():
+            if facts.get(key) != fact:
+                return f"{key}: {facts.get(key)}\n  eager's: {fact}"
+        rows = wrong(found, values, lambda: outcome(text, lambda f: f)[1])
+        if rows:
+            return "values: " + "\n  ".join(rows) + f" of {names}"
+    return None
+
+
+def check_seed(seed: int) -> str | None:
+    """The report of one random function; None if it is right."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = FunctionGenerator(random.Random(seed)).function()
+    found = failure(text_of(program))
+    if not found:
+        return None
+    kind, changed = found.split(":")[0][:6], True
+    while changed:
+        changed = False
+        for candidate in smaller(program):
+            less = failure(text_of(candidate))
+            if less and less[:6] == kind:
+                program, found, changed = candidate, less, True
+                break
+    rows = "\n".join(f"# {row}" for row in found.splitlines())
+    return f"# seed {seed}\n{text_of(program)}{rows}\n"
+
+
+def main() -> int:
+    """Run many seeds, print what fails."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--start", type=int, default=0, help="the first seed")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, help="only this one")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    first, count = (options.seed, 1) if options.seed is not None else (options.start, options.count)
+    failed = []
+    for seed in range(first, first + count):
+        report = check_seed(seed)
+        if report:
+            failed.append(seed)
+            print(f"--- FAILED\n{report}", flush=True)
+    print(f"{count} functions, failed: {failed or 'none'}; {tilevm.stats()['flushes']}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
