@@ -223,7 +223,7 @@ def random_draw(g: Generator) -> None:
 TEMPLATES = (
     "{x}.cummax({d})[0]", "{x}.cummin({d})[1]", "torch.logaddexp({x}, {y})", "{x}.sinh()",
     "torch.heaviside({x}, {y})", "{x}.logcumsumexp({d})", "F.pad({x}, (1, 0), mode='replicate')",
-    "{x}.kthvalue(1, {d})[0]", "{x}.triu(1)", "{x}.median({d})[0]", "{x}.digamma()",
+    "{x}.kthvalue(1, {d})[0]", "{x}.triu(1)", "{x}.median({d})[0]", "(abs({x}) + 2).digamma()",
     "torch.xlogy({x}, {y})", "{x}.asinh()", "{x}.cumprod({d})", "F.avg_pool1d({x}, 2)",
     "{x}.erfc()", "F.glu({x}, {d})", "{x}.clamp(-1, 1).acos()", "{x}.nansum({d})",
     "F.huber_loss({x}, {y})", "{x}.index_fill({d}, torch.tensor([0]), 2)",

@@ -371,3 +371,26 @@ def test_results_of_out_are_that_argument(function: Callable[..., Any]) -> None:
         for x, y in zip([*found, *ours], [*expected, *eager], strict=True):
             torch.testing.assert_close(x, y)
             assert x.stride() == y.stride()
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (3, 3, 2)])
+def test_views_that_rows_copy_are_made_of_their_base(shape: tuple[int, ...]) -> None:
+    """AOTAutograd makes a view of a result anew, with the strides that it has."""
+
+    def function(x: Any) -> Any:
+        y = x * 2
+        diagonal = y.diagonal()
+        windows = y.unfold(0, 2, 1)
+        return diagonal, diagonal.view_as(diagonal), windows, windows[..., 1], y
+
+    torch._dynamo.reset()
+    for compiled in (
+        tilevm.compile(function),
+        torch.compile(function, backend="tilevm", dynamic=True),
+    ):
+        x = torch.randn(shape, requires_grad=True)
+        found, expected = compiled(x), function(x)
+        torch.testing.assert_close(found, expected)
+        assert [y.stride() for y in found] == [y.stride() for y in expected]
+        gradients = [torch.autograd.grad(y[1].sum() + y[3].sum(), x)[0] for y in (found, expected)]
+        torch.testing.assert_close(*gradients)

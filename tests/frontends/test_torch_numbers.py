@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,10 +50,31 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 NUMBERS = (0.5, 1.75, -1.5, 2, -3, True)
 
 
-def outcome(function: Callable[..., Any]) -> Any:
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64, torch.bool], ids=str)
+def test_bounds_of_integers(dtype: Any) -> None:
+    x = torch.tensor([0, 1, 2, 100]).to(dtype)
+    for low, high in itertools.product((None, -1, 0.5, -300, 300), (None, 3, 0.5, -1, 300)):
+
+        def clamp(x: Any, y: Any, low: Any = low, high: Any = high) -> Any:
+            return torch.clamp(x, low, high)
+
+        def recorded(x: Any, y: Any, clamp: Any = clamp) -> Any:
+            with tilevm.config.patch(templates=1), tilevm.fuse():
+                return clamp(x, y)
+
+        expected = outcome(clamp, x)
+        for run in (tilevm.compile(clamp), recorded):
+            found = outcome(run, x)
+            if isinstance(expected, Exception):
+                assert isinstance(found, Exception), f"{low}, {high}: {expected}"
+            else:
+                torch.testing.assert_close(found, expected)
+
+
+def outcome(function: Callable[..., Any], x: Any = X) -> Any:
     """The result, or an error."""
     try:
-        return function(X, Y)
+        return function(x, Y)
     except Exception as error:
         return error
 

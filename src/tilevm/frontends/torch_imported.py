@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.fx
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.frontends import torch_complex, torch_data
@@ -47,7 +48,8 @@ class Imported:
     `written`: per output of the program the input of the graph that it is written to, or -1.
     `outputs`: per output of the graph, an index into the program's outputs, or a View of an input,
     or ("size", expression), a Python int, or ("item", index), an output that is a Python number, or
-    ("conj", index), of which it is the conjugate, or ("const", value).
+    ("conj", index), of which it is the conjugate, or ("const", value), or ("part", (index,
+    metadata)), a view of an output.
     """
 
     program: runtime.Program | None
@@ -172,6 +174,7 @@ def outputs(
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
     given = {m for node in places for m in storages(node.meta.get("val"))}
     seen: dict[tuple[int, int], int] = {}
+    parts: list[tuple[int, int]] = []  # places of views, and of what they are views of
 
     def number(value: int, node: Any) -> int:
         """An output that no other is; its place."""
@@ -202,6 +205,11 @@ def outputs(
             result.outputs.append(view)
             continue
         value = importer.values.get(node)
+        base = None if views or inner else _whole_of(importer, node, results)
+        if base is not None:
+            parts.append((len(result.outputs), base))
+            result.outputs.append(("part", (-1, node.meta["val"])))
+            continue
         if isinstance(value, Tensor):
             # Not the value's own metadata: a copy is the same value with memory of its own.
             fake = node.meta["val"]
@@ -243,3 +251,32 @@ def outputs(
             result.outputs.append(("const", known))
         else:
             raise Refused(f"output {node} is a {type(known).__name__}")
+    for part, base in parts:
+        result.outputs[part] = ("part", (result.outputs[base], result.outputs[part][1][1]))
+
+
+# Views of which rows make copies.
+_COPIED = {"aten::diagonal", "aten::as_strided", "aten::unfold"}
+
+
+def _whole_of(importer: Importer, node: torch.fx.Node, results: Sequence[Any]) -> int | None:
+    """Of such a view, the place among the results of what has all of its memory, if there is one.
+
+    AOTAutograd makes the view anew of that, with the strides of this one.
+    """
+    source, copied = node, False
+    while isinstance(source.target, OpOverload) and source.target.is_view and source.args:
+        copied |= source.target._schema.name in _COPIED
+        source = source.args[0]  # type: ignore[assignment]  # a tensor's
+    if not copied:
+        return None
+    memory = storages(node.meta["val"])
+    for place, other in enumerate(results):
+        fake = other.meta.get("val") if isinstance(other, torch.fx.Node) else None
+        if other is node or not isinstance(fake, torch.Tensor) or storages(fake) != memory:
+            continue
+        value = importer.values.get(importer.resolve(other))
+        whole = isinstance(value, Tensor) and not is_complex(fake) and fake.is_contiguous()
+        if whole and importer.resolve(other) is source and fake.storage_offset() == 0:
+            return place
+    return None

@@ -373,7 +373,7 @@ def _masked_fill(b: Importer, out: Any, x: Tensor, mask: Tensor, value: Any) -> 
 
 @row("clamp", "clip", "clamp.Tensor", "clip.Tensor")
 def _clamp(b: Importer, out: Any, x: Tensor, low: Any = None, high: Any = None) -> int:
-    value = x.id
+    value = b.cast(x.id, out.dtype)  # -1 is no number of uint8, but one of the result
     if low is not None:
         value = b.add("maximum", value, b.operand(fitting(low, out.dtype)))
     if high is not None:

@@ -306,7 +306,11 @@ def _around(
             outputs.append(view(item))
         else:
             kind, value = item
-            if kind in ("item", "conj"):
+            if kind == "part":
+                layout = [constant([*n]) for n in (value[1].shape, value[1].stride())]
+                start = constant(value[1].storage_offset())
+                outputs.append(f"o[{value[0]}].as_strided({', '.join(layout)}, {start}).detach()")
+            elif kind in ("item", "conj"):
                 outputs.append(f"o[{value}].{kind}()")
             else:
                 outputs.append(source(value) if kind == "size" else constant(value))
