@@ -38,6 +38,14 @@ x3 = make((13, 0, 1, 3), 'float64', 'dense', 2925)
 with fuse():
     x5 = x3.rot90()
 """,
+    "a result that PyTorch makes smaller by itself": """
+x0 = make((5, 8, 13), 'float32', 'dense', 6739)
+with fuse():
+    x1 = x0 - 1
+    torch.matmul(x0, x0.mT, out=x1)
+    x2 = x1 * 2
+    x3 = x1.view(-1)
+""",
     "a number among integers": """
 x0 = make((4,), 'int32', 'dense', 5731)
 x2 = make((4,), 'uint8', 'dense', 5177)

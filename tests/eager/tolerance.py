@@ -90,8 +90,10 @@ def _sizes(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
     if func._schema.is_mutable:  # the first operand takes part, and is the result
         args = (args[0].clone(), *args[1:])
-    kwargs = {key: value for key, value in kwargs.items() if key != "out"}
-    if func._schema.name == "aten::sub":
+    is_difference = func._schema.name == "aten::sub"
+    if "out" in kwargs:
+        func, kwargs = func.overloadpacket, {k: v for k, v in kwargs.items() if k != "out"}
+    if is_difference:
         func = torch.add
     try:
         found = func(*pytree.tree_map(size, args), **kwargs)

@@ -252,30 +252,40 @@ bool LazyImpl::spans() const { return first() == 0 && same(geometry(), lazy_->ge
 
 Value LazyImpl::held() {
   LazyStorage& memory = *lazy_;
-  if (generation_ == memory.generation_) return value_;
-  const host::Geometry own = geometry();
-  for (auto part = memory.parts_.rbegin(); part != memory.parts_.rend(); ++part) {
-    if (part->generation <= generation_) break;
-    if (part->offset == first() && same(part->geometry, own)) {
-      set_value(part->value);
-      return value_;
+  const auto find = [&]() -> Value {
+    const host::Geometry own = geometry();
+    for (auto part = memory.parts_.rbegin(); part != memory.parts_.rend(); ++part) {
+      if (part->generation <= generation_) break;
+      if (part->offset == first() && same(part->geometry, own)) {
+        set_value(part->value);
+        return value_;
+      }
+      if (!disjoint(own, first(), part->geometry, part->offset, memory.geometry_)) {
+        return kNoValue;
+      }
     }
-    if (!disjoint(own, first(), part->geometry, part->offset, memory.geometry_)) {
-      return kNoValue;
+    if (memory.whole_ > generation_) {
+      if (spans()) {
+        value_ = memory.value_;
+      } else if (reshaped(own, first(), memory.geometry_)) {
+        value_ =
+            memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
+      } else {
+        return kNoValue;
+      }
     }
-  }
-  if (memory.whole_ > generation_) {
-    if (spans()) {
-      value_ = memory.value_;
-    } else if (reshaped(own, first(), memory.geometry_)) {
-      value_ =
-          memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
-    } else {
-      return kNoValue;
-    }
-  }
-  generation_ = memory.generation_;
-  return value_;
+    generation_ = memory.generation_;
+    return value_;
+  };
+  const Value value = generation_ == memory.generation_ ? value_ : find();
+  if (value == kNoValue) return value;
+  // PyTorch's own code makes a result that it was given smaller without a word.
+  const Meta& meta = memory.recording().trace.meta(value);
+  const auto sizes = this->sizes();
+  const std::size_t more = is_complex() ? 1 : 0;
+  const bool whole = static_cast<std::size_t>(meta.rank) == sizes.size() + more &&
+                     std::equal(sizes.begin(), sizes.end(), meta.sizes.begin());
+  return C10_LIKELY(whole) ? value : kNoValue;
 }
 
 void LazyImpl::set_value(Value value) {
