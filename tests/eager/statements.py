@@ -278,7 +278,10 @@ def set_item(g: Generator) -> None:
 
 
 def out(g: Generator) -> None:
-    x, y = g.pick(), g.pick()
+    x = g.pick()
+    memory = g.get(x).untyped_storage().data_ptr()
+    # (What reads the memory that it writes to is left undefined.)
+    y = g.pick(lambda y: y.untyped_storage().data_ptr() != memory)
     texts = [f"torch.add({x}, {g.partner(x)}, out={y})", f"torch.mul({x}, 0.5, out={y})"]
     texts += [f"torch.sum({x}, 0, out={y})", f"torch.exp({x}, out={y})", f"torch.abs({x}, out={y})"]
     part, d = g.part(y), g.axis(g.get(x))

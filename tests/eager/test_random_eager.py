@@ -38,6 +38,23 @@ x3 = make((13, 0, 1, 3), 'float64', 'dense', 2925)
 with fuse():
     x5 = x3.rot90()
 """,
+    "memory that PyTorch frees by itself while it waits to be read": """
+x0 = make((13, 2, 13, 1), 'float32', 'dense', 881)
+x1 = F.leaky_relu(x0)
+x2 = make((13, 2, 13, 1), 'float32', 'dense', 882)
+with fuse():
+    x3 = torch.cat([x1, x2])
+    torch.matmul(x2, x2.mT, out=x1)
+    x4 = x1 + 1
+    torch.matmul(x2, x2.mT, out=x1)
+""",
+    "strides along a size of 1": """
+x0 = make((5, 1), 'float32', 'dense', 8810)
+x1 = make((5, 2, 1, 1), 'float32', 'dense', 881)
+with fuse():
+    x2 = (x0 * 2).rot90()
+    x3 = (x1 * 2).rot90()
+""",
     "a result that PyTorch makes smaller by itself": """
 x0 = make((5, 8, 13), 'float32', 'dense', 6739)
 with fuse():

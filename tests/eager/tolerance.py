@@ -76,7 +76,7 @@ def _is_rounded(x: torch.Tensor) -> bool:
 
 _BY_OPERAND = frozenset(
     "gelu silu gelu_backward silu_backward softmax _softmax log_softmax _log_softmax logsumexp "
-    "var std".split()
+    "var std logaddexp".split()
 )
 
 

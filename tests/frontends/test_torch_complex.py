@@ -550,3 +550,27 @@ def test_gradients_of_a_rotary_embedding() -> None:
     for ours, theirs in zip(*pairs, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
     assert not called_out()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.uint8, torch.float32], ids=str)
+def test_beside_real_numbers(dtype: Any) -> None:
+    """What becomes complex has no imaginary part, whatever it was."""
+
+    def function(x: Any, z: Any) -> Any:
+        return (
+            torch.cat([x, z]),
+            torch.stack([z, x], 1),
+            torch.hstack([x, z, x]),
+            torch.block_diag(x, z),
+            torch.select_scatter(z, x[0], 0, 1),
+            torch.slice_scatter(z, x[:1], 0, 0, 1),
+            z.index_add(0, torch.tensor([1, 0]), z),
+        )
+
+    x = (torch.arange(6).reshape(2, 3) % 3).to(dtype)
+    z = torch.randn(2, 3) + 2j
+    expected = function(x, z)
+    torch.testing.assert_close(tilevm.compile(function)(x, z), expected)
+    with tilevm.config.patch(templates=1), tilevm.fuse():
+        recorded = function(x, z * 1)
+    torch.testing.assert_close(recorded, expected)

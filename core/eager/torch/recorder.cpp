@@ -1,6 +1,8 @@
 // The recorder: kernels below autograd that note what is called instead of running it, and a module
 // that switches them on, for one thread at a time.
+#include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/matmul_native.h>
 #include <Python.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/library.h>
@@ -333,6 +335,24 @@ class Overloads {
   std::unordered_map<std::string, std::vector<c10::OperatorName>> by_name_;
 };
 
+// PyTorch's own code gives `out` other sizes, and frees what it held, before it calls an operator.
+at::Tensor& multiplied(const at::Tensor& x, const at::Tensor& y, at::Tensor& out) {
+  bool fits = x.dim() > 1 && y.dim() > 1;
+  if (fits) {
+    const auto left = x.sizes().slice(0, static_cast<std::size_t>(x.dim() - 2));
+    const auto right = y.sizes().slice(0, static_cast<std::size_t>(y.dim() - 2));
+    fits = at::are_expandable(left, right);
+    if (fits) {
+      std::vector<std::int64_t> sizes = at::infer_size(left, right);
+      sizes.push_back(x.size(-2));
+      sizes.push_back(y.size(-1));
+      fits = out.sizes() == at::IntArrayRef(sizes);
+    }
+  }
+  if (!fits) settle_write(out);
+  return at::native::matmul_out(x, y, out);
+}
+
 void install_rest() {
   install_makers();
   install<Recorded>("aten", "addmm_", product_rows().at("addmm"), Place::kInPlace, true);
@@ -369,6 +389,11 @@ void install_rest() {
           settle_write(from);
           return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
         });
+  }
+  {
+    static auto* const kept = new torch::Library(
+        torch::Library::IMPL, "aten", c10::DispatchKey::AutogradCPU, __FILE__, __LINE__);
+    kept->impl("matmul.out", &multiplied);
   }
   // `torch.tensor([x[0], x[1]])` asks for numbers below our key.
   {

@@ -232,11 +232,14 @@ _BY_PART = """
     diag_embed diagonal diagonal_copy linalg_diagonal trace unfold unfold_copy index_select gather
     index.Tensor _unsafe_index.Tensor embedding take neg negative cumsum constant_pad_nd pad
 """.split()
-# ... whose tensors are all complex in the end.
+# ... whose tensors are all complex in the end; but for indices.
 _BY_PART_OF_ALL = """
-    cat concat concatenate stack select_scatter slice_scatter diagonal_scatter index_add index_copy
-    scatter.src scatter_add block_diag
+    cat concat concatenate stack select_scatter slice_scatter diagonal_scatter block_diag
 """.split()
+_BY_PART_OF_VALUES = "index_add index_copy scatter.src scatter_add".split()
+
+
+_Becomes = Callable[[Tensor], bool]
 
 
 class Like:
@@ -263,17 +266,17 @@ def _real_like(value: Any) -> Any:
     return Like(value)
 
 
-def _part(b: Importer, value: Any, i: int, everything: bool) -> Any:
-    """An argument for the row of part `i`."""
+def _part(b: Importer, value: Any, i: int, becomes: _Becomes) -> Any:
+    """An argument for the row of part `i`. becomes: whether a real tensor is complex in the end."""
     if isinstance(value, list | tuple):
-        return [_part(b, v, i, everything) for v in value]
+        return [_part(b, v, i, becomes) for v in value]
     if isinstance(value, complex):
         return (value.real, value.imag)[i]
     if not isinstance(value, Tensor):
         return value
     if is_complex(value):
         return Tensor(parts_of(b, value)[i], Like(value.fake))  # type: ignore[arg-type]
-    if not everything or not value.is_float or not i:
+    if not i or not becomes(value):
         return value
     zero = b.cast(b.number(0.0), value.dtype)
     if value.rank:
@@ -321,11 +324,11 @@ def _whole_of(x: Any) -> int:
     return x.whole if isinstance(x, Complex) else int(x.id)
 
 
-def _by_part(name: str, everything: bool) -> Row:
+def _by_part(name: str, becomes: _Becomes) -> Row:
     real_row = ROWS[name]
 
     def run(b: Importer, out: Any, *args: Any) -> Any:
-        real_args, imag_args = ([_part(b, x, i, everything) for x in args] for i in (0, 1))
+        real_args, imag_args = ([_part(b, x, i, becomes) for x in args] for i in (0, 1))
         pairs: Any = _Pairs(b, {})
         if (whole := _whole_of(args[0])) >= 0:
             pairs.known[real_args[0].id] = whole
@@ -346,10 +349,15 @@ def _by_part(name: str, everything: bool) -> Row:
     return run
 
 
-for _names, _everything in ((_BY_PART, False), (_BY_PART_OF_ALL, True)):
+_LISTS: tuple[tuple[list[str], _Becomes], ...] = (
+    (_BY_PART, lambda x: False),
+    (_BY_PART_OF_ALL, lambda x: True),
+    (_BY_PART_OF_VALUES, lambda x: x.is_float),
+)
+for _names, _becomes in _LISTS:
     for _name in _names:
         _full_name = f"aten.{_name}" + ("" if "." in _name else ".default")
-        COMPLEX[_full_name] = _by_part(_full_name, _everything)
+        COMPLEX[_full_name] = _by_part(_full_name, _becomes)
 
 
 @row("where.self", "where.Scalar", "where.ScalarOther", "where.ScalarSelf")

@@ -241,14 +241,18 @@ def _order(fake: Any, real: torch.Tensor) -> list[int]:
             raise Refused(told)
         result = real
     parts = [fake.dim()] if is_complex(fake) else []
-    order = _order_of_none(real) if 0 in sizes else torch_imported.order_of(result)
+    order = None
+    if any(n < 2 for n in real.shape):  # along which strides say nothing, but are eager code's
+        order = _order_by_strides(real)
+    if order is None and 0 not in sizes:
+        order = torch_imported.order_of(result)
     if order is None:
         raise Refused("a result has gaps, or strides of no order of dims")
     return [*order, *parts]
 
 
-def _order_of_none(x: torch.Tensor) -> list[int] | None:
-    """Of a tensor without elements, whose sizes of 0 count as 1 in its strides."""
+def _order_by_strides(x: torch.Tensor) -> list[int] | None:
+    """That in which a dense tensor has these strides, where sizes of 0 count as 1."""
     dims = tuple(range(x.dim()))
     for order in itertools.permutations(dims) if x.dim() <= _MOST_ORDERED else (dims,):
         if torch.empty_permuted(x.shape, order).stride() == x.stride():
