@@ -228,7 +228,7 @@ TEMPLATES = (
     "{x}.erfc()", "F.glu({x}, {d})", "{x}.clamp(-1, 1).acos()", "{x}.nansum({d})",
     "F.huber_loss({x}, {y})", "{x}.index_fill({d}, torch.tensor([0]), 2)",
     "{x}.aminmax(dim={d})[1]", "torch.searchsorted(torch.arange(4.0), {x})", "{x}.frexp()[0]",
-    "{x}.logit(1e-3)",
+    "{x}.float().logit(1e-3)",
     "{x}.rot90()", "F.max_pool1d({x}, 2)", "F.interpolate({x}[None], scale_factor=2.0)",
     "{x}.diff()", "torch.copysign({x}, {y})", "{x}.sgn()", "F.group_norm({x}[None], 1)",
 )  # fmt: skip

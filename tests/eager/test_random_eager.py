@@ -48,6 +48,21 @@ with fuse():
     x4 = x1 + 1
     torch.matmul(x2, x2.mT, out=x1)
 """,
+    "a result of another dtype than its operands'": """
+x0 = make((4, 4), 'bool', 'dense', 2727)
+x1 = make((4, 4), 'int64', 'dense', 2728)
+with fuse():
+    try:
+        torch.mm(x0, x0, out=x1)
+    except Exception as e:
+        told(e)
+    x2 = x1 + 1
+""",
+    "bounds that the dtype rounds": """
+x0 = make((3, 17), 'bfloat16', 'turned', 121)
+with fuse():
+    x2 = x0.clamp(-0.999, 0.999) - x0
+""",
     "strides along a size of 1": """
 x0 = make((5, 1), 'float32', 'dense', 8810)
 x1 = make((5, 2, 1, 1), 'float32', 'dense', 881)

@@ -84,7 +84,7 @@ def _sizes(func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     """What a sum would be if nothing cancelled."""
 
     def size(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex()):
+        if isinstance(x, torch.Tensor) and x.dtype is not torch.bool:
             return x.abs()
         return abs(x) if isinstance(x, float | complex) else x
 

@@ -232,7 +232,11 @@ class Given final : public c10::OperatorKernel {
     }
     if (apart) {
       Stack given(stack->begin() + static_cast<std::ptrdiff_t>(first), stack->end() - 1);
-      plain_.redispatchBoxed(keys & kBelow.add(kKey), &given);
+      try {
+        plain_.redispatchBoxed(keys & kBelow.add(kKey), &given);
+      } catch (const c10::Error&) {  // the operator itself says what is wrong, in its own words
+        return writing_(op, keys, stack);
+      }
       const at::Tensor made = given.back().toTensor();
       if (made.sizes() == out.sizes() && made.scalar_type() == out.scalar_type()) {
         if (!assigned(out, made)) out.copy_(made);

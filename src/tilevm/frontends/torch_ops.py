@@ -341,7 +341,7 @@ def _pow(b: Importer, out: Any, x: Any, y: Any) -> int:
 
 
 def fitting(value: Any, dtype: torch.dtype) -> Any:
-    """A number that PyTorch converts to `dtype`: where that has no such number, it raises."""
+    """A number that PyTorch converts to `dtype`, rounded; where that has none near, it raises."""
     if type(value) not in (int, float) or dtype is torch.bool or dtype.is_complex:
         return value
     if dtype.is_floating_point:
@@ -352,6 +352,8 @@ def fitting(value: Any, dtype: torch.dtype) -> Any:
         fits = math.isfinite(value) and (-info.max if wraps else info.min) <= value <= info.max
     if not fits:
         raise Unsupported(f"a number that {str(dtype)[6:]} does not have")
+    if dtype in (torch.bfloat16, torch.float16):
+        return torch.tensor(float(value), dtype=dtype).item()
     return value
 
 
