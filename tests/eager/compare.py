@@ -62,6 +62,8 @@ def seen(x: torch.Tensor, *, counted: bool = True) -> Seen:
 def bits(x: torch.Tensor) -> Any:
     """Values as integers or bools, since NumPy lacks some dtypes."""
     plain = x.data.resolve_conj().resolve_neg()
+    if plain.is_complex():
+        plain = torch.view_as_real(plain)
     if plain.dtype.is_floating_point:
         kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
             plain.element_size()
