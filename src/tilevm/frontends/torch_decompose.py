@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilevm.frontends.torch_memory import functional, storages
+from tilevm.frontends.torch_memory import functional, is_same_size, storages
 from tilevm.frontends.torch_transforms import row_of
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.
@@ -164,11 +164,10 @@ class _InPlace(_Tape):  # type: ignore[no-untyped-call]
         return out
 
 
-def one_by_one(graph: torch.fx.Graph) -> bool:
+def one_by_one(graph: torch.fx.Graph) -> None:
     """Let operators that change lists of tensors in place be one for each tensor, in order: a list
-    may have one twice. Whether there were any.
+    may have one twice.
     """
-    found = False
     for node in list(graph.nodes):
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
@@ -181,8 +180,6 @@ def one_by_one(graph: torch.fx.Graph) -> bool:
         with graph.inserting_before(node), torch.no_grad(), mode or nullcontext(), tape:
             foreach()[node.target](*args, **kwargs)
         graph.erase_node(node)
-        found = True
-    return found
 
 
 def _meanings(target: OpOverload, more: Meanings | None = None) -> list[Callable[..., Any]]:
@@ -314,9 +311,5 @@ def _check(node: torch.fx.Node, results: Sequence[Any], tensors: Sequence[torch.
         if bool(given & set(storages(found))) != (view or bool(given & set(storages(whole)))):
             raise _Kept("a result shares memory, or does not")
         for a, b in zip(found.shape, whole.shape, strict=True):
-            if not (a is b or _text(a) == _text(b)):
+            if not (a is b or is_same_size(a, b)):
                 raise _Kept("a result has other sizes")
-
-
-def _text(size: Any) -> str:
-    return str(size.node.expr) if isinstance(size, torch.SymInt) else str(size)

@@ -267,7 +267,7 @@ def check_in_place(graph: torch.fx.Graph) -> None:
             continue
         if isinstance(out, torch.Tensor) and "out" in node.kwargs:
             given = node.kwargs["out"].meta["val"].shape
-            if len(given) != out.dim() or any(map(_differ, given, out.shape)):
+            if len(given) != out.dim() or not all(map(is_same_size, given, out.shape)):
                 raise Refused(f"{node.target} resizes what it is given for its result")
         for written in changed_arguments(node):
             sizes = zip(written.shape, written.stride(), strict=True)
@@ -285,10 +285,10 @@ def check_in_place(graph: torch.fx.Graph) -> None:
             raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
 
 
-def _differ(a: Any, b: Any) -> bool:
-    """Whether two sizes are others, as tracing knows them."""
-    texts = (str(n.node.expr) if isinstance(n, torch.SymInt) else str(n) for n in (a, b))
-    return next(texts) != next(texts)
+def is_same_size(a: Any, b: Any) -> bool:
+    """Whether two sizes are one, as tracing knows them."""
+    one, other = (str(n.node.expr) if isinstance(n, torch.SymInt) else str(n) for n in (a, b))
+    return one == other
 
 
 def check_functional(graph: torch.fx.Graph) -> None:
