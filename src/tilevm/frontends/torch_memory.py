@@ -272,7 +272,7 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         for written in changed_arguments(node):
             sizes = zip(written.shape, written.stride(), strict=True)
             if any(type(stride) is int and stride == 0 and size != 1 for size, stride in sizes):
-                raise Refused(f"{node.target} writes to elements that share memory")
+                raise Refused(f"{node.target} writes to an expanded tensor")
         if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
             continue
         try:
