@@ -155,7 +155,9 @@ int decisions() {
   const auto reshaped = flat.plan({flat.add(Op::neg, {line})});
   const fuse::Decision& first = reshaped.decisions.front();
   CHECK(first.value == t);
-  CHECK(fuse::reason(first.why).starts_with("a reshape or another change of layout"));
+  CHECK(fuse::reason(first.why) ==
+        "a reshape or another change of layout reads it next, which is a view, or a copy, of what "
+        "lies in memory");
   CHECK(fuse::fact(reshaped.program, first.why) == "is B equal to B*D? unknown");
 
   Case product;

@@ -195,9 +195,11 @@ def smaller(program: list[Statement]) -> Iterator[list[Statement]]:
                 yield [*program[:i], Block(s.head, body, s.tail), *program[i + 1 :]]
 
 
-def shrunk(program: list[Statement], seed: int, limit_s: float = 30.0) -> list[Statement]:
-    """A smaller program that fails alike."""
-    wanted = kind(failure(text_of(program), seed))
+def shrunk(
+    program: list[Statement], wrong_in: Callable[[str], str | None], limit_s: float = 30.0
+) -> list[Statement]:
+    """A smaller program that fails alike. wrong_in: what is wrong in a program's text."""
+    wanted = kind(wrong_in(text_of(program)))
     end = time.monotonic() + limit_s
     changed = True
     while changed and time.monotonic() < end:
@@ -205,7 +207,7 @@ def shrunk(program: list[Statement], seed: int, limit_s: float = 30.0) -> list[S
         for candidate in smaller(program):
             if time.monotonic() > end:
                 break
-            found = failure(text_of(candidate), seed)
+            found = wrong_in(text_of(candidate))
             if found and kind(found) == wanted:
                 program, changed = candidate, True
                 break
@@ -219,7 +221,7 @@ def check_seed(seed: int) -> str | None:
         program = random_program(seed)
     if not failure(text_of(program), seed):
         return None
-    program = shrunk(program, seed)
+    program = shrunk(program, lambda text: failure(text, seed))
     text = text_of(program)
     wrong_now = failure(text, seed) or "not seen again"
     rows = "\n".join(f"# {row}" for row in wrong_now.splitlines())

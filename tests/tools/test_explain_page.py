@@ -183,7 +183,7 @@ def test_a_browser_shows_all_of_it(report: Any, text: str, browse: Browse) -> No
     assert seen["separate"] == sum(len(k["why_separate"]) for k in report.to_json()["kernels"])
     assert "Fell back to the framework: aten.igamma.default" in seen["look"]
     assert "at best on this machine" in seen["look"]
-    assert "a reshape or another change of layout reads it next" in seen["decisions"]
+    assert "which is a view, or a copy, of what lies in memory" in seen["decisions"]
     assert "? unknown" in seen["decisions"]
     assert "aten.igamma.default" in seen["callouts"]
     assert seen["operators"] == len(report.operators)

@@ -16,8 +16,8 @@ namespace {
 
 using c10::IValue;
 
-constexpr int kMostAsked = 64;             // kinds of calls of one operator
-constexpr std::size_t kMostCounted = 256;  // of which some are forgotten before that are more
+constexpr int kMostAsked = 64;             // kinds of calls of one operator that are asked for
+constexpr std::size_t kMostCounted = 256;  // with those whose calls are counted until then
 constexpr int kMostTemplates = 4;          // of one kind of call, which differ in conditions
 constexpr std::size_t kMostOperands = 32;  // tensors
 // Integers that operators take for sizes and that are no tensor's: smaller ones are paddings,
