@@ -170,8 +170,8 @@ class Executable {
   void set_profiled(bool on) noexcept;
   // What the last such call took, since that was switched on.
   std::optional<Profile> profile();
-  // How the products of a chain were computed when it last ran, as "7 x 64 x 32 by dots"; empty
-  // before.
+  // How the products of a chain were computed when it last ran, as "[7, 32] x [32, 64] by dots";
+  // empty before.
   std::vector<std::string> ways(int chain);
 
  private:

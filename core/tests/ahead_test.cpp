@@ -209,8 +209,8 @@ int test_executable() {
         CHECK(near(run(ahead, m, *weights), run(plain, m, *weights)));
     }
     const bool units = schedule::tiles_of({}).units != nullptr;
-    CHECK(ahead.ways(0).at(0) ==
-          std::string("300 x 700 x 65 by packed") + (units ? " pieces" : "") + ", packed ahead");
+    const std::string way = units ? "packed pieces" : "packed";
+    CHECK(ahead.ways(0).at(0) == "[300, 65] x [65, 700] by " + way + ", packed ahead");
     CHECK(plain.ways(0).at(0).find("ahead") == std::string::npos);
     const std::int64_t bytes = ahead_bytes();
     CHECK(bytes >= 2 * 700 * k * 4 && heap.asked == (units ? 4 : 2));  // once for each and each way
