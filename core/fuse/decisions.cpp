@@ -29,7 +29,7 @@ std::string reason(const Why& why) {
     case Bar::kTable:
       return "a table that is indexed at run time";
     case Bar::kIndices:
-      return "indices of a gather";
+      return "indices of a gather, which takes them from memory";
     case Bar::kLayout:
       return "a reshape or another change of layout reads it next, which is a view, or a copy, of "
              "what lies in memory";
@@ -46,7 +46,7 @@ std::string reason(const Why& why) {
     case Bar::kOtherAxis:
       return "its kernel has an axis that the reader does not have";
     case Bar::kOtherFold:
-      return "a reduction over other axes than its producer's kernel can sweep";
+      return "a reduction over other axes than those that its producer's kernel can reduce";
     case Bar::kNoFold:
       return "its kernel folds an axis, and the reader's has none like it";
     case Bar::kPart:
@@ -107,7 +107,7 @@ std::string fact(const Program& program, const Why& why) {
   if (why.node < 0) return {};
   const Node& node = program.nodes[at(why.node)];
   return "%" + std::to_string(node.out) + " = " + info(node.op).name +
-         " has to run behind the one and before the other";
+         " needs what the first kernel makes, and the second one needs it";
 }
 
 }  // namespace tilevm::fuse

@@ -2,9 +2,10 @@
 
     python tests/frontends/random_functions.py --start 0 --count 500
 
-Functions take what the statements of `tests/eager` work on, and return what these make. Results,
-and arguments that are written to, must be eager's: dtypes, sizes, which share memory with an
-argument, values within the noise that other ways to compute may have. `--seed` runs one again.
+Functions take what the statements of `tests/eager` work on, and return what these make. They are
+called with two sizes each, where eager mode takes both. Results, arguments that are written to, and
+gradients must be eager's: dtypes, sizes, which share memory with an argument, values within the
+noise that other ways to compute may have. `--seed` runs one again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -57,8 +59,25 @@ class FunctionGenerator(Generator):
                 draw(self)
         made = ", ".join(self.names[before:])
         body = [s for s in self.out if isinstance(s, str)]
-        call = f"results = run(f)({arguments})"
-        return [*given, Block(f"def f({arguments}):", [*body, f"return ({made},)"]), call]
+        program = [*given, Block(f"def f({arguments}):", [*body, f"return ({made},)"])]
+        program += [f"results = run(f)({arguments})"]
+        again = [*program, *self.other_sizes(given, arguments)]
+        with contextlib.suppress(Exception):
+            outcome(text_of(again), lambda f: f)
+            return again
+        return program
+
+    def other_sizes(self, given: list[Statement], arguments: str) -> list[Statement]:
+        """Another call of the function."""
+        rng = self.rng
+        other = {n: rng.choice((2, 3, 4, 6, 7, 11)) if n > 1 else n for n in range(32)}
+
+        def changed(found: re.Match[str]) -> str:
+            return f"y{found[1]}({tuple(other[int(n)] for n in re.findall('[0-9]+', found[2]))}"
+
+        texts = [s for s in given if isinstance(s, str)]
+        made = [re.sub(r"^x(.*make)\(([^)]*\))", changed, s) for s in texts]
+        return [*made, f"results += run(f)({arguments.replace('x', 'y')})"]
 
 
 def outcome(text: str, run: Run) -> tuple[dict[str, str], list[torch.Tensor], list[str]]:
@@ -69,7 +88,9 @@ def outcome(text: str, run: Run) -> tuple[dict[str, str], list[torch.Tensor], li
         exec(compile(text, "<program>", "exec"), env)
     given = {k: x for k, x in env.items() if isinstance(x, torch.Tensor)}
     made = {f"result {i}": x for i, x in enumerate(env["results"]) if isinstance(x, torch.Tensor)}
-    every = {**given, **made}
+    _differentiate(list(made.values()))
+    slopes = {f"{k}.grad": x.grad for k, x in given.items() if x.is_leaf and x.grad is not None}
+    every = {**given, **made, **slopes}
     facts = {"names": str(sorted(every))}
     stores = {k: x.untyped_storage().data_ptr() for k, x in given.items() if x.numel()}
     for name, x in every.items():
@@ -79,6 +100,18 @@ def outcome(text: str, run: Run) -> tuple[dict[str, str], list[torch.Tensor], li
     values = [x.detach().clone() for x in every.values()]
     real = [torch.view_as_real(x.resolve_conj()) if x.is_complex() else x for x in values]
     return facts, real, list(every)
+
+
+def _differentiate(results: list[torch.Tensor]) -> None:
+    """Of a sum in which each element has its own weight."""
+    total = torch.zeros((), dtype=torch.float64)
+    for x in results:
+        if x.requires_grad:
+            real = torch.view_as_real(x) if x.is_complex() else x
+            weights = torch.linspace(0.5, 1.5, real.numel(), dtype=torch.float64)
+            total = total + (real.double().reshape(-1) * weights).sum()
+    if total.requires_grad:
+        total.backward()  # type: ignore[no-untyped-call]
 
 
 def failure(text: str) -> str | None:
@@ -118,6 +151,7 @@ def _difference(
         except Exception as error:
             if "storage that is not resizable" in str(error):  # docs/limits.md
                 return None
+            error = getattr(error, "inner_exception", error)  # of a backend
             return f"raises {type(error).__name__}: {str(error)[:300]}"
         for key, fact in expected.items():
             if facts.get(key) != fact:

@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from tilevm.frontends.torch_import import line_of  # noqa: E402
+
 OUTSIDE = torch.randn(4)
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
@@ -194,7 +196,7 @@ def test_the_reference_has_a_graph_alone() -> None:
 def test_reduction_over_other_axes() -> None:
     x = torch.randn(7, 33)
     found = why(told(lambda x: (torch.exp(x).softmax(-1)).sum(0), x))
-    reason = "a reduction over other axes than its producer's kernel can sweep"
+    reason = "a reduction over other axes than those that its producer's kernel can reduce"
     assert ("sum", reason, "") in found
     assert ("", "result of the program", "") in found
 
@@ -231,7 +233,7 @@ def test_something_has_to_run_between() -> None:
     reasons = {reason: fact for _, reason, fact in why(told(between, torch.randn(5, 6)))}
     assert "operand of a call-out" in reasons
     assert reasons["something else has to run between the two"] == (
-        "%2 = call has to run behind the one and before the other"
+        "%2 = call needs what the first kernel makes, and the second one needs it"
     )
 
 
@@ -560,3 +562,63 @@ def test_what_products_of_a_chain_read_and_store() -> None:
     assert ("stores", "matmul", left) in attention
     assert ("reads", "matmul", left) in linear
     assert {(does, op) for does, op, _ in attention} >= {("reads", "add"), ("reads", "mul")}
+    stored = {(row["maker"]["op"], row["reason"]) for row in report.decisions if row["reader"]}
+    assert ("matmul", left) in stored
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.inner(torch.linalg.pinv(x)) + 1)
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(Block(), Block())
+
+    def forward(self, x: Any) -> Any:
+        return self.layers(x).tanh()
+
+
+@pytest.mark.parametrize("inside", ["", "blocks."])
+def test_modules_that_steps_and_lines_are_in(inside: str) -> None:
+    blocks = Blocks()
+    data = told((lambda x: blocks(x)) if inside else blocks, torch.randn(8, 8))
+    called = [line for line in (row["line"] for row in data["call_outs"]) if "test_explain" in line]
+    paths = [line.partition(" in ")[2] for line in called]
+    assert paths == [f"{inside}layers.0", f"{inside}layers.1"]
+    assert all(re.match(r"test_explain\.py:\d+ in ", line) for line in called)
+    modules = {row["op"]: row["line"].partition(" in ")[2] for row in data["operators"]}
+    assert modules["matmul"] == f"{inside}layers.1.inner"
+    assert modules["rsqrt"] == f"{inside}layers.1.norm"
+    assert modules["tanh"] == inside[:-1]
+    (first, second) = (step for step in data["steps"] if step["ways"])
+    assert first["module"] == f"{inside}layers.0"
+    assert second["module"] == inside[:-1]  # with tanh behind it
+
+
+def test_modules_of_graphs_that_dynamo_makes() -> None:
+    lines: list[str | None] = []
+
+    def backend(module: Any, examples: Any) -> Any:
+        nodes = (node for node in module.graph.nodes if node.op.startswith("call"))
+        lines.extend(map(line_of, nodes))
+        return module
+
+    torch.compile(Blocks(), backend=backend)(torch.randn(8, 8))
+    modules = [line.partition(" in ")[2] for line in lines if line]
+    assert [*dict.fromkeys(modules)] == [
+        *(f"layers.{i}{part}" for i in (0, 1) for part in ("", ".inner", ".norm")),
+        "",
+    ]
+
+
+def test_where_most_is_alive() -> None:
+    memory = told(lambda x: (x.softmax(-1) @ x).softmax(0), torch.randn(64, 64))["memory"]
+    step = memory["most_live_step"]
+    assert memory["live_bytes"][step] == memory["most_live_bytes"] == max(memory["live_bytes"])
+    assert told(lambda x: x + 1, torch.randn(4))["memory"]["most_live_step"] is None

@@ -70,6 +70,9 @@ def _is_foreach(target: OpOverload) -> bool:
 Meanings = Mapping[Any, Callable[..., Any]]
 
 
+_PLACE = ("stack_trace", "nn_module_stack")  # metadata that say where a node comes from
+
+
 class _Kept(Exception):
     """The operator stays whole."""
 
@@ -80,7 +83,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, graph: torch.fx.Graph, like: torch.fx.Node) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = graph
-        self.trace = like.meta.get("stack_trace")
+        self.place = {key: like.meta[key] for key in _PLACE if key in like.meta}
         self.made: list[torch.fx.Node] = []
         self.known: dict[int, tuple[torch.Tensor, torch.fx.Node]] = {}
 
@@ -146,8 +149,7 @@ class _Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _append(self, target: Any, args: Any, kwargs: Any, out: Any) -> torch.fx.Node:
         node = self.graph.call_function(target, tuple(args), kwargs)
         node.meta["val"] = out
-        if self.trace is not None:
-            node.meta["stack_trace"] = self.trace
+        node.meta.update(self.place)
         self.made.append(node)
         if isinstance(out, torch.Tensor):
             self.known[id(out)] = out, node

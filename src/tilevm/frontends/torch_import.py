@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,7 +74,10 @@ LIBRARY = (f"{Path(torch.__file__).parent}{os.sep}", f"{Path(__file__).parents[1
 
 
 def line_of(node: torch.fx.Node) -> str | None:
-    """`model.py:41`: the innermost frame of the user's code, or of PyTorch's if there is none."""
+    """`model.py:41`: the innermost frame of the user's code, or of PyTorch's if there is none.
+
+    In a module of another one: `model.py:41 in layers.0.norm`.
+    """
     trace = node.meta.get("stack_trace")
     if not trace:
         return None
@@ -82,7 +86,21 @@ def line_of(node: torch.fx.Node) -> str | None:
         return None
     users = [frame for frame in frames if not frame[0].startswith(LIBRARY)]
     path, _, rest = (users or frames)[-1]
-    return place_of(path, rest.partition(",")[0].partition("\n")[0])
+    place = place_of(path, rest.partition(",")[0].partition("\n")[0])
+    module = _module_of(node)
+    return f"{place} in {module}" if module else place
+
+
+# What is called, which `torch_exported.Call` and Dynamo have under a name.
+_ROOT = re.compile(r"m_module\b\.?|m_|L\['\w+'\]\.?|")
+
+
+def _module_of(node: torch.fx.Node) -> str:
+    """The path of the innermost module whose `forward` made it; empty: that which was called."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    return _ROOT.sub("", str(next(reversed(stack.values()))[0]), count=1)
 
 
 def place_of(path: str, line: int | str) -> str:
@@ -123,7 +141,8 @@ class Importer:
         self.limits: list[tuple[int, float]] | None = None
         self.line: str | None = None
         self.node: torch.fx.Node | None = None
-        self._last_trace: tuple[str | None, str | None] = (None, None)
+        self._last_place: tuple[str | None, dict[str, Any] | None] = (None, None)
+        self._last_line: str | None = None
 
     # What rows call -----------------------------------------------------------------------------
 
@@ -384,10 +403,11 @@ class Importer:
         if value is None:
             raise Refused(f"{name} returns nothing")
         self.node = node
-        trace = node.meta.get("stack_trace")
-        if trace is not self._last_trace[0]:
-            self._last_trace = (trace, line_of(node))
-        self.line = self._last_trace[1]
+        place = node.meta.get("stack_trace"), node.meta.get("nn_module_stack")
+        if place[0] is not self._last_place[0] or place[1] != self._last_place[1]:
+            self._last_place = place
+            self._last_line = line_of(node)
+        self.line = self._last_line
         if target._schema.is_mutable:
             mutations.check(node)
             target, name = functional(target)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, takewhile
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,11 @@ def to_json(explanation: Explanation, *, limits: bool) -> dict[str, Any]:
     """Plain data. limits: with the machine's, which are measured where that was not done yet."""
     steps = _steps(explanation)
     machine = roofline.limits(steps) if limits and explanation.profiles else None
-    products = _products(explanation)
+    products: dict[int, list[dict[str, Any]]] = {}
+    for product, border in _products(explanation.operators, steps, explanation.decisions):
+        rows = products.setdefault(product["step"], [])
+        if border not in rows:
+            rows.append(border)
     kernels = [
         _kernel(number, kernel, explanation, products)
         for number, kernel in enumerate(explanation.kernels)
@@ -203,6 +208,9 @@ def _timing(explanation: Explanation, steps: Sequence[Mapping[str, Any]]) -> dic
 
 def _steps(explanation: Explanation) -> list[dict[str, Any]]:
     profiles = explanation.profiles
+    lines: dict[int, list[str]] = defaultdict(list)
+    for row in explanation.operators:
+        lines[row["step"]] += [row["line"]] if row["line"] else []
     rows = []
     for index, step in enumerate(explanation.steps):
         last = profiles[-1]["steps"][index] if profiles else {}
@@ -215,6 +223,7 @@ def _steps(explanation: Explanation) -> list[dict[str, Any]]:
                 "text": step["text"],
                 "kernels": list(step["kernels"]),
                 "ways": list(step["ways"]),
+                "module": _module(lines[index]),
                 "ns": median(times) if times else None,
                 "read_bytes": last.get("read_bytes"),
                 "written_bytes": last.get("written_bytes"),
@@ -228,15 +237,25 @@ def _steps(explanation: Explanation) -> list[dict[str, Any]]:
     return rows
 
 
+def _module(lines: Iterable[str]) -> str:
+    """The path of the module that all of these are in; empty: none, or that which was called."""
+    paths = {line.partition(" in ")[2] for line in lines}
+    names = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(name[0] for name in takewhile(lambda name: len({*name}) == 1, names))
+
+
 def decisions(
     described: Mapping[str, Any], operators: Sequence[Mapping[str, Any]]
 ) -> tuple[dict[str, Any], ...]:
-    """The decisions that the core describes, with where values come from and go to."""
+    """The decisions that the core describes, with where values come from and go to.
+
+    And what matrix products make for other steps, of which the core decides nothing.
+    """
 
     def place(node: int) -> dict[str, Any] | None:
         return _place(operators[node]) if node >= 0 else None
 
-    return tuple(
+    rows = [
         {
             "value": row["value"],
             "type": row["type"],
@@ -246,7 +265,13 @@ def decisions(
             "fact": row["fact"],
         }
         for row in described["decisions"]
-    )
+    ]
+    decided = {row["value"] for row in rows}
+    for product, border in _products(operators, described["steps"], tuple(rows)):
+        if border["does"] == "stores" and border["value"] not in decided:
+            row = {key: border[key] for key in ("value", "type", "reason", "fact")}
+            rows.append({**row, "maker": _place(product), "reader": border["other"]})
+    return tuple(rows)
 
 
 def _kernel(
@@ -331,32 +356,29 @@ _LEFT = "it is a factor of a matrix product, which takes it from memory"
 _RIGHT = "a right factor, of which each row of the product needs all"
 
 
-def _products(explanation: Explanation) -> dict[int, list[dict[str, Any]]]:
-    """By step, what its matrix products read from other steps, and make for others, and why.
+def _products(
+    operators: Sequence[Mapping[str, Any]],
+    steps: Sequence[Mapping[str, Any]],
+    decided: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[Mapping[str, Any], dict[str, Any]]]:
+    """Matrix products of chains, each with what it reads from other steps or makes for others.
 
-    Views between are left out; so are operands of the call.
+    And why. Views between are left out; so are operands of the call.
     """
-    operators: Sequence[Mapping[str, Any]] = explanation.operators
     made = {value: row for row in operators for value in row["values"]}
     readers: dict[int, list[Mapping[str, Any]]] = {}
     for row in operators:
         for value in row["inputs"]:
             readers.setdefault(value, []).append(row)
-    decided = {
-        (d["value"], d["reader"]["operator"] if d["reader"] else None): d
-        for d in explanation.decisions
-    }
-    found: dict[int, list[dict[str, Any]]] = {}
+    known = {(d["value"], d["reader"]["operator"] if d["reader"] else None): d for d in decided}
 
     def is_view(row: Mapping[str, Any]) -> bool:
-        kind = explanation.steps[row["step"]]["kind"] if row["step"] >= 0 else "view"
+        kind = steps[row["step"]]["kind"] if row["step"] >= 0 else "view"
         return row["kernel"] < 0 and len(row["inputs"]) == 1 and kind in ("view", "reshape")
 
-    def add(
-        product: Mapping[str, Any], does: str, value: int, other: Mapping[str, Any], why: Any
-    ) -> None:
+    def border(does: str, value: int, other: Mapping[str, Any], why: Any) -> dict[str, Any]:
         maker = made[value]
-        border = {
+        return {
             "does": does,
             "value": value,
             "type": maker["types"][maker["values"].index(value)],
@@ -364,21 +386,18 @@ def _products(explanation: Explanation) -> dict[int, list[dict[str, Any]]]:
             "reason": why if isinstance(why, str) else why["reason"],
             "fact": "" if isinstance(why, str) else why["fact"],
         }
-        rows = found.setdefault(product["step"], [])
-        if border not in rows:
-            rows.append(border)
 
     for product in operators:
         step = product["step"]
-        if step < 0 or product["kernel"] >= 0 or explanation.steps[step]["kind"] != "chain":
+        if step < 0 or product["kernel"] >= 0 or steps[step]["kind"] != "chain":
             continue
         for place, factor in enumerate(product["inputs"]):
             value = factor
             while value in made and is_view(made[value]):
                 value = made[value]["inputs"][0]
             if value in made and made[value]["step"] not in (-1, step):
-                why = decided.get((value, product["index"]), _RIGHT if place else _LEFT)
-                add(product, "reads", value, made[value], why)
+                why = known.get((value, product["index"]), _RIGHT if place else _LEFT)
+                yield product, border("reads", value, made[value], why)
         for value in product["values"]:
             behind = [(row, value) for row in readers.get(value, ())]
             while behind:
@@ -386,8 +405,8 @@ def _products(explanation: Explanation) -> dict[int, list[dict[str, Any]]]:
                 if is_view(row):
                     behind += [(r, v) for v in row["values"] for r in readers.get(v, ())]
                 elif row["step"] != step:
-                    add(product, "stores", value, row, decided.get((read, row["index"]), _LEFT))
-    return found
+                    why = known.get((read, row["index"]), _LEFT)
+                    yield product, border("stores", value, row, why)
 
 
 def _place(operator: Mapping[str, Any]) -> dict[str, Any]:
@@ -436,6 +455,7 @@ def _memory(explanation: Explanation) -> dict[str, Any]:
         "buffers": buffers,
         "live_bytes": live,
         "most_live_bytes": max(live, default=0) if profile else None,
+        "most_live_step": live.index(max(live)) if profile and buffers else None,
         "arena_bytes": max(ends, default=0) if profile else None,
         "without_reuse_bytes": sum(row["bytes"] for row in buffers) if profile else None,
     }

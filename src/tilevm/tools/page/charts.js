@@ -55,7 +55,7 @@ function roofline() {
   // The numbers of those that take most time; a number that would cover another is left to pointing.
   const named = [];
   for (const p of [...points].sort((a, b) => b.step.ns - a.step.ns)) {
-    if (named.length === 12 || named.some((o) => Math.abs(x(o.x) - x(p.x)) < 22 && Math.abs(y(o.y) - y(p.y)) < 13)) continue;
+    if (named.length === 12 || named.some((o) => Math.abs(x(o.x) - x(p.x)) < 30 && Math.abs(y(o.y) - y(p.y)) < 14)) continue;
     named.push(p);
   }
   for (const p of points) {
@@ -69,7 +69,8 @@ function roofline() {
   return el("div", {}, el("div", { class: "scroll" }, svg), el("p", { class: "soft" }, "A point is a step, with its number, as large as its share of the time. " +
     "Below a slope it waits for memory, below a level for arithmetic; the nearer, the closer to its limit. " +
     "The upper level is for steps of matrix products, the lower one for others: a multiply-add counts as two in a product, as one elsewhere. " +
-    "Operations are those that limit a step: of products, or its others. Far below are steps so small that starting them is what takes time."),
+    "Operations are those that limit a step: of products, or its others. Where bytes are few, the rate of memory is lower than the slopes: " +
+    "the table below has it, and the limits of steps are by that."),
     rates(machine));
 }
 
@@ -77,13 +78,14 @@ function rates(machine) {
   const [box, body] = table(["what", "at best"]);
   const row = (what, best) => body.append(el("tr", {}, el("td", {}, what), el("td", { class: "number" }, best)));
   for (const [dtype, peak] of Object.entries(machine.product_gflop_s)) row(`matrix products of ${dtype}`, `${Math.round(peak)} Gop/s`);
-  row("arithmetic on float32, one operation an instruction and lane", `${Math.round(machine.arithmetic_gop_s)} Gop/s`);
+  row("other arithmetic on float32: half of that, as a multiply-add is two operations of a product, one here", `${Math.round(machine.arithmetic_gop_s)} Gop/s`);
   for (const [n, bandwidth] of Object.entries(machine.bandwidth_gb_s).sort((a, b) => a[0] - b[0]))
-    row(`up to ${bytes(+n)} read and written`, `${Math.round(bandwidth)} GB/s`);
+    row(`memory, up to ${bytes(+n)} read and written`, `${Math.round(bandwidth)} GB/s`);
   return [el("h3", {}, "What the machine does at best"), el("p", {}, `Measured on this machine (${machine.processor}, ${count(machine.cores, "core")}) with ${count(machine.threads, "thread")}, ` +
     "when a limit was first asked for: the quickest of PyTorch's copies and dot products of as many bytes, and of PyTorch's, oneDNN's and " +
-    "tilevm's product of two matrices of 1024 x 1024. Where a step beats such a rate, which a call of PyTorch's is part of where bytes are few, " +
-    "its own time is taken for its limit. What starting a step takes is in its time, and in no limit."), box];
+    "tilevm's product of two matrices of 1024 x 1024. They are measurements: what else ran then makes them " +
+    "lower, and where bytes are few, what calling PyTorch takes is part of them. A step that was quicker than its limit is shown as 100 %. " +
+    "What starting a step takes is in its time, and in no limit."), box];
 }
 
 // Memory: where each buffer lies, and when --------------------------------------------------------
@@ -105,11 +107,18 @@ function memorySection() {
   if (!memory.arena_bytes) return [el("p", {}, "The sizes of a call are not known here; the plan:"), details];
   const [totals, sums] = table(["", "", ""]);
   for (const [name, n] of [["every buffer by itself", memory.without_reuse_bytes],
-    ["the arena", memory.arena_bytes], ["alive at one step, at most: no plan needs less", memory.most_live_bytes]])
+    ["the arena", memory.arena_bytes], [`alive at step ${memory.most_live_step}, where it is most: no plan can use less`, memory.most_live_bytes]])
     sums.append(el("tr", {}, el("td", {}, name), el("td", { class: "number" }, bytes(n)), el("td", {},
       el("div", { class: "bar" }, el("i", { style: `width: ${100 * n / memory.without_reuse_bytes}%` })))));
   return [totals, el("div", { class: "scroll" }, memoryChart(memory)), el("p", { class: "soft" }, "Each box is a buffer: as high as its bytes, " +
-    "as long as its life. The line is what is alive."), details];
+    "as long as its life, in the colour of the kernel that fills it. The line is what is alive; it is highest at step " +
+    `${memory.most_live_step}, with ${atPeak(memory)}.`), details];
+}
+
+// The largest buffers that are alive where most is.
+function atPeak(memory) {
+  const alive = memory.buffers.filter((b) => b.first <= memory.most_live_step && b.last >= memory.most_live_step).sort((a, b) => b.bytes - a.bytes);
+  return alive.slice(0, 5).map((b) => `%${b.value} of ${bytes(b.bytes)}`).join(", ") + (alive.length > 5 ? ` and ${alive.length - 5} more` : "");
 }
 
 function memoryChart(memory) {
@@ -120,10 +129,13 @@ function memoryChart(memory) {
   for (const part of [0, .5, 1])
     svg.append(line(L, y(part * memory.arena_bytes), W - R, y(part * memory.arena_bytes), "axis"),
       label(L - 5, y(part * memory.arena_bytes) + 4, bytes(part * memory.arena_bytes), "end"));
-  svg.append(label(W - R, H - 8, `step 0 to ${n - 1}`, "end"));
-  for (const [i, b] of memory.buffers.entries()) {
-    const base = b.offset;
-    svg.append(shape("rect", { class: "buffer", style: hue(i + 3), x: x(b.first), width: Math.max(1, x(b.last + 1) - x(b.first)),
+  const apart = Math.max(1, 10 ** Math.floor(Math.log10(n)) / (n < 3 * 10 ** Math.floor(Math.log10(n)) ? 5 : 1));
+  for (let step = 0; step < n; step += apart) svg.append(label(x(step), H - B + 16, String(step), "middle"));
+  svg.append(label(W - R, H - 4, "step", "end"));
+  const fills = new Map(data.operators.flatMap((row) => row.values.map((value) => [value, row.kernel])));
+  for (const b of memory.buffers) {
+    const base = b.offset, kernel = fills.get(b.value) ?? -1;
+    svg.append(shape("rect", { class: kernel < 0 ? "buffer other" : "buffer", style: hue(kernel), x: x(b.first), width: Math.max(1, x(b.last + 1) - x(b.first)),
       y: y(base + b.bytes), height: Math.max(.5, y(base) - y(base + b.bytes)) },
       shape("title", {}, `%${b.value}: ${b.type}, ${b.size} = ${bytes(b.bytes)}, steps ${b.first} to ${b.last}`)));
   }

@@ -128,11 +128,15 @@ function limitWords(step) {
   return `the limit is ${time(step.limit_ns)}, by ${by}`;
 }
 
-// Steps that do the same, as in the layers of a model; those that take most time first.
-function alike() {
+const total = (steps, key) => steps.reduce((sum, s) => sum + (s[key] || 0), 0);
+
+// Steps that do the same, as in the layers of a model: the three that take most time, and others that lose much.
+function dearest() {
   const key = (s) => [s.kind, s.name, ...s.ways, ...s.kernels.map((k) => data.kernels[k].name)].join();
-  const sum = (steps) => steps.reduce((total, s) => total + s.ns, 0);
-  return [...grouped(data.steps.filter((s) => s.ns), key).values()].sort((a, b) => sum(b) - sum(a));
+  const loss = (steps) => steps[0].limit_ns ? total(steps, "ns") - total(steps, "limit_ns") : 0;
+  const groups = [...grouped(data.steps.filter((s) => s.ns), key).values()].sort((a, b) => total(b, "ns") - total(a, "ns"));
+  const call = data.timing.call_ns;
+  return groups.filter((steps, i) => (i < 3 && total(steps, "ns") >= call / 20) || loss(steps) >= call / 40);
 }
 
 function findings() {
@@ -145,13 +149,13 @@ function findings() {
       `${time(summary.limit_ns)} at best on this machine: ${percent(summary.limit_ns, timing.call_ns)} of that is reached. ` +
       `(${timing.runs > 1 ? "Medians of " : "Of "}${count(timing.runs, "run")}, ${count(data.machine.threads, "thread")}.)`);
   if (timing.untimed) add(true, `Not timed more often: ${timing.untimed}.`);
-  for (const steps of alike().slice(0, 3)) {
-    const [ns, limit] = ["ns", "limit_ns"].map((key) => steps.reduce((sum, s) => sum + (s[key] || 0), 0));
-    if (ns < timing.call_ns / 20) break;
-    add(false, steps.length > 1 ? `${steps.length} steps like ${steps[0].index}, ` : `Step ${steps[0].index}, `, stepName(steps[0]),
-      `, take${steps.length > 1 ? "" : "s"} ${time(ns)}, ${percent(ns, timing.call_ns)} of the call`,
-      steps.length > 1 && limit && steps[0].kind !== "call" ? `, ${time(ns - limit)} more than their limits. Of one, ` : limit ? "; " : "",
-      limitWords(steps[0]), ".");
+  for (const steps of dearest()) {
+    const [ns, limit] = [total(steps, "ns"), total(steps, "limit_ns")];
+    const many = steps.length > 1, first = steps[0];
+    add(false, many ? `${steps.length} steps like ${first.index}, ` : `Step ${first.index}, `, stepName(first),
+      first.module ? ` in ${first.module}` : "", `, take${many ? "" : "s"} ${time(ns)}, ${percent(ns, timing.call_ns)} of the call`,
+      limit && first.kind !== "call" ? `, ${time(ns - limit)} more than ${many ? "their limits" : "its limit"} (${percent(limit, ns)} reached)` : "",
+      limit ? `${many ? ". Of step " + first.index + "," : ";"} ${limitWords(first)}.` : ".");
   }
   for (const [name, calls] of [...grouped(given.call_outs, (c) => c.name)].slice(0, 8))
     add(true, `Fell back to the framework: `, el("code", {}, name),
@@ -171,7 +175,8 @@ function findings() {
       "run in the interpreter; see what is not machine code under Kernels.");
   if (memory.arena_bytes)
     add(false, `Buffers between steps take ${bytes(memory.arena_bytes)}; each by itself, they would take ` +
-      `${bytes(memory.without_reuse_bytes)}, and no plan needs less than ${bytes(memory.most_live_bytes)}.`);
+      `${bytes(memory.without_reuse_bytes)}, and no plan can use less than ${bytes(memory.most_live_bytes)}, which step ${memory.most_live_step} needs. ` +
+      "Inputs, results, a module's own tensors and kernels' scratch are not among them.");
   return el("ul", { class: "findings" }, found);
 }
 
@@ -189,11 +194,12 @@ function stepName(step) {
 function stepsSection() {
   const whole = data.timing.call_ns;
   const most = Math.max(...data.steps.map((s) => s.ns || 0), 1);
-  const quiet = (s) => ["alloc", "view", "slice"].includes(s.kind) || (s.kind === "reshape" && s.read_bytes === 0);
-  const [box, body] = table(["step", "what", "time", "", "limit", "bytes, flops of products"], { class: "steps" });
+  const quiet = (s) => (["alloc", "view", "slice"].includes(s.kind) || (s.kind === "reshape" && s.read_bytes === 0)) &&
+    !(s.ns > whole / 1000);
+  const [box, body] = table(["step", "what", "time", "", "limit", "bytes; flops of products + other operations"], { class: "steps" });
   const row = (step) => el("tr", { id: `step-${step.index}`, "data-kernel": step.kernels[0] },
     el("td", { class: "number" }, String(step.index)),
-    el("td", { class: "fill" }, stepName(step),
+    el("td", { class: "fill" }, stepName(step), step.module ? el("span", { class: "soft" }, ` ${step.module} `) : null,
       filled(el("details", {}, el("summary", { class: "soft" }, step.kind)),
         () => el("pre", {}, step.text))),
     el("td", { class: "number" }, time(step.ns), el("br"),
@@ -205,21 +211,24 @@ function stepsSection() {
       el("span", { class: "soft" }, step.limit_ns ? `${percent(step.limit_ns, step.ns)} reached` : "")),
     el("td", { class: "number" }, step.read_bytes + step.written_bytes
       ? bytes(step.read_bytes + step.written_bytes) : "", el("br"),
-      el("span", { class: "soft" }, step.flops ? `${rate(step.flops)}flop` : "")));
+      el("span", { class: "soft" }, [step.flops ? `${rate(step.flops)}flop` : null, step.vector_ops ? `${rate(step.vector_ops)}op` : null]
+        .filter(Boolean).join(" + "))));
   const show = (all) => {
     body.replaceChildren();
     chunked(body, all ? data.steps : data.steps.filter((s) => !quiet(s)), row);
   };
   show(false);
-  const hidden = data.steps.filter(quiet).length;
+  const [hidden, seen] = [data.steps.filter(quiet), data.steps.filter((s) => !quiet(s))];
   const all = el("input", { type: "checkbox", onchange: (e) => show(e.target.checked) });
   return [
     el("p", {}, "What the host does in one call, in this order. ", el("span", { class: "key" }),
       " time, beside the slowest step's, ", el("span", { class: "key limit" }), " what it could take at best: the largest of its bytes over the " +
-      "bandwidth, its products' operations over the rate of products, and its other operations over the rate of arithmetic."),
-    el("label", {}, all, ` also ${count(hidden, "step")} that only allocate or rename`), box,
-    whole ? el("p", { class: "soft" }, `Before the first step (inputs, sizes): ${time(data.timing.begin_ns)}; ` +
-      `after the last one (outputs): ${time(data.timing.end_ns)}.`) : null];
+      "bandwidth, its products' operations over the rate of products, and its other operations over the rate of arithmetic (a function, " +
+      "as exp, counts as the operations that computing it takes)."),
+    el("label", {}, all, ` also ${count(hidden.length, "step")} that only allocate or rename`), box,
+    whole ? el("p", { class: "soft" }, `These steps take ${time(total(seen, "ns"))}, those that only allocate or rename ${time(total(hidden, "ns"))}, ` +
+      `reading inputs and sizes before the first step ${time(data.timing.begin_ns)}, outputs after the last one ${time(data.timing.end_ns)}: ` +
+      `${time(whole)} in all${data.timing.runs > 1 ? `, each the median of ${data.timing.runs} runs` : ""}.`) : null];
 }
 
 function border(row, who) {
@@ -254,30 +263,42 @@ function valued(size) {
 function kernelDetails(kernel) {
   const step = kernel.step === null ? null : data.steps[kernel.step];
   const ran = kernel.variants.length > 0;
-  const products = step && step.ways.length ? ` with ${count(step.ways.length, "product")}` : "";
-  const cost = ran && step && step.ns !== null ? `, ${time(step.ns)} in step ${step.index}${products}` : "";
+  const products = step && step.ways.length ? ` with its ${count(step.ways.length, "product")}` : "";
+  const part = step && step.kind === "chain" ? "part of step" : "step";
+  const cost = ran && step && step.ns !== null ? `, ${part} ${step.index}, which takes ${time(step.ns)}${products}` : "";
   const summary = el("summary", { "data-kernel": kernel.index }, el("span", { class: "chip kernel",
     style: hue(kernel.index) }, `${kernel.index} ${kernel.name}`),
-    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : "a copy"} over [${kernel.axes.map(valued).join(", ")}]${cost}`);
+    ` ${kernel.operators.length ? count(kernel.operators.length, "operator") : "a copy"} over [${kernel.axes.map(valued).join(", ")}]${cost}`,
+    step && step.module ? el("span", { class: "soft" }, ` in ${step.module}`) : null);
   const details = el("details", { class: "kernel", id: `kernel-${kernel.index}`, style: hue(kernel.index) }, summary);
   return filled(details, () => [
     el("p", { class: "soft" }, kernel.lines.join(", ")),
     el("p", {}, kernel.operators.map((n) => [operatorChip(n), " "])),
-    el("h3", {}, "Why it is separate"),
-    step && step.kind === "chain" && step.ways.length ? el("p", {}, `It runs with ${count(step.ways.length, "matrix product")} ` +
-      `in step ${step.index}, as many rows at a time as fit in the cache, so that what passes between them stays there.`) : null,
+    step && step.kind === "chain" && step.ways.length ? [el("h3", {}, "What it runs with"), el("p", {}, `${count(step.ways.length, "matrix product")} ` +
+      `in step ${step.index}, as many rows at a time as fit in the cache, so that what passes between them stays there.`)] : null,
+    el("h3", {}, "Why it is separate from other steps"),
     kernel.products.length ? el("ul", { class: "why" }, kernel.products.map((row) => border(row, "its products "))) : null,
     kernel.why_separate.length ? el("ul", { class: "why" }, kernel.why_separate.map((row) => border(row, "")))
       : kernel.products.length ? null : el("p", {}, kernel.operators.length ? "No stored value passes between this kernel and another one."
         : "It makes a copy, for a step of the host or where a layout asks for it."),
     ran && step && step.limit_ns ? [el("h3", {}, "What it costs"), el("p", {}, `Step ${step.index}${step.ways.length ? ", its products and this," : ""} takes ` +
       `${time(step.ns)}; ${limitWords(step)}. It reads ${bytes(step.read_bytes)} and writes ` +
-      `${bytes(step.written_bytes)}.`)] : null,
+      `${bytes(step.written_bytes)}.${step.ways.length ? " How much of that time is the products' was not measured." : ""}`)] : null,
     el("h3", {}, "Code"),
+    step && step.ways.length ? el("p", { class: "soft" }, "Of this kernel; products run by code of the library, which is not shown.") : null,
     filled(el("details", {}, el("summary", {}, count(kernel.nodes.length, "node"))),
       () => el("pre", {}, kernel.nodes.join("\n"))),
     kernel.variants.length ? kernel.variants.map(variant)
       : el("p", { class: "soft" }, "Nothing is encoded: it has not run.")]);
+}
+
+// Which size it is: of the first input that has it by itself.
+function ofInput(symbol) {
+  for (const input of data.inputs) {
+    const at = input.type.slice(input.type.indexOf("[") + 1, -1).split(", ").indexOf(symbol);
+    if (at >= 0) return `, dim ${at} of ${input.name || `%${input.value}`},`;
+  }
+  return "";
 }
 
 let graphRows;
@@ -291,7 +312,7 @@ function graphSection() {
     el("span", { class: "mono soft" }, row.values.map((v) => `%${v}`).join(" ")), place(row),
     el("code", {}, row.text.replaceAll(/\bv(\d+)\b/g, "%$1"), el("span", { class: "soft" }, `  ${row.types.join(", ")}`)),
     el("span", { class: "soft line" }, row.line)));
-  const known = data.symbols.map((s) => el("li", {}, el("code", {}, s.name),
+  const known = data.symbols.map((s) => el("li", {}, el("code", {}, s.name), ofInput(s.name),
     s.value === null ? "" : ` is ${s.value} in this call;`,
     ` at least ${s.min}${s.max === null ? "" : `, at most ${s.max}`}`,
     s.multiple_of > 1 ? `, a multiple of ${s.multiple_of}` : ""));
@@ -299,7 +320,7 @@ function graphSection() {
   const many = data.inputs.length > 16;
   return [
     many ? filled(el("details", { class: "plain" }, el("summary", {}, `Takes ${count(data.inputs.length, "input")}, the module's own tensors among them`)),
-      () => el("p", {}, data.inputs.map(typed))) : el("p", {}, "Takes ", data.inputs.map(typed)),
+      () => el("ul", { class: "why" }, data.inputs.map((row) => el("li", {}, typed(row))))) : el("p", {}, "Takes ", data.inputs.map(typed)),
     el("p", {}, "returns ", data.outputs.map(typed)),
     el("h3", {}, "What is known of the sizes"), el("ul", { class: "why" }, known,
       data.guards.map((g) => el("li", {}, "this program runs where ", el("code", {}, g))),
@@ -324,11 +345,20 @@ function calloutsSection() {
   return given.call_outs.length ? box : el("p", {}, "None: every operator is a kernel, a product or a view.");
 }
 
+const PHASES = {
+  "capture by torch.export, and import": "PyTorch runs the function once, on tensors without elements, and writes down its operators",
+  lower: "operators become simpler ones, with sizes that are computed from each other",
+  fuse: "what becomes one kernel, what is stored between kernels",
+  "host program": "the steps of a call, and where buffers lie",
+  "encode and emit": "bytecode and machine code of the variants of kernels",
+};
+
 function compilingSection() {
-  const [box, body] = table(["phase", "time"]);
-  for (const row of data.compiling)
-    body.append(el("tr", {}, el("td", {}, row.phase), el("td", { class: "number" }, time(row.us * 1000))));
-  return [el("p", {}, "What was paid once, before the first call of its kind."), box];
+  const [box, body] = table(["phase", "what it does", "time"]);
+  for (const row of [...data.compiling, { phase: "all", us: data.summary.compile_us }])
+    body.append(el("tr", {}, el("td", {}, row.phase), el("td", {}, PHASES[row.phase] || ""),
+      el("td", { class: "number" }, time(row.us * 1000))));
+  return [el("p", {}, "What was paid once, for all calls of this kind: by the first one, and where a later one has another layout."), box];
 }
 
 const WORDS = [
@@ -339,6 +369,10 @@ const WORDS = [
   ["call-out", "An operator that the framework (PyTorch) runs."],
   ["kernel, axes", "A loop, or loops in one another, over the same elements; axes in brackets are its sizes, outermost first."],
   ["step", "What the host does at one place of a call: run a kernel or a chain, allocate, rename, call the framework."],
+  ["launch", "A step that is a kernel or a chain. A chain may run its kernels several times, some rows each."],
+  ["view", "A value that is another one's memory with other sizes or strides: nothing is copied."],
+  ["made where it is used", "Computed anew by each kernel that reads it, because that is cheaper than memory: constants, copies along a dim."],
+  ["node", "An operation of a kernel over its axes; what bytecode is made of."],
   ["chain", "Matrix products with the kernels before and behind them, some rows at a time, so that what passes between stays in the cache."],
   ["[59, 384] x [384, 1536] by dots", "A product of matrices of these sizes, for each batch, and the way it is computed. Sizes, and how the right matrix " +
     "lies in memory, decide; crossings were measured."],
