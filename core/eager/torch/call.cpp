@@ -301,7 +301,8 @@ bool is_one(const c10::IValue& v) {
 
 namespace {
 
-// A factor multiplies in the dtype of the result: of operands that all have it.
+// A factor multiplies in the dtype of the result, and so is computed what it multiplies: of operands
+// that all have it.
 void need_one_dtype(Call& c, Value scaled) {
   if (!is_float(c.meta(scaled).dtype)) Call::refuse("a factor of integers");
   for (std::size_t i = 0; i < c.n_args(); ++i) {
@@ -380,7 +381,8 @@ Row text_row(const std::string& text) {
           in[n++] = argument;
         }
       }
-      if (step.scale && !skip) need_one_dtype(c, in[0]);
+      const bool of_some = step.operands[0].kind == Term::Kind::kStep;
+      if (step.scale && (!skip || of_some)) need_one_dtype(c, in[0]);
       made[s] = skip ? in[0] : c.trace().add(step.op, std::span<const Value>(in.data(), n));
       if (single && c.meta(made[s]).dtype == DType::kBool) {
         c.computed_in(c.trace().common_dtype(Op::add, std::span<const Value>(in.data(), n)));

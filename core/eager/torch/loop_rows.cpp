@@ -18,7 +18,9 @@ Row scan(Op op) {
     const int axis = axis_of(c, 1, x);
     x = c.trace().cast(x, c.dtype(2, c.meta(x).dtype));
     const Value y = c.op(op, {x}, {Param::integer(axis)});
-    c.contiguous(c.trace().cast(y, c.dtype(2, c.meta(y).dtype)));
+    const DType dtype = c.dtype(2, c.meta(y).dtype);
+    if (dtype == DType::kBool) Call::refuse("sums that are bools");
+    c.contiguous(c.trace().cast(y, dtype));
   };
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tilevm.frontends.aten import takes
 from tilevm.frontends.torch_memory import functional, is_same_size, storages
 from tilevm.frontends.torch_transforms import row_of
 
@@ -229,6 +230,7 @@ def _is_wanted(node: torch.fx.Node, more: Meanings) -> bool:
         and not _has_row(target, (_held(node.args), _held(node.kwargs), node.meta.get("val")))
         and target.namespace == "aten"
         and (target._schema.name[6:] in NAMES or target in more or _is_foreach(target))
+        and takes(str(target), [x.dtype for x in _tensors(_held((node.args, node.kwargs)))])
     )
 
 
@@ -236,9 +238,13 @@ def _held(arguments: Any) -> Any:
     return torch.fx.node.map_arg(arguments, lambda n: n.meta.get("val"))
 
 
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    return (x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor))
+
+
 def _has_row(target: OpOverload, values: Any) -> bool:
     """Whether the table has the operator for tensors of these dtypes."""
-    tensors = (x for x in pytree.tree_leaves(values) if isinstance(x, torch.Tensor))
+    tensors = _tensors(values)
     return row_of(str(target), tensors) is not None
 
 

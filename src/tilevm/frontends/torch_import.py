@@ -23,6 +23,7 @@ from tilevm.frontends import (
     torch_random,  # noqa: F401  # its rows
     torch_tokens,
 )
+from tilevm.frontends.aten import takes
 from tilevm.frontends.torch_imported import FloatInput, Imported, memory_of, short_name
 from tilevm.frontends.torch_memory import (
     Mutations,
@@ -445,6 +446,8 @@ class Importer:
             for tensor in _tensors([arguments, value]):
                 if short_name(tensor.dtype) == "opaque":
                     raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
+            if not takes(name, [x.dtype for x in _tensors(arguments)]):
+                raise Unsupported("PyTorch has none of these dtypes")
             out = row(self, value, *arguments)
             for symbol in [] if counts else symbols:
                 torch_data.define(self, symbol, value, out)

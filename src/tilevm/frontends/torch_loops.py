@@ -34,6 +34,8 @@ _MOST_DIFFERENCES = 32
 
 @row("cumsum", "cumprod")
 def _scan(b: Importer, out: Any, x: Tensor, dim: int, dtype: Any = None) -> int:
+    if out.dtype is torch.bool:
+        raise Unsupported("of bools")  # PyTorch says so
     value = as_dtype(b, x, dtype)
     return b.add(packet(b), value, axis=axis_of(dim, x.rank)) if x.rank else value
 

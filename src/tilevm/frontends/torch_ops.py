@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import _prims_common as utils
 
 from tilevm.frontends.aten import BINARY, FLOATS, OVERLOADS, TEXT, UNARY
 
@@ -210,17 +211,35 @@ for _names, _line in TEXT.items():
     row(*_names.split())(_text(_line))
 for _name in FLOATS:
     row(_name)(_of_floats(ROWS[f"aten.{_name}.default"]))
-_addcmul_of_floats = ROWS["aten.addcmul.default"]
+
+
+def converted(b: Importer, *operands: Tensor) -> list[int]:
+    """The operands in the dtype in which PyTorch computes: that to which they all convert."""
+    kind = utils.ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    fakes = (x.fake for x in operands)
+    _, dtype = utils.elementwise_dtypes(*fakes, type_promotion_kind=kind)
+    return [b.cast(x.id, dtype) for x in operands]
 
 
 @row("addcmul")
 def _addcmul(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
     """Of integers, the number is rounded towards 0 first."""
-    if out.is_floating_point():
-        return _addcmul_of_floats(b, out, x, y, z, value)
-    if not is_number(value) or not math.isfinite(value):
-        raise Unsupported("a number to be rounded")
-    return b.add("add", x.id, scaled(b, b.add("mul", y.id, z.id), int(value)))
+    if not all(v.is_float for v in (x, y, z)):
+        if out.is_floating_point():
+            raise Unsupported("not floating point")
+        if not is_number(value) or not math.isfinite(value):
+            raise Unsupported("a number to be rounded")
+        value = int(value)
+    x_id, y_id, z_id = converted(b, x, y, z)
+    return b.add("add", x_id, scaled(b, b.add("mul", y_id, z_id), value))
+
+
+@row("addcdiv")
+def _addcdiv(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, value: Any) -> Any:
+    if not all(v.is_float for v in (x, y, z)):
+        raise Unsupported("not floating point")
+    x_id, y_id, z_id = converted(b, x, y, z)
+    return b.add("add", x_id, scaled(b, b.add("div", y_id, z_id), value))
 
 
 @row("softshrink")
@@ -260,12 +279,20 @@ def scaled(b: Importer, y: int, alpha: Any) -> int:
     return y if is_number(alpha) and alpha == 1 else b.add("mul", y, b.number(alpha))
 
 
+def _terms(b: Importer, x: Any, y: Any, alpha: Any) -> tuple[int, int]:
+    """`x` and `y * alpha`."""
+    first, second = b.operand(x), b.operand(y)
+    if isinstance(x, Tensor) and isinstance(y, Tensor) and not (is_number(alpha) and alpha == 1):
+        first, second = converted(b, x, y)
+    return first, scaled(b, second, alpha)
+
+
 @row("add.Tensor", "add.Scalar")
 def _add(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
     if isinstance(x, Tensor) and type(y) is int and y == 0 and out.dtype == x.dtype == torch.int64:
         return x
     _check_alpha(out, alpha)
-    return b.add("add", b.operand(x), scaled(b, b.operand(y), alpha))
+    return b.add("add", *_terms(b, x, y, alpha))
 
 
 def _check_alpha(out: Any, alpha: Any) -> None:
@@ -287,13 +314,13 @@ def _check_sub(x: Any, y: Any, out: Any, alpha: Any) -> None:
 @row("sub.Tensor", "sub.Scalar", "subtract.Tensor", "subtract.Scalar")
 def _sub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
     _check_sub(x, y, out, alpha)
-    return b.add("sub", b.operand(x), scaled(b, b.operand(y), alpha))
+    return b.add("sub", *_terms(b, x, y, alpha))
 
 
 @row("rsub.Tensor", "rsub.Scalar")
 def _rsub(b: Importer, out: Any, x: Any, y: Any, alpha: Any = 1) -> int:
     _check_sub(x, y, out, alpha)
-    return b.add("sub", b.operand(y), scaled(b, b.operand(x), alpha))
+    return b.add("sub", *_terms(b, y, x, alpha))
 
 
 @row("div.Tensor", "div.Scalar", "divide.Tensor", "divide.Scalar", "true_divide.Tensor")
