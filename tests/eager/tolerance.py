@@ -25,16 +25,16 @@ _EXACT = frozenset(
     "abs amax amin argmax argmin cat clamp clamp_max clamp_min clone copy copy_ detach detach_ "
     "embedding eq expand fill_ fill flip full gather ge gt index index_put_ index_put index_select "
     "le lt lift_fresh max maximum min minimum masked_fill masked_fill_ masked_select ne neg neg_ "
-    "ones ones_like rand randn rand_like randn_like relu relu_ repeat roll scatter scatter_ select_"
-    "backward sign slice_backward sort stack topk tril triu uniform_ normal_ bernoulli_ bernoulli "
+    "ones ones_like rand rand_like relu relu_ repeat roll scatter scatter_ select_"
+    "backward sign slice_backward sort stack topk tril triu uniform_ bernoulli_ bernoulli "
     "where zero_ zeros zeros_like empty empty_like new_empty new_zeros new_full empty_strided "
     "constant_pad_nd floor ceil round trunc threshold_backward unfold_backward nan_to_num "
     "_efficientzerotensor".split()  # the last has no memory
 )
 # Errors are relative to what the sizes of operands add up to.
 _SUMS = frozenset(
-    "sum mean mm bmm addmm baddbmm dot mv cumsum index_add index_add_ scatter_add add sub add_ "
-    "sub_ rsub addcmul addcmul_ lerp lerp_ linear".split()
+    "sum nansum mean mm bmm addmm baddbmm dot mv cumsum index_add index_add_ scatter_add add add_ "
+    "sub sub_ rsub addcmul addcmul_ lerp lerp_ linear".split()
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -194,17 +194,21 @@ def assemble(
     facts: dict[tuple[int, int], Dim],
     knobs: dict[str, Any],
     freeze: bool,
-    kept: Mapping[int, str] | None = None,
+    kept: Mapping[int, tuple[str, View]] | None = None,
 ) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, and write what runs around it.
 
-    kept: results that are an input itself, which the function changes: their index, its name.
+    kept: results that are an input itself, which the function changes, or a view of one: their
+    index, the name of the input and what makes the view.
     """
     leaves, writes = call.constants, call.seen.writes
     signature = program.graph_signature
     _forget_unused(program)
     given = _Inputs(call, program)
     changed = given.changed(signature, leaves)
+    names = [node.name for node in program.graph.find_nodes(op="placeholder")]
+    specs = enumerate(signature.output_specs)
+    results = [place for place, spec in specs if spec.kind is OutputKind.USER_OUTPUT]
     captured = torch_program.build(
         program.graph,
         given.values,
@@ -219,6 +223,11 @@ def assemble(
         },
         frozen=given.unchanged(changed) if freeze else None,
         writes={position: given.names.index(name) for position, name in changed.items()},
+        kept={
+            results[index]: replace(view, source=names.index(name))
+            for index, (name, view) in (kept or {}).items()
+            if view.steps
+        },
     )
     conditions = conditions_of(captured, given.values, given.places, call, plan)
     constants: dict[str, Any] = {
@@ -227,7 +236,8 @@ def assemble(
         "changed": torch_memory.note_changes,
     }
     constants |= {f"b{i}": t for i, t in enumerate(given.bound)}
-    lines = _wrapper(call, given, captured, signature, changed, kept or {}, constants)
+    same = {i: given.by_node[name] for i, (name, view) in (kept or {}).items() if not view.steps}
+    lines = _wrapper(call, given, captured, signature, changed, same, constants)
     inputs = "".join(f"{name}, " for name in given.names)
     binds = tuple(
         f"{symbol} = l[{given.places[i]}]" + (f".shape[{d}]" if d >= 0 else "")
@@ -257,18 +267,20 @@ def _wrapper(
     captured: Captured,
     signature: Any,
     changed: Mapping[int, str],
-    kept: Mapping[int, str],
+    same: Mapping[int, str],
     constants: dict[str, Any],
 ) -> list[str]:
-    """Lines that run the program, write what it changes, and build the call's result."""
+    """Lines that run the program, write what it changes, and build the call's result.
+
+    same: results that are an input itself: its text.
+    """
     outputs: list[str] = []
     lines = [f"o = inner({', '.join(given.names)})"]
     imported = captured.imported
     for position, spec in enumerate(signature.output_specs):
         text = f"o[{position}]"
         if spec.kind is OutputKind.USER_OUTPUT:
-            source = kept.get(len(outputs))
-            outputs.append(text if source is None else given.by_node[source])
+            outputs.append(same.get(len(outputs), text))
             continue
         result = imported.outputs[position]
         if isinstance(result, View):

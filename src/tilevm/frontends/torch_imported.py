@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.frontends import torch_complex, torch_data
-from tilevm.frontends.torch_memory import Refused, may_alias, storages, view_of
+from tilevm.frontends.torch_memory import Refused, View, may_alias, storages, view_of
 from tilevm.frontends.torch_ops import Tensor
 from tilevm.frontends.torch_transforms import PARTS, is_complex
 from tilevm.ir.types import DTYPES
@@ -164,11 +164,13 @@ def outputs(
     writes: Mapping[int, int] | None = None,
     ordered: int | None = None,
     inner: bool = False,
+    kept: Mapping[int, View] | None = None,
 ) -> None:
     """Append the graph's outputs. With `views`, those that alias an input stay views of it.
 
     writes: results, by index, that are written to an input. ordered: how many results have to lie
     in memory as in eager code; None: all. inner: all are tensors, ints of int64 and conditions too.
+    kept: results, by index, that are views of an input whatever the graph makes them of.
     """
     result = importer.result
     places = {node: i for i, node in enumerate(importer.graph.find_nodes(op="placeholder"))}
@@ -187,6 +189,9 @@ def outputs(
         return len(seen) - 1
 
     for position, item in enumerate(results):
+        if kept and position in kept:
+            result.outputs.append(kept[position])
+            continue
         target = (writes or {}).get(position, -1)
         known = item.meta.get("val") if isinstance(item, torch.fx.Node) else item
         if inner and isinstance(known, torch.SymBool | bool):
@@ -200,7 +205,7 @@ def outputs(
             result.outputs.append(("const", item))
             continue
         node = importer.resolve(item)
-        view = view_of(importer, node, places) if views else None
+        view = view_of(importer.resolve, node, places) if views else None
         if view is not None:
             result.outputs.append(view)
             continue

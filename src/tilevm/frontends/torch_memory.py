@@ -5,16 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.fx
 from torch._ops import OpOverload
 
 from tilevm.errors import CaptureError
-
-if TYPE_CHECKING:
-    from tilevm.frontends.torch_import import Importer
 
 
 class Refused(CaptureError):
@@ -84,10 +81,11 @@ def note_changes(tensors: Sequence[torch.Tensor]) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if not t.is_inference()])
 
 
-def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
-    """Results that are an input itself, which the graph changes in place: index, input's name.
+def changed_inputs(graph: torch.fx.Graph) -> dict[int, tuple[str, View]]:
+    """Results that share memory with an input that the graph changes in place: index, its name.
 
-    Raises: Refused, if a result is a view of such an input.
+    And how they are views of it: by no step, if they are the input itself.
+    Raises: Refused, if one is not made of such an input by views alone.
     """
     changed = changed_memory(graph)
     owners = {
@@ -96,16 +94,23 @@ def changed_inputs(graph: torch.fx.Graph) -> dict[int, str]:
         for m in storages(node.meta.get("val"))
         if m in changed
     }
+    places = {node: i for i, node in enumerate(graph.find_nodes(op="placeholder"))}
     (output,) = graph.find_nodes(op="output")
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, View]] = {}
     for index, node in enumerate(output.args[0]):
         if not isinstance(node, torch.fx.Node):
             continue
         for memory in owners.keys() & set(storages(node.meta.get("val"))):
-            if same_tensor(node) is not owners[memory]:
+            view = view_of(same_tensor, same_tensor(node), places)
+            if view is None or view.source != places[owners[memory]] or _is_given_more(view):
                 raise Refused("a result is a view of an input that is changed in place")
-            found[index] = owners[memory].name
+            found[index] = owners[memory].name, view
     return found
+
+
+def _is_given_more(view: View) -> bool:
+    """Whether its steps take another input."""
+    return any(isinstance(argument, Given) for _, args, _ in view.steps for argument in args)
 
 
 def changed_memory(graph: torch.fx.Graph) -> set[int]:
@@ -315,9 +320,14 @@ def check_functional(graph: torch.fx.Graph) -> None:
 
 
 def view_of(
-    importer: Importer, node: torch.fx.Node, places: dict[torch.fx.Node, int]
+    resolve: Callable[[torch.fx.Node], torch.fx.Node],
+    node: torch.fx.Node,
+    places: dict[torch.fx.Node, int],
 ) -> View | None:
-    """The View, if the node's memory is that of an input."""
+    """The View, if the node's memory is that of an input.
+
+    resolve: what a node's tensor is that it returns as it was given.
+    """
     steps: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = []
     while node not in places:
         target = node.target
@@ -346,7 +356,7 @@ def view_of(
                 steps.append((target, _concrete(node.args[1:]), dict(_concrete_items(node.kwargs))))
         else:
             return None
-        node = importer.resolve(source)
+        node = resolve(source)
     if not isinstance(node.meta.get("val"), torch.Tensor):
         return None
     return View(places[node], tuple(reversed(steps)))

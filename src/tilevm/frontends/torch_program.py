@@ -72,6 +72,7 @@ def build(
     apart: bool = False,
     inner: bool = False,
     ordered: int | None = None,
+    kept: Mapping[int, View] | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -84,12 +85,15 @@ def build(
     `imported.written`. apart: calls where such an input shares memory with another are refused.
     inner: it is a part of another graph, which is checked as a whole.
     ordered: how many results have to lie in memory as in eager code; None: all.
+    kept: results, by index, that are views of an input whatever the graph makes them of.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
     """
     if config.check:
         writes = None  # a result that is wrong shall change nothing
+        if kept:
+            raise Refused("a result is a view of an input that is changed once it is checked")
     whole = graph
     graph = torch_decompose.decomposed(graph)
     placeholders = graph.find_nodes(op="placeholder")
@@ -123,7 +127,7 @@ def build(
                 if isinstance(results[position], torch.fx.Node)
             }
             importer.run()
-            torch_imported.outputs(importer, results, views, writes, ordered, inner)
+            torch_imported.outputs(importer, results, views, writes, ordered, inner, kept)
             if environment is None or len(environment.guards) == sizes.n_guards:
                 break  # else the import itself has asked of a size what is now a guard
         except Unify as pair:
