@@ -394,3 +394,32 @@ def test_views_that_rows_copy_are_made_of_their_base(shape: tuple[int, ...]) -> 
         assert [y.stride() for y in found] == [y.stride() for y in expected]
         gradients = [torch.autograd.grad(y[1].sum() + y[3].sum(), x)[0] for y in (found, expected)]
         torch.testing.assert_close(*gradients)
+
+
+def test_data_of_tensors() -> None:
+    module = nn.Linear(4, 4)
+
+    def read(x: Any) -> Any:
+        hidden = x.data @ module.weight.data
+        return hidden.data, x.data, (hidden + 1).data.exp()
+
+    compiled = tilevm.compile(read)
+    for rows in (3, 5):
+        x = torch.rand(rows, 4, requires_grad=True)
+        found, expected = compiled(x), read(x)
+        torch.testing.assert_close(found, expected)
+        assert not any(y.requires_grad for y in found)
+        assert found[1].data_ptr() == x.data_ptr()
+    assert tilevm.stats()["captures"] == 1
+
+
+def test_writes_to_data_have_no_version() -> None:
+    def write(x: Any) -> Any:
+        x.data.mul_(2)
+        return x + 1
+
+    x = torch.rand(3, 4)
+    expected = x * 2 + 1
+    torch.testing.assert_close(tilevm.compile(write)(x), expected)
+    assert x._version == 0
+    assert "eager: `data` is read where tensors are changed" in str(tilevm.stats()["flushes"])

@@ -178,6 +178,8 @@ def _checked(
     if call.seen.changed:
         raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
+    if call.seen.data and torch_memory.changed_memory(program.graph):
+        raise Refused("`data` is read where tensors are changed: writes to it have no version")
     torch_decompose.one_by_one(program.graph)
     torch_memory.check_in_place(program.graph)
     torch_outside.check_constants(program)

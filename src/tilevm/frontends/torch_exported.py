@@ -49,6 +49,7 @@ class Seen:
     changed: str = ""  # what the function changed besides its arguments
     made: torch_effects.Made
     strides: bool = False  # whether it read strides of tensors
+    data: bool = False  # whether it read `data` of tensors
     missed: Sequence[torch.Tensor] = ()  # that it needs and has not
 
 
@@ -105,6 +106,7 @@ class Call(nn.Module):
                 result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
+            self.seen.data = outside.reads_data
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
         _refuse_hidden(tree)

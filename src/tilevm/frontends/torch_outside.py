@@ -76,6 +76,7 @@ class Traced(TorchFunctionMode):
         self._tensors = tensors
         self._strict = strict
         self.missed: list[torch.Tensor] = []
+        self.reads_data = False  # whether `x.data` was asked for
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -83,6 +84,9 @@ class Traced(TorchFunctionMode):
         _check_question(func)
         given = [self.stand_in(value) for value in args]
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
+        if _owner(func) is _DATA and func.__name__ == "__get__":
+            self.reads_data = True
+            return given[0].detach()
         if func is torch.Tensor.__setitem__:
             return set_item(*given, **named)
         return COMPOSED.get(func, func)(*given, **named)
@@ -126,13 +130,21 @@ class Traced(TorchFunctionMode):
         return self._stand_ins[id(value)]
 
 
+_DATA: Any = torch.Tensor.data
+
+
+def _owner(func: Any) -> Any:
+    """The attribute of which this is the getter or setter."""
+    return getattr(func, "__self__", None)
+
+
 # What a trace's tensors answer for themselves, and not as those of the call.
 _QUESTIONS = {"grad", "is_leaf", "grad_fn", "_version", "_base", "_grad", "output_nr"}
 
 
 def _check_question(func: Any) -> None:
     """Raise Refused if the function itself, not PyTorch, asks a tensor such a thing."""
-    name = getattr(getattr(func, "__self__", None), "__name__", None)
+    name = getattr(_owner(func), "__name__", None)
     if name not in _QUESTIONS:
         return
     frame = sys._getframe(2)
