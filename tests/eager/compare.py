@@ -55,7 +55,9 @@ def seen(x: torch.Tensor, *, counted: bool = True) -> Seen:
         version,
     )
     grad = x.grad if x.is_leaf else None
-    values = torch.from_numpy(bits(x).copy()).view(x.dtype)
+    # (NumPy's strides of nothing are not those that a view as complex numbers wants.)
+    some = x.numel() > 0
+    values = torch.from_numpy(bits(x).copy()).view(x.dtype) if some else x.detach().clone()
     return Seen(meta, values, None if grad is None else seen(grad, counted=False))
 
 
