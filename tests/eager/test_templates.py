@@ -188,7 +188,7 @@ with tilevm.config.patch(templates=2):
 
 
 def test_kinds_that_come_once_take_no_place() -> None:
-    """However many there are, one that comes again is asked for. (Of 64 in a process.)"""
+    """However many there are, one that comes again is asked for; of 64 in a process."""
     run = subprocess.run([sys.executable, "-c", _ONCE], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[False, True, True]"
 
