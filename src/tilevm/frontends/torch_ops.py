@@ -79,6 +79,8 @@ def row(*names: str) -> Callable[[Row], Row]:
 
 def axis_of(dim: int, rank: int) -> int:
     """`dim` counted from the front."""
+    if not -max(rank, 1) <= dim < max(rank, 1):
+        raise Unsupported("a dim out of range")  # PyTorch says so; not its metadata, of softmax
     return dim + rank if dim < 0 else dim
 
 

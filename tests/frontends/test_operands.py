@@ -1,4 +1,4 @@
-"""Operators over tensors of different dtypes, and of dtypes that PyTorch's kernels do not take."""
+"""Operators over tensors of different dtypes, and what PyTorch's kernels do not take."""
 
 from __future__ import annotations
 
@@ -107,3 +107,23 @@ def test_what_kernels_do_not_take_raises(name: str, door: Callable[[Function], F
     with pytest.raises(RuntimeError) as found:
         door(function)(x)
     assert str(found.value) == str(expected.value)
+
+
+OUT_OF_RANGE: dict[str, Function] = {
+    "softmax": lambda x, dim: x.softmax(dim),
+    "log_softmax": lambda x, dim: torch.log_softmax(x, dim),
+    "softmin": lambda x, dim: torch.nn.functional.softmin(x, dim),
+    "sort": lambda x, dim: x.sort(dim)[0],
+    "argsort": lambda x, dim: x.argsort(dim=dim, stable=True),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_dims_out_of_range(name: str) -> None:
+    x = torch.randn(2, 3)
+    for dim in (-3, 2, -4):
+        with pytest.raises(IndexError) as expected:
+            OUT_OF_RANGE[name](x, dim)
+        with pytest.raises(IndexError) as found:
+            tilevm.compile(lambda x, dim=dim: OUT_OF_RANGE[name](x, dim))(x)
+        assert str(found.value) == str(expected.value)
