@@ -6,10 +6,6 @@ of `tilevm.fuse` reads them as they are; both have more rows for operators that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import torch
-
 # Operator of the table -> ATen operators of the same meaning, one tensor argument.
 UNARY = {
     "abs": "abs absolute", "neg": "neg negative", "sign": "sign sgn", "relu": "relu",
@@ -48,16 +44,6 @@ FLOATS_ALONE = frozenset(
     "var_mean std_mean binary_cross_entropy_with_logits".split()
 )
 NO_BOOLS = frozenset("abs absolute argmax argmin median topk trace addcmul mvlgamma".split())
-
-
-def takes(name: str, dtypes: Iterable[torch.dtype]) -> bool:
-    """Whether PyTorch's kernels of `aten.name.overload` take tensors of these dtypes."""
-    base = name.split(".")[1]
-    if base in FLOATS_ALONE:
-        return all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
-    return base not in NO_BOOLS or torch.bool not in dtypes
-
-
 OVERLOADS = ("default", "Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor", "Tensor_Tensor")
 
 # `p = mul y, z; r = add x, p`: the last name is the result; x, y, z, w are the arguments in the

@@ -64,6 +64,7 @@ _OPERATOR = (
     | fake_tensor.DynamicOutputShapeException
     | fake_tensor.UnsupportedOperatorException
 )
+MOST_OBJECTS = 256  # among the arguments of calls, that are looked at
 MOST_VALUES = 16  # of what a function reads besides its arguments
 MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 
@@ -138,6 +139,7 @@ class Compiled(Dispatch):
         # By key, the one used least recently first.
         self._families: OrderedDict[tuple[Any, ...], Family] = OrderedDict()
         self._state: State | None = None
+        self._objects: dict[int, Any] = {}  # arguments that are more than values, by id
         self._values = 0  # which of the values, besides arguments, that it has seen
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
@@ -177,12 +179,13 @@ class Compiled(Dispatch):
             grad, _is_inference(), _is_autocast("cpu"), _default_dtype(), len(args),
         ]  # fmt: skip
         seen: dict[int, int] = {}
+        objects: dict[int, Any] = {}
         try:
             for value in args:
-                torch_tree.signature(value, leaves, key, seen)
+                torch_tree.signature(value, leaves, key, seen, objects)
             for name, value in kwargs.items():
                 key.append(name)
-                torch_tree.signature(value, leaves, key, seen)
+                torch_tree.signature(value, leaves, key, seen, objects)
         except torch_tree.Unsupported as error:
             return self._eager(str(error), args, kwargs)
         except RecursionError:
@@ -192,6 +195,8 @@ class Compiled(Dispatch):
             key.append(tuple(same))
         if self._dims:
             torch_dims.facts_of(self._fn, args, kwargs, self._dims, leaves)
+        if not objects.keys() <= self._objects.keys():
+            self._see(objects)
         state = self._state
         if state is None or not state.watch.same():
             state = self._renew()
@@ -224,6 +229,13 @@ class Compiled(Dispatch):
                 self._settle_uncaptured(family, args, kwargs)
                 return self._uncaptured(family, args, kwargs)
         return self._capture_and_run(state, tuple(key), leaves, args, kwargs)
+
+    def _see(self, objects: Mapping[int, Any]) -> None:
+        """Look at what code may read of these arguments, too, from the next call on."""
+        if len(self._objects) + len(objects) > MOST_OBJECTS:
+            self._objects = {}
+        self._objects |= objects
+        self._state = None
 
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
@@ -307,7 +319,7 @@ class Compiled(Dispatch):
         if state is None or not state.update():
             self._families.clear()
             self._known_values.clear()
-            before, state = state, State(self._fn, state)
+            before, state = state, State(self._fn, state, [*self._objects.values()])
             if before is not None:
                 self._renewals += before.replaced
                 if before.replaced or before.hooks != state.hooks:
@@ -470,7 +482,7 @@ class Compiled(Dispatch):
     def leaves(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Copies of the tensors among the arguments, with the numbers, in order."""
         found: list[Any] = []
-        torch_tree.signature((args, kwargs), found, [], {})
+        torch_tree.signature((args, kwargs), found, [], {}, {})
         return torch_check.copies(found)
 
     def leaf_names(self, *args: Any, **kwargs: Any) -> list[str]:
@@ -500,7 +512,7 @@ class Compiled(Dispatch):
     def find(self, *args: Any, **kwargs: Any) -> Capture:
         """The capture for these arguments; made if there is none. Raises: CaptureError."""
         tree_leaves: list[Any] = []
-        torch_tree.signature((args, kwargs), tree_leaves, [], {})
+        torch_tree.signature((args, kwargs), tree_leaves, [], {}, {})
         with self.captured(tree_leaves):
             self._call(*args, **kwargs)
         for family in reversed(self._families.values()):  # the one of this call is the last used

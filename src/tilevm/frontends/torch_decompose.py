@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tilevm.frontends.aten import takes
 from tilevm.frontends.torch_memory import functional, is_same_size, storages
+from tilevm.frontends.torch_ops import takes
 from tilevm.frontends.torch_transforms import row_of
 
 # Those whose parts fuse, and ask nothing of sizes that the whole does not. Overloads of one name.

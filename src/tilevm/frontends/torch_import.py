@@ -23,7 +23,6 @@ from tilevm.frontends import (
     torch_random,  # noqa: F401  # its rows
     torch_tokens,
 )
-from tilevm.frontends.aten import takes
 from tilevm.frontends.torch_imported import FloatInput, Imported, memory_of, short_name
 from tilevm.frontends.torch_memory import (
     Mutations,
@@ -31,7 +30,7 @@ from tilevm.frontends.torch_memory import (
     functional,
     storages,
 )
-from tilevm.frontends.torch_ops import Tensor, Unsupported
+from tilevm.frontends.torch_ops import Tensor, Unsupported, takes
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_transforms import is_complex, row_of
 from tilevm.runtime import program as runtime

@@ -12,14 +12,22 @@ operator to PyTorch. The importer casts the result to the dtype that PyTorch's m
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import _prims_common as utils
 
-from tilevm.frontends.aten import BINARY, FLOATS, OVERLOADS, TEXT, UNARY
+from tilevm.frontends.aten import (
+    BINARY,
+    FLOATS,
+    FLOATS_ALONE,
+    NO_BOOLS,
+    OVERLOADS,
+    TEXT,
+    UNARY,
+)
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -75,6 +83,14 @@ def row(*names: str) -> Callable[[Row], Row]:
         return function
 
     return enter
+
+
+def takes(name: str, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether PyTorch's kernels of `aten.name.overload` take tensors of these dtypes."""
+    base = name.split(".")[1]
+    if base in FLOATS_ALONE:
+        return all(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)
+    return base not in NO_BOOLS or torch.bool not in dtypes
 
 
 def axis_of(dim: int, rank: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,8 +34,11 @@ class State:
     Values of parameters and buffers are no part of it: programs read their memory at each call.
     """
 
-    def __init__(self, fn: Callable[..., Any], before: State | None = None) -> None:
-        self._around = Surroundings(fn)
+    def __init__(
+        self, fn: Callable[..., Any], before: State | None = None, given: Sequence[Any] = ()
+    ) -> None:
+        """given: objects among the arguments, of which the function may read more."""
+        self._around = Surroundings(fn, given)
         self.modules = self._around.modules
         modules = list(dict.fromkeys(m for root in self.modules.values() for m in root.modules()))
         of_all = [getattr(nn_module, f"_global{name}") for name in _HOOKS]

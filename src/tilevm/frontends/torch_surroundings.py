@@ -60,10 +60,11 @@ class Place:
 class Surroundings:
     """The places that a function reads, besides parameters, buffers and submodules."""
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        walk = _Walk(fn, {type(_owner(fn))}, ())
+    def __init__(self, fn: Callable[..., Any], given: Sequence[Any] = ()) -> None:
+        """given: objects among its arguments."""
+        walk = _Walk(fn, {type(_owner(fn))}, (), given)
         while walk.finds_code:  # which may read more
-            walk = _Walk(fn, walk.classes, walk.functions)
+            walk = _Walk(fn, walk.classes, walk.functions, given)
         self.places = walk.places
         self.modules = walk.modules  # none within another one that was found before, by a name
         self.objects = frozenset(walk.seen)  # the ids of all
@@ -273,10 +274,17 @@ def _is_read(kind: type) -> bool:
 class _Walk:
     """Where functions read that `fn` may call.
 
-    classes: whose methods may be among them. functions: that values are.
+    classes: whose methods may be among them. functions: that values are. given: objects among the
+    arguments.
     """
 
-    def __init__(self, fn: Any, classes: set[type], functions: Iterable[FunctionType]) -> None:
+    def __init__(
+        self,
+        fn: Any,
+        classes: set[type],
+        functions: Iterable[FunctionType],
+        given: Sequence[Any],
+    ) -> None:
         self.classes = set(classes)
         self.functions = dict.fromkeys(functions)
         before = len(self.classes), len(self.functions)
@@ -310,6 +318,7 @@ class _Walk:
                 self._push_all("", {name: scope[name] for name in sorted(read)})
         owner = _owner(fn)
         self._stack.append(("module" if owner is fn else "self", owner))
+        self._stack += [("argument", value) for value in given]
         while self._stack and len(self.places) < _MOST_PLACES:
             name, value = self._stack.pop()
             if id(value) not in self.seen and not isinstance(value, (torch.Tensor, *_PLAIN)):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MethodType
 from typing import Any
 
 import torch
+
+from tilevm.frontends.torch_effects import is_foreign
 
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
@@ -227,11 +231,14 @@ class Unsupported(TypeError):
     """An argument that cannot be part of a key."""
 
 
-def signature(value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int]) -> None:
+def signature(
+    value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int], objects: dict[int, Any]
+) -> None:
     """Append the leaves of `value`, in the order of `flatten`, and what identifies its structure.
 
     Tensors: element type, rank, whether a gradient is wanted, order of dims in memory, whether
     complex numbers are conjugated when they are read. seen: containers, by id; which one it is.
+    objects: by id, what is told from others by itself alone, of which code may read more.
     """
     kind = type(value)
     if kind is torch.Tensor or kind is torch.nn.Parameter:
@@ -253,7 +260,7 @@ def signature(value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int
     elif kind is tuple:
         key.append((kind, len(value)))
         for item in value:
-            signature(item, leaves, key, seen)
+            signature(item, leaves, key, seen, objects)
     elif isinstance(value, torch.Tensor):
         raise Unsupported(f"an argument is a {kind.__name__}")
     elif id(value) in seen:
@@ -262,12 +269,12 @@ def signature(value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int
         seen[id(value)] = len(seen)
         key.append((kind, len(value)))
         for item in value:
-            signature(item, leaves, key, seen)
+            signature(item, leaves, key, seen, objects)
     elif kind is dict:
         seen[id(value)] = len(seen)
         key.append(tuple(value))
         for item in value.values():
-            signature(item, leaves, key, seen)
+            signature(item, leaves, key, seen, objects)
     else:
         found = parts(value)
         if found is None:
@@ -276,12 +283,23 @@ def signature(value: Any, leaves: list[Any], key: list[Any], seen: dict[int, int
             except TypeError:
                 raise Unsupported(f"an argument is an unhashable {kind.__name__}") from None
             key.append((kind, value))
+            if _says_more(value):
+                objects[id(value)] = value
             return
         if _is_one(value):
             seen[id(value)] = len(seen)
+        if _says_more(kind):
+            objects[id(kind)] = kind
         key.append((kind, found[1]))
         for item in found[2]:
-            signature(item, leaves, key, seen)
+            signature(item, leaves, key, seen, objects)
+
+
+def _says_more(value: Any) -> bool:
+    """Whether there may be variables, attributes or items that code reads of a value."""
+    if isinstance(value, torch.nn.Module | functools.partial | MethodType):
+        return True
+    return callable(value) and not is_foreign(getattr(value, "__module__", None))
 
 
 def layout(value: torch.Tensor) -> tuple[int, ...]:

@@ -91,7 +91,7 @@ def _explain_capture(
 
     leaves: list[Any] = []
     try:
-        torch_tree.signature((args, kwargs), leaves, [], {})
+        torch_tree.signature((args, kwargs), leaves, [], {}, {})
     except torch_tree.Unsupported as error:
         what = f"this call of {compiled.title} runs eagerly: {error}"
         remedy = "Give it tensors: torch.from_numpy(x) of an array; tilevm.kernel takes arrays."
