@@ -1,0 +1,151 @@
+"""What code reads of objects among the arguments may change between calls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import tilevm
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+FACTOR = 3.0
+
+
+class Scale:
+    """An object that can be called."""
+
+    def __init__(self) -> None:
+        self.by, self.weight = 1.0, torch.ones(2)
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by * self.weight
+
+    def twice(self, x: Any) -> Any:
+        return x * self.by * 2
+
+
+class Settings:
+    """Plain data, whose class says something."""
+
+    by = 2.0
+
+    def of(self, x: Any) -> Any:
+        return x * self.by
+
+
+class Layer(nn.Module):
+    factor = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions, self.named, self.numbers = [torch.tanh], {"by": 1.0}, [1.0]
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.linear(self.functions[0](x) * self.named["by"] * self.numbers[0] * self.factor)
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.layer = Layer()
+
+
+def by_a_global(x: Any) -> Any:
+    return x * FACTOR
+
+
+def _set(owner: Any, key: Any, value: Any) -> None:
+    owner.__setitem__(key, value) if isinstance(owner, list | dict) else setattr(owner, key, value)
+
+
+Case = tuple[Any, Callable[..., Any], list[tuple[Any, Any, Any]]]
+
+
+def _cases() -> Iterator[tuple[str, Case]]:
+    """The argument, a function of it and x, and changes: of what, which key, to which value."""
+    called: Callable[..., Any] = lambda f, x: f(x)  # noqa: E731
+    scale, numbers, factors = Scale(), [2.0], [3.0]
+    weights = (scale, "weight", torch.full((2,), 4.0))
+    yield "called", (scale, called, [(scale, "by", 5.0), weights, (scale, "by", 7.0)])
+    yield "read", (scale, lambda o, x: x * o.by, [(scale, "by", 5.0)])
+    yield "method", (scale.twice, called, [(scale, "by", 6.0)])
+    yield "in a list", ([scale], lambda f, x: f[0](x), [(scale, "by", 8.0)])
+    yield "in a dict", ({"f": scale}, lambda f, x: f["f"](x), [(scale, "by", 9.0)])
+    yield "global", (by_a_global, called, [(globals(), "FACTOR", 4.0)])
+    yield "closure", (lambda x: x * numbers[0], called, [(numbers, 0, 7.0)])
+    partial = functools.partial(lambda x, by: x * by[0], by=factors)
+    yield "partial", (partial, called, [(factors, 0, 8.0)])
+    yield "class", (Settings, lambda c, x: x * c.by, [(Settings, "by", 3.5)])
+    settings = Settings()
+    other = lambda self, x: x * 9  # noqa: E731
+    changes = [(Settings, "by", 4.5), (Settings, "of", other)]
+    yield "of a class", (settings, lambda s, x: s.of(x) + s.by, changes)
+    for kind, layer in (("module", Layer()), ("held module", Layer())):
+        holder = Holder()
+        holder.layer = layer
+        changes = [
+            (layer.functions, 0, torch.sin),
+            (layer.named, "by", 2.0),
+            (layer.numbers, 0, 3.0),
+            (Layer, "factor", 5.0),
+            (layer.linear, "weight", nn.Parameter(torch.ones(2, 2))),
+            (layer, "linear", nn.Linear(2, 2)),
+        ]
+        if kind == "module":
+            yield kind, (layer, called, changes)
+        else:
+            yield kind, (holder, lambda h, x: h.layer(x), changes)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", [name for name, _ in _cases()])
+def test_changes_are_seen(name: str, gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    argument, function, changes = dict(_cases())[name]
+    for owner, key, _ in changes:  # undone at the end
+        if not isinstance(owner, list | dict | nn.Module):
+            monkeypatch.setattr(owner, key, getattr(owner, key))
+    monkeypatch.setitem(globals(), "FACTOR", FACTOR)
+    compiled, before = tilevm.compile(function), tilevm.stats()["captures"]
+    x = torch.tensor([0.3, 0.7])
+    with torch.set_grad_enabled(gradients):
+        for change in (None, *changes):
+            if change is not None:
+                _set(*change)
+            for _ in range(2):
+                torch.testing.assert_close(compiled(argument, x), function(argument, x))
+    assert tilevm.stats()["captures"] > before or gradients
+
+
+def test_methods_that_are_compiled() -> None:
+    class Net:
+        rate = 0.5
+
+        def __init__(self) -> None:
+            self.weight, self.keep = torch.ones(2), 1.0
+
+        @tilevm.compile
+        def __call__(self, x: Any) -> Any:
+            return x * self.weight * self.keep - self.rate
+
+    net, x, found = Net(), torch.ones(2), []
+    for name, value in (("keep", 1.0), ("keep", 0.5), ("weight", torch.full((2,), 4.0))):
+        setattr(net, name, value)
+        found.append(float(net(x)[0]))
+    Net.rate = 0.25
+    assert [*found, float(net(x)[0])] == [0.5, 0.0, 1.5, 1.75]
+
+
+def test_another_object_each_time() -> None:
+    compiled = tilevm.compile(lambda function, x: function(x) + 1)
+    x = torch.ones(3)
+    for i in range(5):
+        by = float(i)
+        assert compiled(lambda y, by=by: y * by, x).tolist() == [by + 1] * 3
