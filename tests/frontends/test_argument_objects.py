@@ -66,7 +66,8 @@ def _set(owner: Any, key: Any, value: Any) -> None:
     owner.__setitem__(key, value) if isinstance(owner, list | dict) else setattr(owner, key, value)
 
 
-Case = tuple[Any, Callable[..., Any], list[tuple[Any, Any, Any]]]
+Changes = list[tuple[Any, Any, Any]]
+Case = tuple[Any, Callable[..., Any], Changes]
 
 
 def _cases() -> Iterator[tuple[str, Case]]:
@@ -86,7 +87,7 @@ def _cases() -> Iterator[tuple[str, Case]]:
     yield "class", (Settings, lambda c, x: x * c.by, [(Settings, "by", 3.5)])
     settings = Settings()
     other = lambda self, x: x * 9  # noqa: E731
-    changes = [(Settings, "by", 4.5), (Settings, "of", other)]
+    changes: Changes = [(Settings, "by", 4.5), (Settings, "of", other)]
     yield "of a class", (settings, lambda s, x: s.of(x) + s.by, changes)
     for kind, layer in (("module", Layer()), ("held module", Layer())):
         holder = Holder()
