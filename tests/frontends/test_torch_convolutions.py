@@ -108,6 +108,19 @@ def test_layouts_of_images() -> None:
         agree(lambda x, w: F.conv2d(x, w), images[0], weights)
 
 
+@pytest.mark.parametrize("axes", [1, 2])
+def test_one_image_is_row_major(axes: int) -> None:
+    layer = (torch.nn.Conv1d, torch.nn.Conv2d)[axes - 1](3, 4, 3)
+    compiled = tilevm.compile(layer)
+    with torch.no_grad():
+        for size in (5, 8):
+            x = torch.randn(3, *[size] * axes)
+            found, wanted = compiled(x), layer(x)
+            torch.testing.assert_close(found, wanted)
+            assert found.stride() == wanted.stride()
+            assert found.view(-1).shape == wanted.view(-1).shape
+
+
 def test_infinities_stay_inside_their_windows() -> None:
     x = torch.ones(1, 1, 5, 5)
     x[0, 0, 0, 0] = float("inf")

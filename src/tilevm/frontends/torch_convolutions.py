@@ -125,7 +125,8 @@ def _conv(
     value = _first(b, value)
     if x.rank == weight.rank:
         return value
-    return _alone(b, value, out) if split else b.add("squeeze", value, axes=[0])
+    row_major = split or out.is_contiguous()
+    return _alone(b, value, out) if row_major else b.add("squeeze", value, axes=[0])
 
 
 def _alone(b: Importer, value: int, out: torch.Tensor) -> int:

@@ -92,7 +92,7 @@ def line_of(node: torch.fx.Node) -> str | None:
 
 
 # What is called, which `torch_exported.Call` and Dynamo have under a name.
-_ROOT = re.compile(r"m_module\b\.?|m_|L\['\w+'\]\.?|")
+_ROOT = re.compile(r"m_module(\b\.?|_)|m_|L\['\w+'\]\.?|")
 
 
 def _module_of(node: torch.fx.Node) -> str:

@@ -195,7 +195,7 @@ function stepsSection() {
   const whole = data.timing.call_ns;
   const most = Math.max(...data.steps.map((s) => s.ns || 0), 1);
   const quiet = (s) => (["alloc", "view", "slice"].includes(s.kind) || (s.kind === "reshape" && s.read_bytes === 0)) &&
-    !(s.ns > whole / 1000);
+    !(s.ns > whole / 100);
   const [box, body] = table(["step", "what", "time", "", "limit", "bytes; flops of products + other operations"], { class: "steps" });
   const row = (step) => el("tr", { id: `step-${step.index}`, "data-kernel": step.kernels[0] },
     el("td", { class: "number" }, String(step.index)),
