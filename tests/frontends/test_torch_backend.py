@@ -285,3 +285,11 @@ def test_graphs_without_tensors() -> None:
         assert torch.equal(compiled(n, m), torch.zeros(n, m) + n)
     assert tilevm.stats()["captures"] == 1
     assert not eager_reasons()
+
+
+def test_an_error_of_the_user_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    compiled = torch.compile(lambda x, i: x.gather(0, i) + 1, backend="tilevm", dynamic=True)
+    for _ in range(2):
+        with pytest.raises((IndexError, RuntimeError), match="index"):
+            compiled(torch.ones(3), torch.tensor([3]))
+    assert capfd.readouterr().err == ""

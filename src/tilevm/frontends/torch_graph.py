@@ -56,7 +56,7 @@ def backend(
         if not _needs_gradients(gm, fakes):
             try:
                 captured = capture(given, fakes, knobs, freeze=freeze)
-                run = torch_program.or_eager(captured, given.forward)
+                run = torch_program.or_eager(captured, given)
                 return (lambda *args: run(*args, *kept)) if kept else run
             except torch_program.Mutates:
                 pass  # AOTAutograd copies results back, for whatever shares memory

@@ -13,6 +13,7 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from torch._dynamo.exc import RestartAnalysis
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from tilevm.config import config
 from tilevm.errors import InternalError, WrongResult
@@ -166,7 +167,7 @@ def _guarded(environment: Any, condition: Any) -> bool:
         raise Refused(f"the graph needs {condition}, and its guards are made already") from error
 
 
-def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any]:
+def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., Any]:
     """What runs a captured graph; if that fails, when it has changed nothing, the graph as it is.
 
     PyTorch may take what its metadata does not say, as results of another dtype. Where it raises,
@@ -187,7 +188,8 @@ def or_eager(captured: Captured, graph: Callable[..., Any]) -> Callable[..., Any
             if drawn is not None:
                 torch.set_rng_state(drawn)
             try:
-                results = graph(*args)
+                _LazyGraphModule.force_recompile(graph)  # else it prints where it failed
+                results = graph.forward(*args)
             except Exception:
                 raise error from None
             if isinstance(error, InternalError):  # a defect: it says where the call is saved
@@ -216,7 +218,7 @@ def compile_aten(
     """
     inputs = [node.meta.get("val") for node in gm.graph.find_nodes(op="placeholder")]
     try:
-        return or_eager(build(gm.graph, inputs, knobs, views=False, ordered=ordered), gm.forward)
+        return or_eager(build(gm.graph, inputs, knobs, views=False, ordered=ordered), gm)
     except RestartAnalysis:
         raise
     except Exception as error:
