@@ -147,6 +147,32 @@ def test_modules_that_steps_and_lines_are_in(inside: str) -> None:
     assert second["module"] == inside[:-1]  # with tanh behind it
 
 
+def raised(x: Any) -> Any:
+    return x.exp()
+
+
+class Helped(nn.Module):
+    def part(self, x: Any) -> Any:
+        return x.tanh()
+
+    def forward(self, x: Any) -> Any:
+        return raised(self.part(x)) * 2
+
+
+def test_lines_are_those_of_the_code_that_computes() -> None:
+    first = {
+        "exp": raised.__code__.co_firstlineno + 1,
+        "tanh": Helped.part.__code__.co_firstlineno + 1,
+        "mul": Helped.forward.__code__.co_firstlineno + 1,
+    }
+    for function in (Helped(), lambda x: raised(x.tanh()) * 2):
+        lines = {row["op"]: row["line"] for row in told(function, torch.randn(3, 4))["operators"]}
+        assert lines["exp"] == f"test_explain_decisions.py:{first['exp']}"
+        if isinstance(function, Helped):
+            for op in ("tanh", "mul"):
+                assert lines[op] == f"test_explain_decisions.py:{first[op]}"
+
+
 def test_modules_of_graphs_that_dynamo_makes() -> None:
     lines: list[str | None] = []
 

@@ -32,6 +32,7 @@ from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Mutates
+from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.ir.types import Dim
 
 
@@ -154,8 +155,9 @@ def _attempt(
     )
     from_zero = nullcontext() if plan.positive else torch_tracing.sizes_from_zero()
     # Export keeps stack frames of methods called `forward`, and of functions registered so.
-    proxy._register_stack_trace_anchor(getattr(call.function, "__func__", call.function))
     modules = list(call.modules())[1:]
+    for function in functions_of(call.function, modules):
+        proxy._register_stack_trace_anchor(function)
     kept = torch_tracing.containers_kept(modules)
     with torch_tracing.export(modules), from_zero, oblivious, kept, torch.no_grad():
         varying = {"traced": tuple(shapes)} if shapes else None
