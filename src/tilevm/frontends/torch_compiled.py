@@ -77,9 +77,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _default_dtype = torch.get_default_dtype
 
 UNSEEN = (
-    "Not seen: attributes of objects with `__slots__`, names that only `getattr` knows,\n"
-    "items of lists and dicts of more than 64 and of other containers, elements of arrays of\n"
-    "NumPy, contents of files, the clock."
+    "Not seen: attributes of objects with `__slots__`, of classes of arguments in installed\n"
+    "packages, names that only `getattr` knows, items of lists and dicts of more than 64 and of\n"
+    "other containers, elements of arrays of NumPy, contents of files, the clock."
 )
 
 
@@ -542,8 +542,8 @@ _STATE_TEXT = (
     "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
     "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
     "`training` and `forward` of each module; variables, attributes, methods and items that the\n"
-    "function's code names, functions of PyTorch among them: of tensors the type; that tensors a\n"
-    "function changes share no memory."
+    "function's code names, of callables, modules and classes among the arguments too, functions\n"
+    "of PyTorch among them: of tensors the type; that tensors a function changes share no memory."
 )
 
 
