@@ -144,6 +144,34 @@ def test_methods_that_are_compiled() -> None:
     assert [*found, float(net(x)[0])] == [0.5, 0.0, 1.5, 1.75]
 
 
+def test_methods_are_one_however_often_they_are_asked_for() -> None:
+    class Plain:
+        by = 2.0
+
+        def scaled(self, x: Any) -> Any:
+            return x * self.by
+
+    called: Callable[..., Any] = lambda f, x: f(x)  # noqa: E731
+    x = torch.ones(3)
+    for owner, name in ((Plain(), "scaled"), (Scale(), "twice"), (x, "add")):
+        compiled, before = tilevm.compile(called), tilevm.stats()["captures"]
+        for _ in range(3):
+            method = getattr(owner, name)
+            torch.testing.assert_close(compiled(method, x), method(x))
+        assert tilevm.stats()["captures"] == before + 1
+        if owner is not x:
+            owner.by = 7.0
+            torch.testing.assert_close(compiled(getattr(owner, name), x), getattr(owner, name)(x))
+
+
+def test_functions_of_pytorch_are_not_looked_into() -> None:
+    called: Callable[..., Any] = lambda f, x: f(x)  # noqa: E731
+    compiled, before = tilevm.compile(called), tilevm.stats()["captures"]
+    for function in (torch.relu, torch.tanh, torch.relu, torch.tanh):
+        torch.testing.assert_close(compiled(function, torch.ones(3)), function(torch.ones(3)))
+    assert tilevm.stats()["captures"] == before + 2
+
+
 def test_another_object_each_time() -> None:
     compiled = tilevm.compile(lambda function, x: function(x) + 1)
     x = torch.ones(3)

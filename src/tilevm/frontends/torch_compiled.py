@@ -231,7 +231,7 @@ class Compiled(Dispatch):
         return self._capture_and_run(state, tuple(key), leaves, args, kwargs)
 
     def _see(self, objects: Mapping[int, Any]) -> None:
-        """Look at what code may read of these arguments, too, from the next call on."""
+        """Look at what code may read of these arguments, too, from this call on."""
         if len(self._objects) + len(objects) > MOST_OBJECTS:
             self._objects = {}
         self._objects |= objects

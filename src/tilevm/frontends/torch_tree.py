@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from types import MethodType
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import torch
@@ -285,7 +285,9 @@ def signature(
             except TypeError:
                 raise Unsupported(f"an argument is an unhashable {kind.__name__}") from None
             key.append((kind, value))
-            if _says_more(value):
+            if kind is MethodType:  # another object each time that somebody asks for it
+                objects |= {id(v): v for v in (value.__self__, value.__func__)}
+            elif _says_more(value):
                 objects[id(value)] = value
             return
         if _is_one(value):
@@ -299,8 +301,10 @@ def signature(
 
 def _says_more(value: Any) -> bool:
     """Whether there may be variables, attributes or items that code reads of a value."""
-    if isinstance(value, torch.nn.Module | functools.partial | MethodType):
+    if isinstance(value, torch.nn.Module | functools.partial):
         return True
+    if isinstance(value, BuiltinFunctionType):
+        return False
     return callable(value) and not is_foreign(getattr(value, "__module__", None))
 
 
