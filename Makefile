@@ -67,6 +67,7 @@ test-cpp: build ## the programs in core/tests
 
 # What `doctor --tune` measured for this user must not choose ways in tests.
 test-py: build ## the Python tests
+	@.ci/deps $(PYTHON) $(CXX) browser
 	TILEVM_MEASUREMENTS=off $(PY) -m pytest -n $(JOBS) tests $(ARGS)
 
 # What QEMU runs below is built into build/aarch64; launches are recorded by this machine's build.
@@ -118,6 +119,7 @@ sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 
 sanitize-python: venv ## Python tests under the same; ARGS="tests/host -k views" for some
 	$(INSTRUMENTED) -B build/sanitize -DTILEVM_SANITIZE=address,undefined
+	@.ci/deps $(PYTHON) $(CXX) browser
 	cmake --build build/sanitize --target _core _recorder
 	.ci/sanitized build/sanitize address -m pytest -n $(JOBS) $(or $(ARGS),tests)
 
@@ -141,6 +143,7 @@ valgrind: build ## a test that emits machine code under Valgrind's memcheck
 coverage: venv ## which lines of the core C++ and Python tests run
 	$(INSTRUMENTED) -B build/coverage -DTILEVM_COVERAGE=ON
 	find build/coverage -name '*.gcda' -delete
+	@.ci/deps $(PYTHON) $(CXX) browser
 	cmake --build build/coverage --target _core _recorder core_tests
 	ctest --test-dir build/coverage --output-on-failure --no-tests=ignore -j $(JOBS)
 	-.ci/sanitized build/coverage none -m pytest -n $(JOBS) $(or $(ARGS),tests)

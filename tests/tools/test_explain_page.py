@@ -143,7 +143,7 @@ def browse(tmp_path_factory: pytest.TempPathFactory) -> Browse:
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
-        pytest.skip("no Chromium here: install it (on Debian: apt-get install chromium)")
+        pytest.fail("no Chromium: `make test` installs it (on Debian: apt-get install chromium)")
     browser = found
     folder = tmp_path_factory.mktemp("browser")
 
