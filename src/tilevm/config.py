@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -292,26 +292,35 @@ class Config(ModuleType):
                 stack.callback(self._set, {name: value})
             yield
 
-    def checked(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """`knobs`, if there are such and they take these values; `source`: who was given them.
+    def checked(
+        self, knobs: Mapping[str, Any], source: str, options: Iterable[str] = _ROWS
+    ) -> dict[str, Any]:
+        """`knobs`, if there are such and they take these values.
+
+        source: who was given them; options: what it takes.
 
         Raises: TypeError, ValueError.
         """
         if unknown := [name for name in knobs if name not in _ROWS]:
             raise TypeError(
-                f"{source} has no option {', '.join(unknown)}; there are: {', '.join(_ROWS)}"
+                f"{source} has no option {', '.join(unknown)}; there are: {', '.join(options)}"
             )
         return {name: _ROWS[name].check(v, f"{source}: {name}") for name, v in knobs.items()}
 
-    def checked_local(self, knobs: Mapping[str, Any], source: str) -> dict[str, Any]:
-        """The same, of knobs that one function can have. Raises: TypeError, ValueError."""
-        checked = self.checked(knobs, source)
+    def checked_local(
+        self, knobs: Mapping[str, Any], source: str, others: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """The same, of knobs that one function can have; others: options besides.
+
+        Raises: TypeError, ValueError.
+        """
+        local = [name for name, row in _ROWS.items() if row.local]
+        checked = self.checked(knobs, source, [*others, *local])
         if shared := [name for name in knobs if not _ROWS[name].local]:
             remedy = ", ".join(f"tilevm.config.{name}" for name in shared)
-            own = ", ".join(name for name, row in _ROWS.items() if row.local)
             raise TypeError(
                 f"{source}: {', '.join(shared)} is of the whole process: set {remedy}. "
-                f"A function can have its own: {own}"
+                f"A function can have its own: {', '.join(local)}"
             )
         return checked
 

@@ -504,7 +504,7 @@ def test_errors_of_the_function_are_its_own() -> None:
     f = tilevm.compile(lambda x, y: x @ y)
     with pytest.raises(RuntimeError):
         f(torch.ones(2, 3), torch.ones(4, 5))
-    with pytest.raises(TypeError, match="no option"):
+    with pytest.raises(TypeError, match="no option nonsense; there are: dims, freeze, tier"):
         tilevm.compile(lambda x: x, nonsense=1)
     with pytest.raises(TypeError, match="function or a module"):
         tilevm.compile(cast(Any, 3))

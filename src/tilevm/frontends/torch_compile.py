@@ -130,7 +130,7 @@ def compile(
         return functools.partial(compile, dims=dims, freeze=freeze, **knobs)
     source = "tilevm.compile"
     check_freeze(freeze, source)
-    check_knobs(config.checked_local(knobs, source), source)
+    check_knobs(config.checked_local(knobs, source, ("dims", "freeze")), source)
     if dims is not None:
         dims = torch_dims.dims_of(dims)
     if isinstance(fn, CompiledModule | Compiled):

@@ -220,7 +220,7 @@ def _knobs(mode: str | None, options: dict[str, Any] | None) -> tuple[dict[str, 
         raise ValueError(f"{source}: mode is {mode!r}, which is not one of: {_MODES[1:]}")
     knobs = dict(options or {})
     freeze = check_freeze(knobs.pop("freeze", False), source)
-    return check_knobs(config.checked_local(knobs, source), source), freeze
+    return check_knobs(config.checked_local(knobs, source, ("freeze",)), source), freeze
 
 
 __all__ = ["TilevmError", "backend", "capture", "compile", "to_aten"]
