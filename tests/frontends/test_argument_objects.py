@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -123,6 +124,26 @@ def test_changes_are_seen(name: str, gradients: bool, monkeypatch: pytest.Monkey
             for _ in range(2):
                 torch.testing.assert_close(compiled(argument, x), function(argument, x))
     assert tilevm.stats()["captures"] > before or gradients
+
+
+class Attributes(SimpleNamespace):
+    """Its `__new__` is in C, and what it sets may be anything."""
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, Attributes])
+def test_namespaces_that_are_written_to(kind: Callable[..., Any]) -> None:
+    def step(state: Any) -> Any:
+        state.count += 1
+        state.last = state.x * state.count
+        return state.last.sum()
+
+    compiled, before = tilevm.compile(step), tilevm.stats()["captures"]
+    ours, eager = (kind(x=torch.arange(3.0), count=0) for _ in range(2))
+    for _ in range(3):
+        assert compiled(ours) == step(eager)
+        assert ours.count == eager.count
+        torch.testing.assert_close(ours.last, eager.last)
+    assert tilevm.stats()["captures"] > before
 
 
 def test_methods_that_are_compiled() -> None:

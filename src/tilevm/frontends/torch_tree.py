@@ -38,6 +38,9 @@ class Constant:
     value: Any
 
 
+_HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it is made by a class statement
+
+
 @dataclass(frozen=True)
 class Same:
     """The container at `path` of the arguments."""
@@ -159,10 +162,17 @@ def make(branch: Branch, children: list[Any]) -> Any:
         return named if kind is dict else kind(named)
     if branch.kind == "record":
         return kind(**named)
-    made = object.__new__(kind)
+    made = _blank(kind)
     for name, child in named.items():
         object.__setattr__(made, name, child)  # whether it is frozen or not
     return made
+
+
+def _blank(kind: Any) -> Any:
+    """An object of a class, without what its own `__new__` and `__init__` do."""
+    # `object.__new__` refuses classes that have one in C, as `types.SimpleNamespace`.
+    base = next(c for c in kind.__mro__ if not c.__flags__ & _HEAP_TYPE)
+    return base.__new__(kind)
 
 
 def containers(
