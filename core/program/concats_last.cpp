@@ -127,7 +127,8 @@ class ConcatsLast {
     for (const std::int32_t n : nodes) region_of_[at(n)] = -1;
   }
 
-  // Takes operands of a reader that nobody outside needs.
+  // Takes operands of a reader that nobody outside needs. The concatenation needs its parts whole:
+  // one is as large as the result where the others are empty.
   template <class Take>
   void pull(const Node& reader, std::int32_t concat, int id, Take take) {
     for (const ValueId v : reader.inputs) {
@@ -135,7 +136,9 @@ class ConcatsLast {
       if (def < 0 || region_of_[at(def)] >= 0 || !is_elementwise(node(def)) || is_output_[at(v)] ||
           along(v, node(concat)) < 0)
         continue;
-      if (std::ranges::all_of(users_[at(v)], [&](std::int32_t u) { return in_region(u, id); }))
+      if (std::ranges::all_of(users_[at(v)], [&](std::int32_t u) {
+            return u != concat && in_region(u, id);
+          }))
         take(def);
     }
   }

@@ -2,10 +2,11 @@
 
     python tests/frontends/random_functions.py --start 0 --count 500
 
-Functions take what the statements of `tests/eager` work on, and return what these make. They are
-called with two sizes each, where eager mode takes both. Results, arguments that are written to, and
-gradients must be eager's: dtypes, sizes, which share memory with an argument, values within the
-noise that other ways to compute may have. `--seed` runs one again.
+Functions take what the statements of `tests/eager` work on, and return what these make; some take
+it in an object, a dict or a list, beside numbers that they use and change, and that change between
+calls. They are called with two sizes each, where eager mode takes both. Results, arguments that are
+written to, and gradients must be eager's: dtypes, sizes, which share memory with an argument,
+values within the noise that other ways to compute may have. `--seed` runs one again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -39,6 +42,9 @@ Run = Callable[[Any], Any]
 _OTHERS = {"look", "drop", "differentiate", "cell", "exchange"}
 KINDS = tuple(row for row in statements.KINDS if row[1].__name__ not in _OTHERS)
 
+# Of NaN, PyTorch's vectors have another gradient than what is left of them.
+_OF_TWO_MINDS = ("F.elu", "F.hardswish", "F.hardtanh", "F.relu6")
+
 
 class FunctionGenerator(Generator):
     """Programs of one function, and a call."""
@@ -49,7 +55,7 @@ class FunctionGenerator(Generator):
         for _ in range(rng.randint(1, 3)):
             self.parameter()
         self.run("torch.manual_seed(0)")
-        given, arguments = self.out, ", ".join(self.names)
+        given, taken = self.out, list(self.names)
         self.out, before = [], len(self.names)
         many = rng.randint(2, 12)
         while many:
@@ -57,18 +63,49 @@ class FunctionGenerator(Generator):
             (draw,) = rng.choices([row[1] for row in KINDS], [row[0] for row in KINDS])
             with contextlib.suppress(IndexError, RuntimeError):
                 draw(self)
-        made = ", ".join(self.names[before:])
-        body = [s for s in self.out if isinstance(s, str)]
-        program = [*given, Block(f"def f({arguments}):", [*body, f"return ({made},)"])]
-        program += [f"results = run(f)({arguments})"]
-        again = [*program, *self.other_sizes(given, arguments)]
+        body, made = [s for s in self.out if isinstance(s, str)], self.names[before:]
+        if rng.random() < 0.4:
+            box = rng.choice(BOXES)
+            body = [*box.unpacked(taken), *self.with_numbers(box, body, taken, made)]
+            call = ["results += run(f)(box)", box.shown()]
+            first = [box.made(taken), *call, *box.changed(rng), *call]
+            second = [box.made(taken, "y"), *call]
+            head = "def f(box):"
+        else:
+            arguments = ", ".join(taken)
+            first = [f"results += run(f)({arguments})"]
+            second = [f"results += run(f)({arguments.replace('x', 'y')})"]
+            head = f"def f({arguments}):"
+        f = Block(head, [*body, f"return ({', '.join(made)},)"])
+        program = [*given, f, "results = ()", *first]
+        again = [*program, *self.other_sizes(given), *second]
         with contextlib.suppress(Exception):
             outcome(text_of(again), lambda f: f)
             return again
         return program
 
-    def other_sizes(self, given: list[Statement], arguments: str) -> list[Statement]:
-        """Another call of the function."""
+    def with_numbers(
+        self, box: Box, body: list[str], taken: list[str], made: list[str]
+    ) -> list[Statement]:
+        """The body, with statements in between that use and change what is in the box."""
+        rng, out = self.rng, list[Statement](body)
+        for i in range(rng.randint(1, 4)):
+            x, value = rng.choice(taken), f"o{i}"
+            uses = (
+                f"{value} = {x} * {box.at('k')}",
+                f"{value} = {x} + 1 if {box.at('on')} else {x} - 1",
+                f"{value} = ({x}, {x} + {x})[{box.at('k')} % 2]",
+                f"{box.at('k')} += 1; {value} = {x} * 1",
+                f"{box.at('last')} = {value} = {x} * 2",
+                f"{value} = {box.at('last')} * {box.at('k')}",
+                f"{box.at('on')} = not {box.at('on')}; {value} = {x} * {box.at('on')}",
+            )
+            out.insert(rng.randint(0, len(out)), rng.choice(uses))
+            made.append(value)
+        return out
+
+    def other_sizes(self, given: list[Statement]) -> list[Statement]:
+        """What makes arguments of other sizes."""
         rng = self.rng
         other = {n: rng.choice((2, 3, 4, 6, 7, 11)) if n > 1 else n for n in range(32)}
 
@@ -76,19 +113,67 @@ class FunctionGenerator(Generator):
             return f"y{found[1]}({tuple(other[int(n)] for n in re.findall('[0-9]+', found[2]))}"
 
         texts = [s for s in given if isinstance(s, str)]
-        made = [re.sub(r"^x(.*make)\(([^)]*\))", changed, s) for s in texts]
-        return [*made, f"results += run(f)({arguments.replace('x', 'y')})"]
+        return [re.sub(r"^x(.*make)\(([^)]*\))", changed, s) for s in texts]
+
+
+class Thing:
+    """An object with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+@dataclass(frozen=True)
+class Box:
+    """How arguments are packed: source that makes the box, and source of what is in it."""
+
+    maker: str  # of keyword arguments
+    item: str  # of a name
+
+    def at(self, name: str) -> str:
+        """What has that name."""
+        return "box" + self.item.format(name)
+
+    def made(self, names: list[str], letter: str = "x") -> str:
+        """A statement: a box with these tensors, and numbers."""
+        tensors = "".join(f"{x}={x.replace('x', letter)}, " for x in names)
+        return "box = " + self.maker.format(f"{tensors}k=2, on=True, last=0.5")
+
+    def unpacked(self, names: list[str]) -> list[str]:
+        """Statements of the function that begin it."""
+        return [f"{x} = {self.at(x)}" for x in names]
+
+    def changed(self, rng: random.Random) -> list[str]:
+        """Statements between calls."""
+        return rng.sample([f"{self.at('k')} = 5", f"{self.at('on')} = False"], rng.randint(0, 2))
+
+    def shown(self) -> str:
+        """A statement that has what is in the box among the results."""
+        values = "".join(f"torch.as_tensor({self.at(name)}), " for name in ("k", "on", "last"))
+        return f"results += ({values})"
+
+
+BOXES = (
+    Box("Thing({})", ".{}"),
+    Box("SimpleNamespace({})", ".{}"),
+    Box("dict({})", "['{}']"),
+    Box("[dict({})]", "[0]['{}']"),
+    Box("Thing(inner=Thing({}))", ".inner.{}"),
+    Box("{{'inner': (Thing({}), 1)}}", "['inner'][0].{}"),
+)
 
 
 def outcome(text: str, run: Run) -> tuple[dict[str, str], list[torch.Tensor], list[str]]:
     """Facts, values and their names, of results and arguments."""
     env = {**namespace(contextlib.nullcontext), "run": run}
+    env |= {"Thing": Thing, "SimpleNamespace": SimpleNamespace}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(compile(text, "<program>", "exec"), env)
     given = {k: x for k, x in env.items() if isinstance(x, torch.Tensor)}
     made = {f"result {i}": x for i, x in enumerate(env["results"]) if isinstance(x, torch.Tensor)}
-    _differentiate(list(made.values()))
+    if not any(name in text for name in _OF_TWO_MINDS):
+        _differentiate(list(made.values()))
     slopes = {f"{k}.grad": x.grad for k, x in given.items() if x.is_leaf and x.grad is not None}
     every = {**given, **made, **slopes}
     facts = {"names": str(sorted(every))}

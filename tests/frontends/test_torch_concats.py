@@ -98,3 +98,18 @@ def test_parts_without_elements(columns: int) -> None:
 
     x = torch.randn(3, columns)
     assert torch.equal(tilevm.compile(assigned)(x), assigned(x))
+
+
+def test_what_is_joined_with_nothing_is_read_beside_it() -> None:
+    """As at the first step of a cache, which is empty: the result is as large as a part."""
+
+    def f(x: Any, y: Any) -> Any:
+        y = y.exp()
+        return torch.cat([x.new_zeros(0, 3), y]) * y
+
+    compiled = tilevm.compile(f)
+    x, y = torch.rand(2, 3), torch.rand(4, 3)
+    torch.testing.assert_close(compiled(x, y), f(x, y))
+    with tilevm.fuse():
+        result = f(x, y)
+    torch.testing.assert_close(result, f(x, y))
