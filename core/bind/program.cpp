@@ -233,17 +233,17 @@ void bind_program(nb::module_& m) {
       .def(
           "call",
           [](Program& p, std::int64_t target, const std::vector<ValueId>& inputs,
-             nb::sequence results, std::optional<std::string_view> line) {
+             nb::sequence results, std::optional<std::string_view> line, bool ordered) {
             std::vector<Type> types;
             for (nb::handle t : results) {
               types.push_back({dtype_of(nb::cast<std::string_view>(t[0])), nb::cast<bool>(t[1]),
                                shape_of(p, t[2])});
             }
             for (ValueId v : inputs) type_at(p, v);
-            return p.call(target, inputs, types, line_of(p, line));
+            return p.call(target, inputs, types, line_of(p, line), ordered);
           },
           nb::arg("target"), nb::arg("inputs"), nb::arg("result_types"),
-          nb::arg("line").none() = nb::none())
+          nb::arg("line").none() = nb::none(), nb::arg("ordered") = false)
       .def(
           "item",
           [](Program& p, ValueId v, std::optional<std::string_view> symbol,

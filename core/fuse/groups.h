@@ -110,6 +110,8 @@ class Grouping {
   std::vector<Decision> decisions;
 
  private:
+  int last_ordered_ = -1;  // the unit of the last call-out that is `ordered`
+
   void place(int node);
   void place_elementwise(int node);
   void place_reduce(int node);

@@ -264,7 +264,13 @@ void Grouping::place_call(int n) {
   const int unit = new_unit();
   unit_of_node[n] = unit;
   groups[at(unit)].node = n;
-  if (node.op == Op::call) bring_sizes(node, unit);
+  if (node.op == Op::call) {
+    bring_sizes(node, unit);
+    if (node.attrs[0].ints[1] != 0) {
+      if (last_ordered_ >= 0) order.depend(unit, last_ordered_);
+      last_ordered_ = unit;
+    }
+  }
   const Bar bar = is_product(program, node) ? Bar::kFactor : Bar::kCallOut;
   for (const ValueId v : node.inputs) need_buffer(v, unit, n, {bar});
   for (int i = 0; i < node.n_out; ++i) define_buffer(node.out + i, unit);

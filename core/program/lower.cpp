@@ -332,7 +332,8 @@ Program Lowering::run() {
       }
       std::vector<Type> types;
       for (int k = 0; k < node.n_out; ++k) types.push_back(source_.type(node.out + k));
-      const ValueId first = out_.call(node.attrs[0].ints[0], operands, types, line_);
+      const ValueId first = out_.call(node.attrs[0].ints[0], operands, types, line_,
+                                       node.attrs[0].ints[1] != 0);
       hashes_.push_back(0);
       for (int k = 0; k < node.n_out; ++k) {
         at(node.out + k) = value(first + k, types[static_cast<std::size_t>(k)]);

@@ -131,12 +131,12 @@ ValueId Program::add(Op op, std::span<const ValueId> in, std::vector<Attr> attrs
 }
 
 ValueId Program::call(std::int64_t target, std::span<const ValueId> in,
-                      std::span<const Type> results, int line) {
+                      std::span<const Type> results, int line, bool ordered) {
   const auto id = static_cast<ValueId>(values.size());
   for (const Type& t : results) values.push_back({t, static_cast<std::int32_t>(nodes.size())});
   nodes.push_back({Op::call,
                    {in.begin(), in.end()},
-                   {Attr::of_ints({target})},
+                   {Attr::of_ints({target, ordered})},
                    id,
                    static_cast<std::int32_t>(results.size()),
                    line});

@@ -151,9 +151,10 @@ class Program {
   // Appends `op` and returns its (first) result. Missing trailing attrs take the table's defaults.
   // Throws ShapeError or DTypeError. Not for Op::call.
   ValueId add(Op op, std::span<const ValueId> in, std::vector<Attr> attrs = {}, int line = -1);
-  // Appends a call-out with the result types given.
+  // Appends a call-out with the result types given. Those that are `ordered` run one after the
+  // other, as they are in the program: what they read and change besides, nobody sees.
   ValueId call(std::int64_t target, std::span<const ValueId> in, std::span<const Type> results,
-               int line = -1);
+               int line = -1, bool ordered = false);
 
   // Appends a read of the one element of `in`, no 16-bit float, as a weak number. With a `symbol`
   // there is a second result, which has no memory, and the number as its only size.

@@ -64,7 +64,7 @@ class FunctionGenerator(Generator):
             with contextlib.suppress(IndexError, RuntimeError):
                 draw(self)
         body, made = [s for s in self.out if isinstance(s, str)], self.names[before:]
-        if rng.random() < 0.4:
+        if taken and rng.random() < 0.4:
             box = rng.choice(BOXES)
             body = [*box.unpacked(taken), *self.with_numbers(box, body, taken, made)]
             call = ["results += run(f)(box)", box.shown()]

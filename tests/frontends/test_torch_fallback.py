@@ -539,3 +539,56 @@ def test_numbers_that_a_dtype_has_after_all() -> None:
     same(lambda x: x.clamp(max=3.5) + torch.full_like(x, 126.9), (BYTES,))
     assert not reasons()
     assert not tilevm.stats()["callouts"]
+
+
+# What PyTorch runs, and asks for no strides -------------------------------------------------------
+
+
+@torch.library.custom_op("tilevm_tests::by_memory", mutates_args=())
+def by_memory(x: torch.Tensor) -> torch.Tensor:
+    """The elements in the order in which they lie in memory."""
+    return x.as_strided((x.numel(),), (1,)).clone()
+
+
+@by_memory.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty(x.numel())
+
+
+@pytest.mark.parametrize("name", ["custom", "as_strided", "weight norm"])
+def test_memory_is_in_the_order_that_was_traced(name: str) -> None:
+    """Convolutions give images whose channels are last."""
+    torch.manual_seed(0)
+    window = torch.randn(4, 4, 3, 3)
+    if name == "weight norm":
+        layer = torch.nn.utils.parametrizations.weight_norm(torch.nn.Conv1d(4, 4, 3))
+        grads = []
+        for f in (layer, tilevm.compile(layer)):
+            layer.zero_grad()
+            f(
+                torch.randn(2, 4, 9, generator=torch.Generator().manual_seed(0))
+            ).square().sum().backward()
+            grads.append([p.grad.clone() for p in layer.parameters()])
+        torch.testing.assert_close(grads[1], grads[0])
+        return
+    images = torch.nn.functional.conv2d
+    functions = {
+        "custom": lambda x: by_memory(images(x, window).relu()),
+        "as_strided": lambda x: images(x, window).as_strided((5,), (3,)),
+    }
+    same(functions[name], (torch.randn(2, 4, 9, 9),), (torch.randn(1, 4, 5, 7),))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_draws_that_wait_for_kernels_keep_their_order(gradients: bool) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        p = x.softmax(-1)
+        return torch.multinomial(p, 1), torch.bernoulli(p), torch.poisson(p), torch.rand(3)
+
+    compiled = tilevm.compile(f)
+    x = torch.linspace(-1, 1, 20).view(5, 4).requires_grad_(gradients)
+    for _ in range(2):
+        torch.manual_seed(0)
+        expected = f(x)
+        torch.manual_seed(0)
+        torch.testing.assert_close(compiled(x), expected)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from tilevm.frontends import torch_data
 from tilevm.frontends.torch_imported import CallOut, short_name
@@ -48,11 +49,54 @@ def call_out(
     if target._schema.name == "aten::squeeze":
         squeezed(b, *arguments)  # its rank depends on sizes, whoever runs it
     function, inputs, source = bind(b, target, name, arguments)
+    if _trusts_strides(target):
+        function = _in_traced_order(function, name, inputs, arguments)
     if isinstance(value, list) or len(present) < len(fakes):
         function = _as_tuple(function, present)
     made = iter(call(b, function, name, reason, inputs, [fakes[i] for i in present], source))
     results = tuple(None if fake is None else next(made) for fake in fakes)
     return results if several else results[0]
+
+
+def _trusts_strides(target: OpOverload) -> bool:
+    """Whether the operator may take for granted that strides are those that were traced: of other
+    libraries, what PyTorch calls itself, and what reads memory by numbers.
+    """
+    namespace, name = target._schema.name.split("::")
+    return namespace != "aten" or name.startswith(("_", "as_strided"))
+
+
+def _in_traced_order(
+    function: Callable[..., Any], name: str, inputs: list[int], arguments: list[Any]
+) -> Callable[..., Any]:
+    """`function`, of tensors that are row-major, or have their channels last, where they were when
+    it was traced. Images that convolutions make have their channels last, whatever was traced.
+    """
+    fakes = {x.id: x.fake for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)}
+    formats = [_memory_format(fakes[i]) if i in fakes else None for i in inputs]
+    if not any(formats):
+        return function
+
+    def call(*args: Any) -> Any:
+        return function(
+            *(
+                x if form is None else x.contiguous(memory_format=form)
+                for x, form in zip(args, formats, strict=True)
+            )
+        )
+
+    call.__name__ = call.__qualname__ = name
+    return call
+
+
+def _memory_format(fake: torch.Tensor) -> torch.memory_format | None:
+    if is_complex(fake) or fake.dim() < 2:
+        return None
+    if fake.is_contiguous():
+        return torch.contiguous_format
+    by_rank = {4: torch.channels_last, 5: torch.channels_last_3d}
+    form = by_rank.get(fake.dim())
+    return form if form and fake.is_contiguous(memory_format=form) else None
 
 
 def call(
@@ -128,10 +172,18 @@ def step(
     b: Importer, function: Callable[..., Any], inputs: list[int], types: list[Any], source: str
 ) -> int:
     """Append a step; its first value. types: dtype, whether it is weak, and sizes of each."""
-    first = b.program.call(len(b.result.targets), inputs, types)
+    first = b.program.call(len(b.result.targets), inputs, types, ordered=_is_ordered(b.node))
     b.result.targets.append(function)
     b.result.sources.append(source)
     return first
+
+
+def _is_ordered(node: torch.fx.Node | None) -> bool:
+    """Whether others of its kind must not run before it: it draws random numbers, or may."""
+    target = node.target if node is not None else None
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return True
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def bind(

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import operator
 import random
 import sys
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CellType, FunctionType, MemberDescriptorType
+from queue import Queue
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import torch
@@ -18,7 +30,16 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from tilevm.frontends.torch_memory import Refused
 
 _MOST = 50_000  # containers that are looked at
-_DICTS = (dict, OrderedDict, defaultdict)
+# Whose own methods copy, empty and fill what is one of them: the first that an object is.
+_CONTAINERS = (OrderedDict, dict, list, set, deque, bytearray)
+_ATTRIBUTED = (nn.Module, Namespace, SimpleNamespace, Queue)  # of libraries, and looked into
+# Methods that no name in the code says are called.
+_IMPLICIT = {
+    *(name for name in dir(operator) if name.startswith("__")),
+    *(f"__r{name[2:]}" for name in dir(operator) if name.startswith("__")),
+    "__enter__", "__exit__", "__iter__", "__next__", "__len__", "__bool__", "__call__",
+    "__getattr__", "__getattribute__", "__setattr__", "__get__", "__set__", "__hash__",
+}  # fmt: skip
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
@@ -45,14 +66,8 @@ class Before:
         # Where it is (globals' dict, a cell, a class, an object with slots), name, value.
         self._variables: list[tuple[Any, str, Any]] = []
         functions = list(filter(is_users, called))
-        for function in functions:
-            names = function.__globals__
-            self._variables += [
-                (names, name, names.get(name, _NOTHING)) for name in function.__code__.co_names
-            ]
-            cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-            self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
-        held = [v for f in functions for v in (f.__defaults__, f.__kwdefaults__, vars(f))]
+        self._looked: set[Any] = set(functions)  # functions and classes
+        held = [value for function in functions for value in self._variables_of(function)]
         values = [*map(type, (*modules, getattr(fn, "__self__", fn))), *self._values()]
         named = {name for f in functions for name in f.__code__.co_names}
         for kind in dict.fromkeys(k for v in values if isinstance(v, type) for k in v.__mro__):
@@ -65,22 +80,58 @@ class Before:
     def _values(self) -> list[Any]:
         return [value for *_, value in self._variables]
 
+    def _variables_of(self, function: FunctionType) -> list[Any]:
+        """Remember what a function's names mean. Returns what else it has."""
+        names = function.__globals__
+        self._variables += [
+            (names, name, names.get(name, _NOTHING)) for name in function.__code__.co_names
+        ]
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
+        return [function.__defaults__, function.__kwdefaults__, vars(function)]
+
+    def _behind(self, value: Any) -> list[Any]:
+        """What code that a value runs refers to: a function, a method, an object of a class."""
+        if isinstance(value, functools.partial):
+            return [value.func, value.args, value.keywords]
+        if isinstance(value, MethodType):
+            return [value.__self__, value.__func__]
+        if isinstance(value, BuiltinFunctionType):
+            return [] if isinstance(value.__self__, ModuleType) else [value.__self__]
+        if isinstance(value, FunctionType):
+            if value in self._looked or not is_users(value):
+                return []
+            self._looked.add(value)
+            before = len(self._variables)
+            held = self._variables_of(value)
+            found = (item for *_, item in self._variables[before:])
+            # (Not all of a library, function by function: `called` has those with names.)
+            return held + [v for v in found if not isinstance(v, FunctionType | type | ModuleType)]
+        kind = value if isinstance(value, type) else type(value)
+        if kind in self._looked or kind.__module__ == "builtins":
+            return []
+        self._looked.add(kind)
+        users = (base for base in kind.__mro__ if not is_foreign(base.__module__))
+        return [v for base in users for name, v in vars(base).items() if name in _IMPLICIT]
+
     def _walk(self, stack: list[Any]) -> None:
         slotted: set[int] = set()
         while stack and len(self._seen) + len(slotted) < _MOST:
             value = stack.pop()
+            stack += self._behind(value)
             names = _slots(value)
             if names and id(value) not in slotted:
                 slotted.add(id(value))
                 own = [(value, name, getattr(value, name, _NOTHING)) for name in names]
                 self._variables += own
                 stack += [item for *_, item in own]
-            container = _container(value)
-            if container is None or id(container) in self._seen:
-                continue
-            items = container.copy() if not isinstance(container, tuple) else container
-            self._seen[id(container)] = container, items
-            stack += items.values() if isinstance(items, dict) else items
+            for container in _containers(value):
+                if id(container) in self._seen:
+                    continue
+                plain = _plain(container)
+                items = plain.copy(container) if plain is not tuple else container
+                self._seen[id(container)] = container, items
+                stack += items.values() if isinstance(items, dict) else items
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """The tensors among all that."""
@@ -113,9 +164,10 @@ class Before:
                 continue
             _replace(container, known)
             changed = _difference(container, items) or changed
-            container.clear()
-            sequence = isinstance(container, list | deque)
-            container.extend(items) if sequence else container.update(items)
+            plain = _plain(container)
+            plain.clear(container)
+            sequence = issubclass(plain, list | deque | bytearray)
+            plain.extend(container, items) if sequence else plain.update(container, items)
         return changed
 
 
@@ -139,16 +191,21 @@ def is_users(function: FunctionType) -> bool:
     return not is_foreign(function.__globals__.get("__name__"))
 
 
-def _container(value: Any) -> Any:
-    """What holds what `value` refers to: a list, dict, set, deque or tuple; None: nobody looks."""
-    if type(value) in (list, set, tuple, deque, *_DICTS):
-        return value
-    if isinstance(value, nn.Module):
-        return vars(value)
-    if _is_foreign_object(value):
-        return None
-    fields = getattr(value, "__dict__", None)
-    return fields if type(fields) is dict else None
+def _containers(value: Any) -> Iterator[Any]:
+    """What holds what `value` refers to, and may change: itself, its attributes."""
+    kind = type(value)
+    if kind is tuple or isinstance(value, _CONTAINERS):
+        if kind in (tuple, *_CONTAINERS, defaultdict, Counter) or not is_foreign(kind.__module__):
+            yield value
+    if isinstance(value, _ATTRIBUTED) or not _is_foreign_object(value):
+        fields = getattr(value, "__dict__", None)
+        if type(fields) is dict:
+            yield fields
+
+
+def _plain(container: Any) -> Any:
+    """The class of Python's whose methods take the container as it is."""
+    return next((kind for kind in _CONTAINERS if isinstance(container, kind)), tuple)
 
 
 def _is_foreign_object(value: Any) -> bool:
@@ -202,7 +259,7 @@ def _same_items(now: Any, then: Any) -> bool:
 
 def _replace(container: Any, known: Mapping[int, Any]) -> None:
     """Put tensors in place of what a trace had for them."""
-    if isinstance(container, set):
+    if isinstance(container, set | bytearray):
         return
     items = container.items() if isinstance(container, dict) else enumerate(container)
     for key, value in list(items):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.modules.module as nn_module
 from torch import nn
 
-from tilevm.frontends.torch_surroundings import Surroundings
+from tilevm.frontends.torch_surroundings import HOOKS, Surroundings
 from tilevm.runtime.program import Watch
 
 # Modules of exactly these types do not read their flag.
@@ -21,10 +21,9 @@ _FLAGLESS = {
 }  # fmt: skip
 
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSORS = ("_parameters", "_buffers")
-_SLOTS = (*_TENSORS, "_modules", *_HOOKS)
+_SLOTS = (*_TENSORS, "_modules", *HOOKS)
 _ABSENT = object()
 
 
@@ -41,14 +40,14 @@ class State:
         self._around = Surroundings(fn, given)
         self.modules = self._around.modules
         modules = list(dict.fromkeys(m for root in self.modules.values() for m in root.modules()))
-        of_all = [getattr(nn_module, f"_global{name}") for name in _HOOKS]
+        of_all = [getattr(nn_module, f"_global{name}") for name in HOOKS]
         held = [d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None]
         self._whole: list[Any] = [*of_all, *held]
         self._of_tensors = [d for m in modules for slot in _TENSORS if (d := vars(m).get(slot))]
         # In order: which hook, of which module.
         self.hooks = [
             (d, hook)
-            for d in (*of_all, *(vars(m).get(name) for m in modules for name in _HOOKS))
+            for d in (*of_all, *(vars(m).get(name) for m in modules for name in HOOKS))
             for hook in (d or {}).values()
         ]
         self._flags: list[tuple[dict[str, Any], list[Any]]] = [

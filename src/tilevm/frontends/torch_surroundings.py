@@ -11,8 +11,10 @@ import functools
 import gc
 import inspect
 import re
+import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from types import (
@@ -36,6 +38,7 @@ _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
 _ABSENT = object()
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Attributes of modules that their state has, and what recurrent ones keep of their parameters.
 _UNREAD = {"training", "_parameters", "_buffers", "_modules", *FOLLOWING}
 
@@ -128,10 +131,14 @@ class Surroundings:
 
 
 def _moves(value: Any) -> bool:
-    """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
+    """Whether the value is an iterator, draws random numbers, or is another for each thread, in
+    code that nobody can read.
+    """
     package = type(value).__module__.partition(".")[0]
     draws = type(value).__name__ in ("Random", "RandomState", "Generator")
     if package in ("random", "numpy") and draws:  # a graph with PyTorch's is refused anyway
+        return True
+    if isinstance(value, threading.local | ContextVar):  # of whoever asks
         return True
     return isinstance(value, Iterator) and (package == "builtins" or is_foreign(package))
 
@@ -377,8 +384,11 @@ class _Walk:
         held = _attributes(value)
         if held is None:
             return
-        if isinstance(value, nn.Module) and id(value) not in self._within:
-            self._add_module(name, value)
+        if isinstance(value, nn.Module):
+            if id(value) not in self._within:
+                self._add_module(name, value)
+            for slot in HOOKS:
+                self._push_all(name, held.get(slot) or {})
         self._look_at_classes(type(value))
         own = {k: v for k, v in held.items() if k in self._names and k not in _UNREAD}
         self._push_all(name, own)

@@ -36,8 +36,12 @@ class Program(Protocol):
         inputs: Sequence[int],
         result_types: Sequence[CoreType],
         line: str | None = None,
+        ordered: bool = False,
     ) -> int:
-        """Append a call-out; results are consecutive, the first is returned."""
+        """Append a call-out; results are consecutive, the first is returned.
+
+        Those that are `ordered` run one after the other, as they are appended.
+        """
 
     def item(self, value: int, symbol: str | None, line: str | None = None) -> int:
         """Append a read of a tensor's only element: a Python number, and the size `symbol`."""
