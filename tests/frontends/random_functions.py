@@ -63,7 +63,8 @@ class FunctionGenerator(Generator):
             (draw,) = rng.choices([row[1] for row in KINDS], [row[0] for row in KINDS])
             with contextlib.suppress(IndexError, RuntimeError):
                 draw(self)
-        body, made = [s for s in self.out if isinstance(s, str)], self.names[before:]
+        body: list[Statement] = [s for s in self.out if isinstance(s, str)]
+        made = self.names[before:]
         if taken and rng.random() < 0.4:
             box = rng.choice(BOXES)
             body = [*box.unpacked(taken), *self.with_numbers(box, body, taken, made)]
@@ -85,10 +86,10 @@ class FunctionGenerator(Generator):
         return program
 
     def with_numbers(
-        self, box: Box, body: list[str], taken: list[str], made: list[str]
+        self, box: Box, body: list[Statement], taken: list[str], made: list[str]
     ) -> list[Statement]:
         """The body, with statements in between that use and change what is in the box."""
-        rng, out = self.rng, list[Statement](body)
+        rng, out = self.rng, list(body)
         for i in range(rng.randint(1, 4)):
             x, value = rng.choice(taken), f"o{i}"
             uses = (

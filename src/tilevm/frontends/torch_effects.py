@@ -11,6 +11,7 @@ import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from queue import Queue
 from types import (
     BuiltinFunctionType,
@@ -184,6 +185,13 @@ def _numpy_state() -> dict[str, Any] | None:
 def is_foreign(module: str | None) -> bool:
     """Whether a module of that name is a library whose objects nobody looks into."""
     return (module or "").partition(".")[0] in _FOREIGN
+
+
+@functools.cache
+def is_installed(module: str) -> bool:
+    """Whether a module is of a package that was installed, whose classes nobody changes."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def is_users(function: FunctionType) -> bool:

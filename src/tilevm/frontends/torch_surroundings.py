@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_users
+from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_installed, is_users
 from tilevm.frontends.torch_tracing import original_of
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
@@ -121,7 +121,7 @@ class Surroundings:
         for key in self._now[index]:
             self.tensors.pop((id(place.owner), key), None)
         for key, value in values.items():
-            if _moves(value):
+            if _moves(value) or (_is_per_thread(value) and _is_of_user(place.owner)):
                 self.moving = type(value).__name__
             if isinstance(value, torch.Tensor):
                 self.tensors[id(place.owner), key] = value
@@ -131,16 +131,26 @@ class Surroundings:
 
 
 def _moves(value: Any) -> bool:
-    """Whether the value is an iterator, draws random numbers, or is another for each thread, in
-    code that nobody can read.
-    """
+    """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
     package = type(value).__module__.partition(".")[0]
     draws = type(value).__name__ in ("Random", "RandomState", "Generator")
     if package in ("random", "numpy") and draws:  # a graph with PyTorch's is refused anyway
         return True
-    if isinstance(value, threading.local | ContextVar):  # of whoever asks
-        return True
     return isinstance(value, Iterator) and (package == "builtins" or is_foreign(package))
+
+
+def _is_per_thread(value: Any) -> bool:
+    """Whether what the value holds is of whoever asks, and changes where nobody sees it."""
+    return isinstance(value, threading.local | ContextVar)
+
+
+def _is_of_user(owner: Any) -> bool:
+    """Whether that is a variable of a closure, or of a module that is no installed package's:
+    packages' settings stay as they are.
+    """
+    if isinstance(owner, CellType):
+        return True
+    return isinstance(owner, dict) and "__name__" in owner and not is_installed(owner["__name__"])
 
 
 def _is_leaf(value: Any) -> bool:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
 from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import torch
 
-from tilevm.frontends.torch_effects import is_foreign
+from tilevm.frontends.torch_effects import is_foreign, is_installed
 
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
@@ -302,7 +300,7 @@ def signature(
             return
         if _is_one(value):
             seen[id(value)] = len(seen)
-        if _says_more(kind) and not _is_installed(kind.__module__):
+        if _says_more(kind) and not is_installed(kind.__module__):
             objects[id(kind)] = kind
         key.append((kind, found[1]))
         for item in found[2]:
@@ -316,13 +314,6 @@ def _says_more(value: Any) -> bool:
     if isinstance(value, BuiltinFunctionType):
         return False
     return callable(value) and not is_foreign(getattr(value, "__module__", None))
-
-
-@functools.cache
-def _is_installed(module: str) -> bool:
-    """Whether a module is of a package that was installed, whose classes nobody changes."""
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def layout(value: torch.Tensor) -> tuple[int, ...]:
