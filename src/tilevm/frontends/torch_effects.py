@@ -33,6 +33,8 @@ from tilevm.frontends.torch_memory import Refused
 _MOST = 50_000  # containers that are looked at
 # Whose own methods copy, empty and fill what is one of them: the first that an object is.
 _CONTAINERS = (OrderedDict, dict, list, set, deque, bytearray)
+# A class that has its own of these may do anything there.
+_READING = ("__getitem__", "__setitem__", "__iter__", "__len__", "get", "items")
 _ATTRIBUTED = (nn.Module, Namespace, SimpleNamespace, Queue)  # of libraries, and looked into
 # Methods that no name in the code says are called.
 _IMPLICIT = {
@@ -130,7 +132,8 @@ class Before:
                 if id(container) in self._seen:
                     continue
                 plain = _plain(container)
-                items = plain.copy(container) if plain is not tuple else container
+                listed = plain.items if issubclass(plain, dict) else plain.__iter__
+                items = plain(listed(container)) if plain is not tuple else container
                 self._seen[id(container)] = container, items
                 stack += items.values() if isinstance(items, dict) else items
 
@@ -202,8 +205,11 @@ def is_users(function: FunctionType) -> bool:
 def _containers(value: Any) -> Iterator[Any]:
     """What holds what `value` refers to, and may change: itself, its attributes."""
     kind = type(value)
-    if kind is tuple or isinstance(value, _CONTAINERS):
-        if kind in (tuple, *_CONTAINERS, defaultdict, Counter) or not is_foreign(kind.__module__):
+    if kind in (tuple, *_CONTAINERS, defaultdict, Counter):
+        yield value
+    elif isinstance(value, _CONTAINERS) and not is_foreign(kind.__module__):
+        plain = _plain(value)
+        if all(getattr(kind, m, None) is getattr(plain, m, None) for m in _READING):
             yield value
     if isinstance(value, _ATTRIBUTED) or not _is_foreign_object(value):
         fields = getattr(value, "__dict__", None)
