@@ -118,8 +118,8 @@ sanitize: venv ## core tests under address and undefined-behaviour sanitizers
 	ctest --test-dir build/sanitize --output-on-failure --no-tests=ignore -j $(JOBS)
 
 sanitize-python: venv ## Python tests under the same; ARGS="tests/host -k views" for some
-	$(INSTRUMENTED) -B build/sanitize -DTILEVM_SANITIZE=address,undefined
 	@.ci/deps $(PYTHON) $(CXX) browser
+	$(INSTRUMENTED) -B build/sanitize -DTILEVM_SANITIZE=address,undefined
 	cmake --build build/sanitize --target _core _recorder
 	.ci/sanitized build/sanitize address -m pytest -n $(JOBS) $(or $(ARGS),tests)
 
@@ -141,9 +141,9 @@ valgrind: build ## a test that emits machine code under Valgrind's memcheck
 # Lines of core/ that the tests run, by folder, in build/coverage/lines.txt; ARGS for some of the
 # Python tests.
 coverage: venv ## which lines of the core C++ and Python tests run
+	@.ci/deps $(PYTHON) $(CXX) browser
 	$(INSTRUMENTED) -B build/coverage -DTILEVM_COVERAGE=ON
 	find build/coverage -name '*.gcda' -delete
-	@.ci/deps $(PYTHON) $(CXX) browser
 	cmake --build build/coverage --target _core _recorder core_tests
 	ctest --test-dir build/coverage --output-on-failure --no-tests=ignore -j $(JOBS)
 	-.ci/sanitized build/coverage none -m pytest -n $(JOBS) $(or $(ARGS),tests)

@@ -266,7 +266,7 @@ void Grouping::place_call(int n) {
   groups[at(unit)].node = n;
   if (node.op == Op::call) {
     bring_sizes(node, unit);
-    if (node.attrs[0].ints[1] != 0) {
+    if (node.attrs[0].ints[1] != 0) {  // it is ordered
       if (last_ordered_ >= 0) order.depend(unit, last_ordered_);
       last_ordered_ = unit;
     }

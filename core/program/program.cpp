@@ -136,7 +136,7 @@ ValueId Program::call(std::int64_t target, std::span<const ValueId> in,
   for (const Type& t : results) values.push_back({t, static_cast<std::int32_t>(nodes.size())});
   nodes.push_back({Op::call,
                    {in.begin(), in.end()},
-                   {Attr::of_ints({target, ordered})},
+                   {Attr::of_ints({target, ordered})},  // (the table has the first)
                    id,
                    static_cast<std::int32_t>(results.size()),
                    line});

@@ -37,9 +37,10 @@ _CONTAINERS = (OrderedDict, dict, list, set, deque, bytearray)
 _READING = ("__getitem__", "__setitem__", "__iter__", "__len__", "get", "items")
 _ATTRIBUTED = (nn.Module, Namespace, SimpleNamespace, Queue)  # of libraries, and looked into
 # Methods that no name in the code says are called.
+_OPERATORS = [name for name in dir(operator) if callable(vars(operator)[name])]
 _IMPLICIT = {
-    *(name for name in dir(operator) if name.startswith("__")),
-    *(f"__r{name[2:]}" for name in dir(operator) if name.startswith("__")),
+    *(name for name in _OPERATORS if name.startswith("__")),
+    *(f"__r{name[2:]}" for name in _OPERATORS if name.startswith("__")),
     "__enter__", "__exit__", "__iter__", "__next__", "__len__", "__bool__", "__call__",
     "__getattr__", "__getattribute__", "__setattr__", "__get__", "__set__", "__hash__",
 }  # fmt: skip

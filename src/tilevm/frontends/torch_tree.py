@@ -36,9 +36,6 @@ class Constant:
     value: Any
 
 
-_HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it is made by a class statement
-
-
 @dataclass(frozen=True)
 class Same:
     """The container at `path` of the arguments."""
@@ -164,6 +161,9 @@ def make(branch: Branch, children: list[Any]) -> Any:
     for name, child in named.items():
         object.__setattr__(made, name, child)  # whether it is frozen or not
     return made
+
+
+_HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it is made by a class statement
 
 
 def _blank(kind: Any) -> Any:
