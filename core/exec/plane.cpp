@@ -200,6 +200,52 @@ struct Line {
 };
 #endif
 
+// A line the other way round, `bytes` of it at once.
+template <class T, std::size_t bytes>
+[[gnu::always_inline]] inline void reverse_line(std::byte* to, const std::byte* from,
+                                                int64_t count) {
+  using Row __attribute__((vector_size(bytes))) = T;
+  constexpr int64_t kBytes = sizeof(T), n = sizeof(Row) / kBytes;
+  const auto turn = []<std::size_t... i>(Row& x, std::index_sequence<i...>) {
+    x = __builtin_shufflevector(x, x, static_cast<int>(sizeof...(i) - 1 - i)...);
+  };
+  int64_t i = 0;
+  for (; i + n <= count; i += n) {
+    Row row;
+    std::memcpy(&row, from + (count - n - i) * kBytes, sizeof(row));
+    turn(row, std::make_index_sequence<at(n)>());
+    std::memcpy(to + i * kBytes, &row, sizeof(row));
+  }
+  for (; i < count; ++i) std::memcpy(to + i * kBytes, from + (count - 1 - i) * kBytes, sizeof(T));
+}
+
+template <class T>
+void reverse16(std::byte* to, const std::byte* from, int64_t count) {
+  reverse_line<T, 16>(to, from, count);
+}
+
+#if defined(__x86_64__)
+template <class T>
+TILEVM_AVX2 void reverse32(std::byte* to, const std::byte* from, int64_t count) {
+  reverse_line<T, 32>(to, from, count);
+}
+#endif
+
+// Lines of `from` to lines of `to`, which run against each other.
+template <class T>
+void reverse(const Plane& to, const Plane& from, int64_t rows, int64_t cols) {
+  auto* line = reverse16<T>;
+#if defined(__x86_64__)
+  if (has_eight()) line = reverse32<T>;
+#endif
+  // Each from where it begins in memory.
+  std::byte* target = to.x_stride < 0 ? element(to, 0, cols - 1) : to.base;
+  const std::byte* source = from.x_stride < 0 ? element(from, 0, cols - 1) : from.base;
+  for (int64_t y = 0; y < rows; ++y, target += to.y_stride, source += from.y_stride) {
+    line(target, source, cols);
+  }
+}
+
 // A square; `down`: lines of `from` are used up one after the other, else those of `to`. `later` is
 // a square that is soon needed, or null: its lines are more than the processor follows by itself.
 template <class Block>
@@ -207,7 +253,11 @@ void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int
                       bool down, const std::byte* later) {
   constexpr int64_t n = Block::kSize;
   if (later != nullptr) {
-    for (int64_t i = 0; i < kSquare; ++i) __builtin_prefetch(later + i * from_step);
+    for (int64_t i = 0; i < kSquare; ++i) {
+      for (int64_t byte = 0; byte < kSquare * Block::kBytes; byte += kLineBytes) {
+        __builtin_prefetch(later + i * from_step + byte);
+      }
+    }
   }
   for (int64_t i = 0; i < kSquare; i += n) {
     for (int64_t j = 0; j < kSquare; j += n) {
@@ -350,9 +400,32 @@ void with_lines(Work work) {
   work(Lines());
 }
 
+// The same rows from the last one on, and the same columns.
+Plane up(const Plane& p, int64_t rows) {
+  return {element(p, rows - 1, 0), -p.y_stride, p.x_stride};
+}
+Plane leftwards(const Plane& p, int64_t cols) {
+  return {element(p, 0, cols - 1), p.y_stride, -p.x_stride};
+}
+
 template <class T>
-void copy(const Plane& to, const Plane& from, int64_t rows, int64_t cols, bool streams) noexcept {
+void copy(Plane to, Plane from, int64_t rows, int64_t cols, bool streams) noexcept {
   constexpr int64_t kBytes = sizeof(T);
+  if (rows == 0 || cols == 0) return;
+  if (rows == 1) to.y_stride = from.y_stride = 0;
+  if (cols == 1) to.x_stride = from.x_stride = 0;
+  // What lies side by side is to run forwards, for squares below.
+  if (to.y_stride == -kBytes || (from.y_stride == -kBytes && std::abs(to.x_stride) == kBytes)) {
+    to = up(to, rows);
+    from = up(from, rows);
+  }
+  if (std::abs(to.x_stride) == kBytes && from.x_stride == -to.x_stride) {
+    return reverse<T>(to, from, rows, cols);
+  }
+  if (to.x_stride == -kBytes || (from.x_stride == -kBytes && std::abs(to.y_stride) == kBytes)) {
+    to = leftwards(to, cols);
+    from = leftwards(from, cols);
+  }
   if (kBytes == 4 && to.x_stride == 4 && from.x_stride == 8) {
     for (int64_t y = 0; y < rows; ++y) every_second(element(to, y, 0), element(from, y, 0), cols);
     return;

@@ -139,6 +139,35 @@ HWY_INLINE void fill(T* to, T value, int64_t n) {
   for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) hn::StoreU(v, d, to + i);
 }
 
+// Whole vectors of halves: how many elements that were.
+HWY_INLINE int64_t load_halves(std::uint32_t* to, const std::byte* from, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> half;
+  const hn::RebindToUnsigned<decltype(half)> bits;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto* at = reinterpret_cast<const std::uint16_t*>(from) + i;
+    const auto wide = hn::PromoteTo(d, hn::BitCast(half, hn::LoadU(bits, at)));
+    hn::StoreU(hn::BitCast(hn::RebindToUnsigned<decltype(d)>(), wide),
+               hn::RebindToUnsigned<decltype(d)>(), to + i);
+  }
+  return i;
+}
+HWY_INLINE int64_t store_halves(std::byte* to, const std::uint32_t* from, int64_t n) {
+  const hn::ScalableTag<float> d;
+  const hn::Rebind<hwy::float16_t, decltype(d)> half;
+  const hn::RebindToUnsigned<decltype(half)> bits;
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto wide = hn::BitCast(d, hn::LoadU(hn::RebindToUnsigned<decltype(d)>(), from + i));
+    auto* at = reinterpret_cast<std::uint16_t*>(to) + i;
+    hn::StoreU(hn::BitCast(bits, hn::DemoteTo(half, wide)), bits, at);
+  }
+  return i;
+}
+
 template <class M>
 HWY_INLINE void load_dense(typename M::R* to, const std::byte* from, int64_t n) {
   using S = typename M::S;
@@ -146,6 +175,7 @@ HWY_INLINE void load_dense(typename M::R* to, const std::byte* from, int64_t n) 
     copy(to, reinterpret_cast<const S*>(from), n);
   } else {
     int64_t i = 0;
+    if constexpr (std::is_base_of_v<AsF16, M>) i = load_halves(to, from, n);
     for (; i + kChunk <= n; i += kChunk) {
       const std::byte* at = from + i * static_cast<int64_t>(sizeof(S));
       TILEVM_INDEPENDENT
@@ -195,6 +225,7 @@ HWY_INLINE void store_dense(std::byte* to, const typename M::R* from, int64_t n)
   } else {
     S* HWY_RESTRICT at = reinterpret_cast<S*>(to);
     int64_t i = 0;
+    if constexpr (std::is_base_of_v<AsF16, M>) i = store_halves(to, from, n);
     for (; i + kChunk <= n; i += kChunk) {
       TILEVM_INDEPENDENT
       for (int64_t j = 0; j < kChunk; ++j) at[i + j] = M::store(from[i + j]);

@@ -1,8 +1,12 @@
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <type_traits>
 
+#include "exec/interp/tables.h"
 #include "exec/loops/elements.h"
 
 namespace tilevm::exec::loops {
@@ -65,11 +69,10 @@ auto nothing(T first) {
   }
 }
 
-template <What what, std::size_t count, class T>
-void rows(std::array<const T*, kLanes> x, std::array<T*, kLanes> out, std::int64_t n,
-          std::int64_t step, std::int64_t out_step) {
-  std::array<decltype(nothing<what>(*x[0])), count> so_far;
-  for (std::size_t l = 0; l < count; ++l) so_far[l] = nothing<what>(*x[l]);
+template <What what, std::size_t count, class A, class T>
+void advance(std::array<A, count>& so_far, const std::array<const T*, kLanes>& x,
+             const std::array<T*, kLanes>& out, std::int64_t n, std::int64_t step,
+             std::int64_t out_step) {
   for (std::int64_t i = 0; i < n; ++i) {
 #pragma GCC unroll 8
     for (std::size_t l = 0; l < count; ++l) {
@@ -77,6 +80,63 @@ void rows(std::array<const T*, kLanes> x, std::array<T*, kLanes> out, std::int64
       out[l][i * out_step] = stored<T>(so_far[l]);
     }
   }
+}
+
+// Rows of 16-bit floats that lie along memory, or side by side: some of each at a time, which are
+// converted in vectors.
+template <What what, std::size_t count, class A, class T>
+void advance_narrow(std::array<A, count>& so_far, const std::array<const T*, kLanes>& x,
+                    const std::array<T*, kLanes>& out, std::int64_t n, std::int64_t step,
+                    std::int64_t out_step) {
+  constexpr std::int64_t kAtOnce = 128, kBytes = sizeof(T);
+  constexpr int kStorage = static_cast<int>(
+      std::is_same_v<T, BFloat16> ? bytecode::Storage::kBF16 : bytecode::Storage::kF16);
+  const auto& access = interp::tables().access;
+  const auto load = access[static_cast<std::size_t>(bytecode::kLoadOf[kStorage])].load;
+  const auto store = access[static_cast<std::size_t>(bytecode::kStoreOf[kStorage])].store;
+  const bool along = step == 1 && out_step == 1;
+  alignas(64) float wide[count * kAtOnce + interp::kPadBytes / sizeof(float)];
+  std::array<const float*, kLanes> from{};
+  std::array<float*, kLanes> to{};
+  for (std::size_t l = 0; l < count; ++l) from[l] = to[l] = wide + (along ? l * kAtOnce : l);
+  const std::int64_t wide_step = along ? 1 : static_cast<std::int64_t>(count);
+  const auto grid = [&](const T* first, std::int64_t size, std::int64_t of_step) {
+    auto* base = reinterpret_cast<std::byte*>(const_cast<T*>(first));
+    if (along) return interp::Grid{base, 1, size, 0, kBytes};
+    return interp::Grid{base, size, static_cast<std::int64_t>(count), of_step * kBytes, kBytes};
+  };
+  const std::size_t lines = along ? count : 1;
+  for (std::int64_t i = 0; i < n; i += kAtOnce) {
+    const std::int64_t size = std::min(kAtOnce, n - i);
+    for (std::size_t l = 0; l < lines; ++l) load(to[l], grid(x[l] + i * step, size, step));
+    advance<what, count>(so_far, from, to, size, wide_step, wide_step);
+    for (std::size_t l = 0; l < lines; ++l)
+      store(grid(out[l] + i * out_step, size, out_step), {to[l], along ? size : wide_step, 1});
+  }
+}
+
+template <std::size_t count, class T>
+bool side_by_side(const std::array<T*, kLanes>& rows) {
+  for (std::size_t l = 1; l < count; ++l) {
+    if (rows[l] != rows[0] + l) return false;
+  }
+  return count == kLanes;
+}
+
+template <What what, std::size_t count, class T>
+void rows(const std::array<const T*, kLanes>& x, const std::array<T*, kLanes>& out, std::int64_t n,
+          std::int64_t step, std::int64_t out_step) {
+  std::array<decltype(nothing<what>(*x[0])), count> so_far;
+  for (std::size_t l = 0; l < count; ++l) so_far[l] = nothing<what>(*x[l]);
+  constexpr std::int64_t kFew = 16;  // for vectors
+  if constexpr (kNarrow<T>) {
+    // bfloat16 is converted one by one faster than some at a time.
+    const bool beside =
+        std::is_same_v<T, Float16> && side_by_side<count>(x) && side_by_side<count>(out);
+    if (n > kFew && ((step == 1 && out_step == 1) || beside))
+      return advance_narrow<what, count>(so_far, x, out, n, step, out_step);
+  }
+  advance<what, count>(so_far, x, out, n, step, out_step);
 }
 
 template <What what, class T>

@@ -107,7 +107,51 @@ class A64 : public Processor {
     a.add(kTemp, kTemp, pointer(mem, kTemp2));
     return over_x ? at_column(kTemp, bytes, copy) : Address{kTemp, 0};
   }
-  // kTemp = an iota's value in the first lane; with x strides, so is a gather's address.
+  // The elements of a gathered operand at the indices of argument 0, in place of a result.
+  // Registers of functions' arguments are free between calls.
+  void gather(int mem, bool over_x, bool /*contiguous*/, int bytes, int copy) {
+    const a64::Gp size = a64::x0, stride = a64::x1, base = a64::x2, x_stride = a64::x3;
+    const a64::Gp left = a64::x4;
+    const a64::Gp from = a64::x5, to = a64::x6;
+    const auto loop = a.newLabel();
+    a.ldr(size, field(offsetof(Frame, gather_size) + 8 * at(mem)));
+    a.ldr(stride, field(offsetof(Frame, gather_stride) + 8 * at(mem)));
+    a.mov(base, pointer(mem, kTemp));
+    if (over_x) {
+      a.ldr(x_stride, field(offsetof(Frame, x_stride) + 8 * at(mem)));
+      a.add(kTemp, kX, copy * lanes_);
+      a.madd(base, kTemp, x_stride, base);
+    }
+    to_address(from, argument(0));
+    to_address(to, result());
+    masked ? a.mov(left, kLeft) : a.mov(left, lanes_);
+    a.bind(loop);
+    a.ldr(kTemp, a64::ptr_post(from, 8));
+    a.cmp(kTemp, size);
+    a.b_hs(failure(Status::kIndexOutOfRange));
+    a.madd(kTemp, kTemp, stride, base);
+    switch (bytes) {
+      case 1:
+        a.ldrb(kTemp2.w(), a64::ptr(kTemp));
+        a.strb(kTemp2.w(), a64::ptr_post(to, 1));
+        break;
+      case 2:
+        a.ldrh(kTemp2.w(), a64::ptr(kTemp));
+        a.strh(kTemp2.w(), a64::ptr_post(to, 2));
+        break;
+      case 4:
+        a.ldr(kTemp2.w(), a64::ptr(kTemp));
+        a.str(kTemp2.w(), a64::ptr_post(to, 4));
+        break;
+      default:
+        a.ldr(kTemp2, a64::ptr(kTemp));
+        a.str(kTemp2, a64::ptr_post(to, 8));
+    }
+    if (over_x) a.add(base, base, x_stride);
+    a.subs(left, left, 1);
+    a.b_ne(loop);
+  }
+  // kTemp = an iota's value in the first lane.
   void iota_start(int mem, bool over_x, int copy) {
     if (over_x) {
       a.add(kTemp, kX, copy * lanes_);
@@ -117,23 +161,6 @@ class A64 : public Processor {
     } else if (const a64::Gp from = pointer(mem, kTemp); from != kTemp) {
       a.mov(kTemp, from);
     }
-  }
-  // The second argument of a gather that is called.
-  void argue_gather(int mem, int copy, int instruction) {
-    const auto to = [](std::size_t offset) {
-      return a64::ptr(kFrame, argument(1).offset + static_cast<int>(offset));
-    };
-    iota_start(mem, /*over_x=*/true, copy);
-    a.str(kTemp, to(offsetof(GatherCall, base)));
-    const auto copied = [&](std::size_t from, std::size_t offset) {
-      a.ldr(kTemp, field(from + 8 * at(mem)));
-      a.str(kTemp, to(offset));
-    };
-    copied(offsetof(Frame, x_stride), offsetof(GatherCall, x_stride));
-    copied(offsetof(Frame, gather_stride), offsetof(GatherCall, stride));
-    copied(offsetof(Frame, gather_size), offsetof(GatherCall, size));
-    a.mov(kTemp, instruction);
-    a.str(kTemp, to(offsetof(GatherCall, instruction)));
   }
   void fetch_ahead(int mem, int bytes, int copy) {
     a.ldr(kTemp2, field(offsetof(Frame, ahead) + 8 * at(mem)));
@@ -394,6 +421,10 @@ class A64 : public Processor {
     a.ldr(otherwise, moving(mem));
     return otherwise;
   }
+  void to_address(const a64::Gp& reg, const Address& from) {
+    a.mov(reg, from.offset);
+    a.add(reg, reg, from.base);
+  }
   // Displacements cannot be added to indices here, nor indices scaled by less than a vector.
   Address at_column(const a64::Gp& base, int bytes, int copy) {
     const int shift = std::countr_zero(static_cast<unsigned>(bytes));
@@ -411,19 +442,15 @@ class A64 : public Processor {
         move(kPointer[i], kPointer[i + 1], on_stack(16 + 8 * (i - kFirstKept)));
       }
     };
-    const auto to_argument = [&](const a64::Gp& reg, const Address& argument) {
-      a.mov(reg, argument.offset);
-      a.add(reg, reg, kFrame);
-    };
     a.bind(call_);
     a.stp(a64::x29, a64::x30, a64::ptr_pre(a64::sp, -kBytes));
     each_kept([&](const auto&... operands) { a.stp(operands...); });
     save();
-    to_argument(a64::x0, result());
-    to_argument(a64::x1, argument(0));
-    to_argument(a64::x2, argument(1));
-    to_argument(a64::x3, argument(2));
-    a.ldr(a64::x4, field(offsetof(Frame, lanes_left)));
+    to_address(a64::x0, result());
+    to_address(a64::x1, argument(0));
+    to_address(a64::x2, argument(1));
+    to_address(a64::x3, argument(2));
+    a.mov(a64::x4, lanes_);
     a.blr(kTemp);
     load();
     each_kept([&](const auto&... operands) { a.ldp(operands...); });

@@ -566,14 +566,45 @@ class Avx2 : public X86 {
     return r;
   }
   M result_b8() { return bools(result()); }
-  void call_gather() {
+  // Of elements of one or two bytes, as many as fit.
+  I add_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.vpaddb(ymm(r), ymm(s), ymm(t)) : a.vpaddw(ymm(r), ymm(s), ymm(t));
+    return r;
+  }
+  I sub_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.vpsubb(ymm(r), ymm(s), ymm(t)) : a.vpsubw(ymm(r), ymm(s), ymm(t));
+    return r;
+  }
+  // 1 for each byte that is not 0.
+  I bools_of_bytes(const I& x) {
+    const I s = in_register(x), one = in_register(i32(0x01010101)), r = fresh();
+    a.vpminub(ymm(r), ymm(s), ymm(one));
+    return r;
+  }
+  // The elements of a gathered operand at the indices of argument 0, in place of a result.
+  void gather(int mem, bool over_x, bool contiguous, int bytes, int copy) {
     if (masked) {
-      a.mov(kTemp, kCols);
-      a.sub(kTemp, kX);
-      a.mov(field(offsetof(Frame, lanes_left)), kTemp);
+      a.mov(kTemp2, kCols);
+      a.sub(kTemp2, kX);
+      gather_lanes(mem, over_x, bytes, copy);
+      return;
     }
-    call(kGather);
-    if (masked) a.mov(field(offsetof(Frame, lanes_left)), kLanes);
+    const F joined = fresh(), part = fresh();
+    const int chunk = std::min(kLanes * bytes, kBytes);
+    const auto done = [&](int number, int place) {
+      const auto to = result().cloneAdjusted(place);
+      if (chunk < 16) {
+        a.vmovq(to, xmm(joined));
+      } else if (chunk == 16) {
+        a.vmovups(to, xmm(joined));
+      } else if (number == 1) {
+        a.vinsertf128(ymm(joined), ymm(joined), xmm(part), 1);
+        a.vmovups(to.cloneAdjusted(-16), ymm(joined));
+      }
+    };
+    gather_vector(mem, over_x, contiguous, bytes, copy, chunk, xmm(joined), xmm(part), done);
   }
   Pair iota_lanes(int i) {
     Pair r{fresh(), fresh()};

@@ -635,15 +635,40 @@ class Avx512 : public X86 {
     a.vptestmb(k(r), xmm(t), xmm(t));
     return r;
   }
-  // Calls gather for the lanes that are the operands'.
-  void call_gather() {
+  // Of elements of one or two bytes, as many as fit.
+  I add_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.vpaddb(zmm(r), zmm(s), zmm(t)) : a.vpaddw(zmm(r), zmm(s), zmm(t));
+    return r;
+  }
+  I sub_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.vpsubb(zmm(r), zmm(s), zmm(t)) : a.vpsubw(zmm(r), zmm(s), zmm(t));
+    return r;
+  }
+  // 1 for each byte that is not 0.
+  I bools_of_bytes(const I& x) {
+    const I s = in_register(x), one = in_register(i32(0x01010101)), r = fresh();
+    a.vpminub(zmm(r), zmm(s), zmm(one));
+    return r;
+  }
+  // The elements of a gathered operand at the indices of argument 0, in place of a result.
+  void gather(int mem, bool over_x, bool contiguous, int bytes, int copy) {
     if (masked) {
-      a.kmovw(kTemp.r32(), x86::k7);
-      a.popcnt(kTemp.r32(), kTemp.r32());
-      a.mov(field(offsetof(Frame, lanes_left)), kTemp);
+      a.kmovw(kTemp2.r32(), x86::k7);
+      a.popcnt(kTemp2.r32(), kTemp2.r32());
+      gather_lanes(mem, over_x, bytes, copy);
+      return;
     }
-    call(kGather);
-    if (masked) a.mov(field(offsetof(Frame, lanes_left)), kLanes);
+    const F joined = fresh(), part = fresh();
+    const int chunk = std::min(kLanes * bytes, 64);
+    const auto done = [&](int number, int place) {
+      const auto to = result().cloneAdjusted(place + 16 - chunk);
+      if (chunk == 16) return static_cast<void>(a.vmovups(to, xmm(joined)));
+      if (number > 0) a.vinsertf32x4(zmm(joined), zmm(joined), xmm(part), number);
+      if (16 * (number + 1) == chunk) a.vmovups(to, zmm(joined));
+    };
+    gather_vector(mem, over_x, contiguous, bytes, copy, chunk, xmm(joined), xmm(part), done);
   }
   Pair iota_lanes(int i) {
     Pair r{fresh(), fresh()};

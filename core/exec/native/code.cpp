@@ -401,7 +401,6 @@ class Run {
     frame_.count = static_cast<double>(frame_.reduced * (impl_.folds_rows() ? space.rows : 1) *
                                        (impl_.folds_columns() ? space.cols : 1));
     frame_.functions = functions();
-    frame_.lanes_left = impl_.lanes;
     frame_.kept = memory;
     frame_.passes_finished = frame_.pass_resumed = 0;
     frame_.keep_in_pass = frame_.keep_behind_pass = 0;

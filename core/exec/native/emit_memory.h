@@ -145,10 +145,8 @@ void Emitter<T>::gather(const Instr& instr) {
     return;
   }
   t_.argue(0, pair(instr.a));
-  t_.argue_gather(instr.mem, copy_, instr.op);
-  t_.call_gather();
-  t_.fail_if_false(Status::kIndexOutOfRange);
-  value(instr.dst) = result(info(instr).fields[0].type);
+  t_.gather(instr.mem, over_x, p_.operands[instr.mem].contiguous != 0, bytes, copy_);
+  value(instr.dst) = vector(instr, t_.result());
 }
 
 template <class T>

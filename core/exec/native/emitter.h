@@ -75,6 +75,7 @@ class Emitter final : private Owner {
   int emit() {
     check_operands();
     find_uses();
+    narrow_ = narrow_bytes();
     t_.prologue();
     switch (p_.header->fold) {
       case Fold::kNone:
@@ -110,8 +111,10 @@ class Emitter final : private Owner {
   // Of short bodies so many rows are emitted one after the other, and folded in trees.
   static constexpr int kTreeLevels = 3;
   static constexpr int kRowsInTree = 1 << kTreeLevels;
+  static constexpr int kNarrowRegisters = 10;  // of a program that is emitted as such: see narrow()
   // Names of the loops over columns in listings.
   static constexpr const char* kSideBySide = "main loop: vectors side by side";
+  static constexpr const char* kElements = "main loop: elements of 8 or 16 bits";
   static constexpr const char* kWhole = "main loop: whole vectors";
   static constexpr const char* kMasked = "main loop: all vectors, masked";
   static constexpr const char* kRest = "rest of the columns, masked";
@@ -274,6 +277,7 @@ class Emitter final : private Owner {
       copy_ = 0;
       in_trees_ = 1;
     };
+    if (narrow_ > 0) t_.for_whole(4 / narrow_, loop(kElements, [&] { narrow(); }));
     if (copies > 1) t_.for_whole(copies, loop(kSideBySide, [&] { body(copies); }));
     if constexpr (T::kMasksAreCheap) {
       // Stores under a mask cannot stream.
@@ -706,6 +710,9 @@ class Emitter final : private Owner {
   void load(const Instr& instr);
   void store(const Instr& instr);
   void gather(const Instr& instr);
+  int narrow_bytes() const;
+  static bool is_narrow(Op op, int bytes);
+  void narrow();
   void iota(const Instr& instr);
   void constant(const Instr& instr);
   void map(const Instr& instr);
@@ -761,6 +768,7 @@ class Emitter final : private Owner {
   int copies_;
   bool streams_;
   bool tries_trees_;      // also with few registers, which may not be enough: there is another try
+  int narrow_ = 0;        // bytes of its elements, if the program is of that kind
   int wide_ = 1;          // copies of section code, in a fold over rows
   bool fetches_ = false;  // in the first of several passes over rows
   int in_trees_ = 1;      // copies whose elements are folded among themselves first
@@ -786,3 +794,4 @@ class Emitter final : private Owner {
 #include "exec/native/emit_fold.h"
 #include "exec/native/emit_map.h"
 #include "exec/native/emit_memory.h"
+#include "exec/native/emit_narrow.h"

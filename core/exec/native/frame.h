@@ -19,13 +19,6 @@ struct alignas(64) Argument {
   std::byte bytes[kMaxLanes * 8 + 128];  // functions may write a vector behind their results
 };
 
-// The second argument of a gather: where its operand is, seen from the vector at hand.
-struct GatherCall {
-  const std::byte* base;
-  std::int64_t x_stride, stride, size;
-  std::int64_t instruction;
-};
-
 struct alignas(64) Frame {
   std::int64_t rows;
   std::int64_t cols;
@@ -33,7 +26,7 @@ struct alignas(64) Frame {
   std::int64_t reduced_left;
   double count;                  // of points that a fold sees
   const void* const* functions;  // see functions.h
-  std::int64_t lanes_left;       // of the vector at hand, for functions that are called
+  std::int64_t rows_left;        // while their register is used for something else
   // A fold over rows can go through some rows of a pass at a call, for all columns.
   std::byte* kept;                      // between calls: vectors of a vector of columns, in turn
   std::int64_t passes_finished;         // so many have their folds there

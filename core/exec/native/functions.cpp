@@ -30,13 +30,6 @@ bool each(void* dst, const void* a, const void* b, const void*, std::int64_t n) 
   return true;
 }
 
-bool gather(void* dst, const void* index, const void* call, const void*, std::int64_t n) {
-  const auto& at = *static_cast<const GatherCall*>(call);
-  const interp::Grid from = {const_cast<std::byte*>(at.base), 1, n, 0, at.x_stride};
-  const auto& access = interp::tables().access[static_cast<std::size_t>(at.instruction)];
-  return access.gather(dst, from, {index, 0, 1}, at.stride, at.size);
-}
-
 std::array<const void*, kFunctions> fill() {
   std::array<const void*, kFunctions> table = {};
   for (int op = 0; op < bytecode::kOpCount; ++op) {
@@ -46,7 +39,6 @@ std::array<const void*, kFunctions> fill() {
   const auto set = [&](Function number, interp::MapFn fn) {
     table[static_cast<std::size_t>(number)] = reinterpret_cast<const void*>(fn);
   };
-  set(kGather, gather);
   set(kLibmSin, each<static_cast<Unary>(std::sin)>);
   set(kLibmCos, each<static_cast<Unary>(std::cos)>);
   set(kLibmTan, each<static_cast<Unary>(std::tan)>);

@@ -7,8 +7,7 @@ namespace tilevm::exec::native {
 
 // Numbers below kOpCount are map instructions over vectors (interp/tables.h: MapFn).
 enum Function : int {
-  kGather = bytecode::kOpCount,  // b is a GatherCall
-  kLibm,                         // functions of doubles, lane by lane, from here on
+  kLibm = bytecode::kOpCount,  // functions of doubles, lane by lane, from here on
   kLibmSin = kLibm,
   kLibmCos,
   kLibmTan,

@@ -534,12 +534,22 @@ class Neon : public A64 {
     a.ldr(vec(r).s(), memory(result()));
     return bools(r);
   }
-  void call_gather() {
-    if (masked) a.str(kLeft, field(offsetof(Frame, lanes_left)));
-    call(kGather);
-    if (!masked) return;
-    a.mov(kTemp, kLanes);
-    a.str(kTemp, field(offsetof(Frame, lanes_left)));
+  // Of elements of one or two bytes, as many as fit.
+  I add_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.add(b16(r), b16(s), b16(t)) : a.add(vec(r).h8(), vec(s).h8(), vec(t).h8());
+    return r;
+  }
+  I sub_narrow(const I& x, const I& y, int bytes) {
+    const I s = in_register(x), t = in_register(y), r = fresh();
+    bytes == 1 ? a.sub(b16(r), b16(s), b16(t)) : a.sub(vec(r).h8(), vec(s).h8(), vec(t).h8());
+    return r;
+  }
+  // 1 for each byte that is not 0.
+  I bools_of_bytes(const I& x) {
+    const I s = in_register(x), one = in_register(i32(0x01010101)), r = fresh();
+    a.umin(b16(r), b16(s), b16(one));
+    return r;
   }
   Pair iota_lanes(int i) {
     return two_of(in_frame(offsetof(Frame, iota_lanes) + sizeof(std::int64_t) * kMaxLanes * at(i)));

@@ -97,15 +97,72 @@ class X86 : public Processor {
   }
   // kTemp is an index: the element of a gathered operand, as address().
   Address gathered(int mem, bool over_x, int bytes, int copy) {
-    a.cmp(kTemp, field(offsetof(Frame, gather_size) + 8 * at(mem)));
-    a.jae(failure(Status::kIndexOutOfRange));
-    a.imul(kTemp, field(offsetof(Frame, gather_stride) + 8 * at(mem)));
-    mem < kPointers ? a.add(kTemp, kPointer[mem]) : a.add(kTemp, moving(mem));
+    element_at_index(mem);
     if (!over_x) return x86::ptr(kTemp);
     const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
     return x86::ptr(kTemp, kX, shift, copy * lanes_ * bytes);
   }
-  // kTemp = an iota's value in the first lane; with x strides, so is a gather's address.
+  // The elements at the indices of argument 0, side by side where functions leave their results:
+  // kTemp2 lanes, at least one.
+  void gather_lanes(int mem, bool over_x, int bytes, int copy) {
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    const auto in_frame = [&](const Address& first, std::uint32_t scale, int size) {
+      return x86::ptr(kFrame, kTemp2, scale, static_cast<std::int32_t>(first.offset()) - size);
+    };
+    const auto loop = a.newLabel();
+    if (over_x) start_lanes(mem, x86::ptr(kX, kTemp2, 0, copy * lanes_ - 1));
+    a.bind(loop);
+    a.mov(kTemp, in_frame(argument(0), 3, 8));
+    element_at_index(mem);
+    const Address from = over_x ? x86::ptr(kTemp, kRows) : x86::ptr(kTemp);
+    const Address to = in_frame(result(), shift, bytes);
+    switch (bytes) {
+      case 1:
+        a.movzx(kTemp.r32(), sized(from, 1));
+        a.mov(to, kTemp.r8());
+        break;
+      case 2:
+        a.movzx(kTemp.r32(), sized(from, 2));
+        a.mov(to, kTemp.r16());
+        break;
+      case 4:
+        a.mov(kTemp.r32(), from);
+        a.mov(to, kTemp.r32());
+        break;
+      default:
+        a.mov(kTemp, from);
+        a.mov(to, kTemp);
+    }
+    if (over_x) a.sub(kRows, field(offsetof(Frame, x_stride) + 8 * at(mem)));
+    a.dec(kTemp2);
+    a.jnz(loop);
+    if (over_x) end_lanes();
+  }
+  // The same of a whole vector, through registers: a load of all lanes would wait until the stores
+  // of each are in the cache. Sixteen bytes at a time, of `chunk`, which is what is stored at once:
+  // in `first`, or else in `next`, and then done(their number in the chunk, their place).
+  template <class Done>
+  void gather_vector(int mem, bool over_x, bool contiguous, int bytes, int copy, int chunk,
+                     const x86::Xmm& first, const x86::Xmm& next, Done done) {
+    constexpr int kPart = 16;
+    const auto shift = static_cast<std::uint32_t>(std::countr_zero(static_cast<unsigned>(bytes)));
+    const bool walks = over_x && !contiguous;
+    if (walks) start_lanes(mem, x86::ptr(kX, copy * lanes_));
+    for (int lane = 0; lane < lanes_; ++lane) {
+      const int in_part = lane * bytes % kPart, part = lane * bytes % chunk / kPart;
+      const x86::Xmm& to = part == 0 ? first : next;
+      a.mov(kTemp, sized(argument(0).cloneAdjusted(8 * lane), 8));
+      element_at_index(mem);
+      put_lane(to, in_part / bytes, bytes,
+               walks    ? x86::ptr(kTemp, kRows)
+               : over_x ? x86::ptr(kTemp, kX, shift, (copy * lanes_ + lane) * bytes)
+                        : x86::ptr(kTemp));
+      if (walks && lane + 1 < lanes_) a.add(kRows, field(offsetof(Frame, x_stride) + 8 * at(mem)));
+      if (in_part + bytes == kPart || lane + 1 == lanes_) done(part, lane * bytes - in_part);
+    }
+    if (walks) end_lanes();
+  }
+  // kTemp = an iota's value in the first lane.
   void iota_start(int mem, bool over_x, int copy) {
     if (over_x) {
       a.lea(kTemp, x86::ptr(kX, copy * lanes_));
@@ -114,24 +171,6 @@ class X86 : public Processor {
     } else {
       a.mov(kTemp, pointer(mem));
     }
-  }
-  // The second argument of a gather that is called.
-  void argue_gather(int mem, int copy, int instruction) {
-    const auto to = [](std::size_t offset) {
-      auto address = argument(1).cloneAdjusted(static_cast<std::int64_t>(offset));
-      address.setSize(8);
-      return address;
-    };
-    iota_start(mem, /*over_x=*/true, copy);
-    a.mov(to(offsetof(GatherCall, base)), kTemp);
-    const auto copied = [&](std::size_t from, std::size_t offset) {
-      a.mov(kTemp, field(from + 8 * at(mem)));
-      a.mov(to(offset), kTemp);
-    };
-    copied(offsetof(Frame, x_stride), offsetof(GatherCall, x_stride));
-    copied(offsetof(Frame, gather_stride), offsetof(GatherCall, stride));
-    copied(offsetof(Frame, gather_size), offsetof(GatherCall, size));
-    a.mov(to(offsetof(GatherCall, instruction)), instruction);
   }
   // kTemp = a small integer.
   void general_small(Address from, bytecode::Storage storage) {
@@ -392,6 +431,43 @@ class X86 : public Processor {
                                                   x86::r13, x86::r14, x86::r15, x86::rbx};
   static constexpr x86::Gp kSaved[] = {x86::rbx, x86::rbp, x86::r12, x86::r13, x86::r14, x86::r15};
 
+  // kTemp is an index, and then the address of a gathered operand's element in the first column.
+  x86::Gp element_at_index(int mem) {
+    a.cmp(kTemp, field(offsetof(Frame, gather_size) + 8 * at(mem)));
+    a.jae(failure(Status::kIndexOutOfRange));
+    a.imul(kTemp, field(offsetof(Frame, gather_stride) + 8 * at(mem)));
+    mem < kPointers ? a.add(kTemp, kPointer[mem]) : a.add(kTemp, moving(mem));
+    return kTemp;
+  }
+  // Around a walk over lanes: kRows is how far from the first column's element the lane's is.
+  void start_lanes(int mem, const Address& column) {
+    a.mov(field(offsetof(Frame, rows_left)), kRows);
+    a.lea(kRows, column);
+    a.imul(kRows, field(offsetof(Frame, x_stride) + 8 * at(mem)));
+  }
+  void end_lanes() { a.mov(kRows, field(offsetof(Frame, rows_left))); }
+  // The first lane that is put empties the others.
+  void put_lane(const x86::Xmm& to, int lane, int bytes, const Address& from) {
+    if (lane == 0 && bytes < 4) a.vpxor(to, to, to);
+    switch (bytes) {
+      case 1:
+        a.vpinsrb(to, to, from, lane);
+        break;
+      case 2:
+        a.vpinsrw(to, to, from, lane);
+        break;
+      case 4:
+        lane == 0 ? a.vmovd(to, from) : a.vpinsrd(to, to, from, lane);
+        break;
+      default:
+        lane == 0 ? a.vmovq(to, from) : a.vpinsrq(to, to, from, lane);
+    }
+  }
+  static Address sized(Address from, std::uint32_t bytes) {
+    from.setSize(bytes);
+    return from;
+  }
+
   static Address moving(int mem) { return field(offsetof(Frame, pointer) + 8 * at(mem)); }
 
   // rax: the function. Keeps every register but rax.
@@ -404,7 +480,7 @@ class X86 : public Processor {
     a.mov(x86::rbp, x86::rsp);
     a.and_(x86::rsp, -16);
     save();
-    a.mov(x86::r8, field(offsetof(Frame, lanes_left)));
+    a.mov(x86::r8d, lanes_);
     a.lea(x86::rcx, argument(2));
     a.lea(x86::rdx, argument(1));
     a.lea(x86::rsi, argument(0));
