@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 namespace tilevm::exec {
@@ -268,6 +269,17 @@ void transpose_square(std::byte* to, int64_t to_step, const std::byte* from, int
   }
 }
 
+void transpose4(Row4 (&r)[4]) {
+  const Row4 low01 = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+  const Row4 high01 = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const Row4 low23 = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+  const Row4 high23 = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  r[0] = __builtin_shufflevector(low01, low23, 0, 1, 4, 5);
+  r[1] = __builtin_shufflevector(low01, low23, 2, 3, 6, 7);
+  r[2] = __builtin_shufflevector(high01, high23, 0, 1, 4, 5);
+  r[3] = __builtin_shufflevector(high01, high23, 2, 3, 6, 7);
+}
+
 // Every second element of a line. What lies between is read, but not behind the last one.
 void every_second(std::byte* to, const std::byte* from, int64_t count) {
   int64_t i = 0;
@@ -400,6 +412,60 @@ void with_lines(Work work) {
   work(Lines());
 }
 
+// A few planes whose elements take turns in lines, as the colours of an image do.
+template <class T, int kPlanes>
+void take_turns(std::byte* to, const Plane& planes, int64_t count) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4) {
+    // Four of each: what a vector has behind its place is written again by the next one.
+    for (; i + 4 < count; i += 4) {
+      Row4 r[4] = {};
+      TILEVM_UNROLL for (int p = 0; p < kPlanes; ++p) r[p] = load<Row4>(element(planes, p, i));
+      transpose4(r);
+      TILEVM_UNROLL for (int q = 0; q < 4; ++q) store(to + (i + q) * kPlanes * 4, r[q]);
+    }
+  }
+  for (; i < count; ++i) {
+    for (int p = 0; p < kPlanes; ++p)
+      std::memcpy(to + (i * kPlanes + p) * static_cast<int64_t>(sizeof(T)), element(planes, p, i),
+                  sizeof(T));
+  }
+}
+template <class T, int kPlanes>
+void part_turns(const Plane& planes, const std::byte* from, int64_t count) {
+  int64_t i = 0;
+  if constexpr (sizeof(T) == 4) {
+    for (; i + 4 < count; i += 4) {
+      Row4 r[4];
+      TILEVM_UNROLL for (int q = 0; q < 4; ++q) r[q] = load<Row4>(from + (i + q) * kPlanes * 4);
+      transpose4(r);
+      TILEVM_UNROLL for (int p = 0; p < kPlanes; ++p) store(element(planes, p, i), r[p]);
+    }
+  }
+  for (; i < count; ++i) {
+    for (int p = 0; p < kPlanes; ++p)
+      std::memcpy(element(planes, p, i), from + (i * kPlanes + p) * static_cast<int64_t>(sizeof(T)),
+                  sizeof(T));
+  }
+}
+
+// Whether that was so: rows of one side are planes, of the other elements side by side.
+template <class T>
+bool turns(const Plane& to, const Plane& from, int64_t rows, int64_t cols) {
+  constexpr int64_t kBytes = sizeof(T);
+  if (rows < 2 || rows > 4) return false;
+  const bool in = from.y_stride == kBytes && from.x_stride == rows * kBytes;
+  const bool out = to.y_stride == kBytes && to.x_stride == rows * kBytes;
+  if (in ? to.x_stride != kBytes : !out || from.x_stride != kBytes) return false;
+  const auto copy = [&]<int kPlanes>(std::integral_constant<int, kPlanes>) {
+    in ? part_turns<T, kPlanes>(to, from.base, cols) : take_turns<T, kPlanes>(to.base, from, cols);
+  };
+  if (rows == 2) copy(std::integral_constant<int, 2>());
+  if (rows == 3) copy(std::integral_constant<int, 3>());
+  if (rows == 4) copy(std::integral_constant<int, 4>());
+  return true;
+}
+
 // The same rows from the last one on, and the same columns.
 Plane up(const Plane& p, int64_t rows) {
   return {element(p, rows - 1, 0), -p.y_stride, p.x_stride};
@@ -435,6 +501,7 @@ void copy(Plane to, Plane from, int64_t rows, int64_t cols, bool streams) noexce
       to_every_second(element(to, y, 0), element(from, y, 0), cols);
     return;
   }
+  if (turns<T>(to, from, rows, cols)) return;
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
   auto* transpose = transpose_square<Sixteen<T>>;

@@ -175,11 +175,13 @@ class ChannelsLast {
   }
 
   // An image whose channels do not lie side by side is copied, once for all convolutions of it.
+  // Channels by themselves are read where they lie, if positions are side by side.
   void convolution(const Node& node) {
     const ValueId image = as_it_is(node.inputs[0]);
     const std::int32_t def = out_.values[at(image)].node;
     ValueId dense = image;
-    if (def >= 0 && out_.nodes[at(def)].op == Op::permute) {
+    const bool each = node.attrs[4].ints[0] != 0 && node.attrs[0].ints.back() == 1;
+    if (!each && def >= 0 && out_.nodes[at(def)].op == Op::permute) {
       const auto found = std::ranges::find(copied_, image, &Copied::image);
       if (found != copied_.end()) {
         dense = found->copy;

@@ -5,6 +5,7 @@
 #include <memory_resource>
 #include <new>
 
+#include "exec/gemm/lines.h"
 #include "exec/memory.h"
 #include "exec/threads.h"
 #include "schedule/chain_axes.h"
@@ -24,6 +25,7 @@ constexpr std::int64_t kPanelBytes = 256 << 10;
 // Rows of a block, if no panel asks for fewer; so many rows are never divided.
 constexpr std::int64_t kBlockRows = 240;
 constexpr std::int64_t kFewRows = 16;
+constexpr std::int64_t kLinesAtOnce = 16;  // of positions, where lines of an image are copied
 // Products by registers of 16 rows take two of them at a time.
 constexpr std::int64_t kUnitRows = 32;
 // Packed factors that are larger are made and used for some columns at a time, where that is
@@ -124,7 +126,7 @@ class Running {
     const std::int64_t most =
         whole ? std::max(rows_, kBlockRows)
               : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
-                                         tiles_.rows, kBlockRows) /
+                                         tiles_.rows, block_rows()) /
                     tiles_.rows * tiles_.rows;
     const std::int64_t groups = batches_ * outer_;
     const bool units = std::ranges::any_of(launch_.stages, [this](const Stage& stage) {
@@ -148,6 +150,19 @@ class Running {
     batch_items_ = parts(batches_, item_batches_);
     row_items_ = parts(rows_, item_rows_);
     n_items_ = outer_ * batch_items_ * row_items_;
+  }
+
+  // The most rows of an item. Of convolutions that copy lines, so many that few are copied twice.
+  std::int64_t block_rows() const {
+    std::int64_t most = kBlockRows;
+    for (const Stage& stage : launch_.stages) {
+      if (stage.kernel != nullptr || stage.a.windows == nullptr) continue;
+      if (!exec::gemm::in_lines(stage.way, *stage.a.windows)) continue;
+      const std::int64_t row_bytes = stage.n * static_cast<std::int64_t>(sizeof(float));
+      const std::int64_t rows = kLinesAtOnce * stage.a.windows->out[2];
+      most = std::max(most, std::min(rows, kPanelBytes / std::max<std::int64_t>(row_bytes, 1)));
+    }
+    return most;
   }
 
   static std::int64_t bytes_of(std::int64_t floats) {

@@ -3,6 +3,9 @@
 #include <new>
 #include <span>
 
+#include "exec/gemm/lines.h"
+#include "exec/plane.h"
+
 namespace tilevm::schedule {
 
 Tape::~Tape() {
@@ -78,13 +81,21 @@ void run(const exec::gemm::Tiles& tiles, const Multiplied& p) {
     return;
   }
   // Columns that do not lie side by side.
+  constexpr std::int64_t kBytes = sizeof(float);
+  const bool lines = p.way == exec::gemm::Way::kPacked || p.way == exec::gemm::Way::kEach;
+  if (lines && p.row_bytes == kBytes && p.a.windows != nullptr &&
+      exec::gemm::reads_lines_to_planes(*p.a.windows)) {
+    const auto run = p.way == exec::gemm::Way::kEach ? exec::gemm::multiply_lines_each
+                                                     : exec::gemm::multiply_lines;
+    run(tiles, p.sizes, p.a, p.packed, reinterpret_cast<float*>(p.out), 1,
+        p.column_bytes / kBytes);
+    return;
+  }
   float* const c = p.room + room_elements(tiles, p.way, p.sizes);
   multiply(tiles, p.way, p.sizes, p.a, p.b, p.packed, p.room, c, p.sizes.n);
-  for (std::int64_t i = 0; i < p.sizes.m; ++i) {
-    for (std::int64_t j = 0; j < p.sizes.n; ++j)
-      *reinterpret_cast<float*>(p.out + i * p.row_bytes + j * p.column_bytes) =
-          c[i * p.sizes.n + j];
-  }
+  exec::copy_plane({p.out, p.row_bytes, p.column_bytes},
+                   {reinterpret_cast<std::byte*>(c), p.sizes.n * kBytes, kBytes}, p.sizes.m,
+                   p.sizes.n, kBytes);
 }
 
 }  // namespace tilevm::schedule

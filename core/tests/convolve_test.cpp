@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "exec/gemm/brain.h"
+#include "exec/gemm/lines.h"
 #include "exec/gemm/multiply.h"
 #include "tests/each_target.h"
 #include "tests/interp_trial.h"
@@ -70,23 +71,31 @@ class Convolution {
     std::vector<float> packed(at(packs(way) ? packed_elements(tiles, way, sizes) : 0), kGap);
     if (packs(way)) exec::gemm::pack(tiles, way, sizes, b_, 0, n_, packed.data());
     std::vector<float> room(at(room_elements(tiles, way, sizes)) + 1);
-    const int64_t stride = n_ + trial_.pick(0, 3);
-    Guarded c(at((sizes.m - 1) * stride + n_) * sizeof(float));
+    // Rows of columns, or, where lines are read so, columns of positions.
+    const bool planes = (way == Way::kPacked || way == Way::kEach) &&
+                        reads_lines_to_planes(windows) && trial_.pick(0, 1) == 0;
+    const int64_t lines = planes ? n_ : sizes.m, line = planes ? sizes.m : n_;
+    const int64_t stride = line + trial_.pick(0, 3);
+    Guarded c(at((lines - 1) * stride + line) * sizeof(float));
     auto* result = reinterpret_cast<float*>(c.data());
-    std::fill_n(result, c.size() / sizeof(float), kGap);
-    multiply(tiles, way, sizes, a, b_, packed.data(), room.data(), result, stride);
-    for (int64_t row = 0; row < sizes.m; ++row) {
-      for (int64_t j = 0; j < stride && row * stride + j < static_cast<int64_t>(c.size() / 4);
-           ++j) {
-        const float expected = j < n_ ? meaning(first + row, j) : kGap;
-        if (result[row * stride + j] == expected) continue;
-        std::printf(
-            "row %ld of %ld, column %ld of %ld: %g, not %g; %s%s, %ld channels, taps %ld %ld "
-            "%ld\n",
-            row, sizes.m, j, n_, result[row * stride + j], expected, name(way),
-            w_.depthwise ? ", depthwise" : "", w_.channels, w_.taps[0], w_.taps[1], w_.taps[2]);
-        return false;
-      }
+    const auto count = static_cast<int64_t>(c.size() / sizeof(float));
+    std::fill_n(result, count, kGap);
+    if (planes) {
+      const auto run = way == Way::kEach ? multiply_lines_each : multiply_lines;
+      run(tiles, sizes, a, packed.data(), result, 1, stride);
+    } else {
+      multiply(tiles, way, sizes, a, b_, packed.data(), room.data(), result, stride);
+    }
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t row = planes ? i % stride : i / stride, j = planes ? i / stride : i % stride;
+      const float expected = i % stride < line ? meaning(first + row, j) : kGap;
+      if (result[i] == expected) continue;
+      std::printf(
+          "row %ld of %ld, column %ld of %ld: %g, not %g; %s%s, %ld channels, taps %ld %ld "
+          "%ld\n",
+          row, sizes.m, j, n_, result[i], expected, planes ? "to planes" : name(way),
+          w_.depthwise ? ", depthwise" : "", w_.channels, w_.taps[0], w_.taps[1], w_.taps[2]);
+      return false;
     }
     return true;
   }

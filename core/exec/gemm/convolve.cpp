@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "exec/gemm/factors.h"
+#include "exec/gemm/lines.h"
 
 namespace tilevm::exec::gemm {
 namespace {
@@ -204,6 +205,8 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
 
 void multiply_each(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                    float* c, std::int64_t c_stride) {
+  if (reads_lines_each(*a.windows))
+    return multiply_lines_each(tiles, sizes, a, packed, c, c_stride);
   Each each(tiles, sizes, a, packed, c, c_stride);
   for (std::int64_t row = 0; row < sizes.m;) {
     const Line line = line_at(*a.windows, 0, row, sizes.m);

@@ -8,6 +8,7 @@
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
 #include "exec/gemm/library.h"
+#include "exec/gemm/lines.h"
 #include "exec/gemm/units.h"
 
 namespace tilevm::exec::gemm {
@@ -124,6 +125,8 @@ void multiply_streamed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, 
 
 void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                      float* room, float* c, std::int64_t c_stride) {
+  if (a.windows != nullptr && reads_lines(*a.windows))
+    return multiply_lines(tiles, sizes, a, packed, c, c_stride);
   if (sizes.m <= few_rows(tiles, sizes.k, sizeof(float)))
     return multiply_streamed(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
@@ -480,6 +483,7 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
   }
   if (in_pieces(tiles, sizes, a, b, ahead)) return Way::kPackedPieces;
   if (b.count_taps() > 1) return Way::kPacked;
+  if (a.windows != nullptr && reads_lines(*a.windows)) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
   if (ahead && b.storage == Storage::kF32 &&

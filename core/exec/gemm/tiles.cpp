@@ -29,7 +29,7 @@ constexpr int kRows = HWY_ARCH_ARM_A64 ? 10 : kRegisters == 32 ? 12 : 6;
 HWY_INLINE void fetch(const float* at) { __builtin_prefetch(at, 0, 2); }
 
 // kM x kN vectors of the product stay in registers while k goes by.
-template <int kM, int kN>
+template <int kM, int kN, bool kOffsets>
 HWY_INLINE void tile_of(const Block& t) {
   const D d;
   V acc[kM][kN];
@@ -52,6 +52,7 @@ HWY_INLINE void tile_of(const Block& t) {
 #pragma GCC unroll 1
   for (std::int64_t p = 0; p < t.k; ++p) {
     V row[kN];
+    const std::int64_t q = kOffsets ? t.offsets[p] : p;
     // The processor's own guess ends with a page. One or two rows of A leave it the time.
     if constexpr (kM > 2) {
 #pragma GCC unroll 4
@@ -61,7 +62,7 @@ HWY_INLINE void tile_of(const Block& t) {
     for (int j = 0; j < kN; ++j) row[j] = hn::LoadU(d, b + j * kLanes);
 #pragma GCC unroll 16
     for (int i = 0; i < kM; ++i) {
-      const V x = hn::Set(d, a[i / 3][(i % 3) * stride + p]);
+      const V x = hn::Set(d, a[i / 3][(i % 3) * stride + q]);
 #pragma GCC unroll 4
       for (int j = 0; j < kN; ++j) acc[i][j] = hn::MulAdd(x, row[j], acc[i][j]);
     }
@@ -89,13 +90,71 @@ HWY_INLINE void tile_of(const Block& t) {
 }
 
 // Columns that one vector holds need no second one.
-template <int kM>
+template <int kM, bool kOffsets>
 void tile(const Block& t) {
   if (t.n > kLanes) {
-    tile_of<kM, kVectors>(t);
+    tile_of<kM, kVectors, kOffsets>(t);
   } else {
-    tile_of<kM, 1>(t);
+    tile_of<kM, 1, kOffsets>(t);
   }
+}
+
+// kP vectors of positions and kN columns; of the last vector, only so many positions are stored.
+template <int kN, int kP>
+HWY_INLINE void line_some(const LineBlock& t, std::int64_t position, std::int64_t last) {
+  const D d;
+  V acc[kN][kP];
+#pragma GCC unroll 4
+  for (int j = 0; j < kN; ++j) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kP; ++i) acc[j][i] = hn::Zero(d);
+  }
+  const float* a = t.a + position;
+  const float* b = t.b;
+#pragma GCC unroll 1
+  for (std::int64_t p = 0; p < t.k; ++p, b += t.b_stride) {
+    const float* from = a + t.offsets[p];
+#pragma GCC unroll 4
+    for (int j = 0; j < kN; ++j) {
+      const V w = hn::Set(d, b[j]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kP; ++i)
+        acc[j][i] = hn::MulAdd(w, hn::LoadU(d, from + i * kLanes), acc[j][i]);
+    }
+  }
+  float* c = t.c + position * t.c_stride;
+  if (t.c_stride == 1) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kN; ++j, c += t.c_column) {
+#pragma GCC unroll 4
+      for (int i = 0; i + 1 < kP; ++i) hn::StoreU(acc[j][i], d, c + i * kLanes);
+      if (last == kLanes) {
+        hn::StoreU(acc[j][kP - 1], d, c + (kP - 1) * kLanes);
+      } else {
+        store_some(acc[j][kP - 1], c + (kP - 1) * kLanes, last);
+      }
+    }
+    return;
+  }
+  float columns[kN][kP * hn::MaxLanes(D())];
+#pragma GCC unroll 4
+  for (int j = 0; j < kN; ++j) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kP; ++i) hn::StoreU(acc[j][i], d, columns[j] + i * kLanes);
+  }
+  const std::int64_t count = (kP - 1) * kLanes + last;
+  for (std::int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kN; ++j) c[i * t.c_stride + j * t.c_column] = columns[j][i];
+  }
+}
+
+template <int kN>
+void line(const LineBlock& t) {
+  constexpr int kP = kN > 2 ? 2 : 4;
+  std::int64_t i = 0;
+  for (; i + kP * kLanes <= t.positions; i += kP * kLanes) line_some<kN, kP>(t, i, kLanes);
+  for (; i < t.positions; i += kLanes) line_some<kN, 1>(t, i, std::min(kLanes, t.positions - i));
 }
 
 // c += kDepth rows of B, `apart` from each other, each times its elements of A.
@@ -488,7 +547,12 @@ void each(const EachBlock& t) {
 
 template <int... kM>
 void fill_tiles(Tiles& t, std::integer_sequence<int, kM...>) {
-  ((t.tile[kM + 1] = kM < kRows ? &tile<std::min(kM + 1, kRows)> : nullptr), ...);
+  ((t.tile[kM + 1] = kM < kRows ? &tile<std::min(kM + 1, kRows), false> : nullptr), ...);
+  ((t.tile_at[kM + 1] = kM < kRows ? &tile<std::min(kM + 1, kRows), true> : nullptr), ...);
+}
+template <int... kN>
+void fill_lines(Tiles& t, std::integer_sequence<int, kN...>) {
+  ((t.line[kN + 1] = &line<kN + 1>), ...);
 }
 template <class T, int... kM>
 void fill_sweeps(Tiles& t, int storage, std::integer_sequence<int, kM...>) {
@@ -518,6 +582,7 @@ Tiles make() {
   t.rows = kRows;
   t.columns = kVectors * static_cast<int>(kLanes);
   fill_tiles(t, std::make_integer_sequence<int, kMostRows>());
+  fill_lines(t, std::make_integer_sequence<int, kLineColumns>());
   fill_storage<float>(t, Storage::kF32);
   fill_storage<Brain>(t, Storage::kBF16);
   fill_storage<Half>(t, Storage::kF16);

@@ -14,7 +14,9 @@ inline constexpr int kMostColumns = 32;  // of a tile
 inline constexpr int kMostRows = 12;     // of a tile
 inline constexpr int kMostSweeps = 4;    // rows of A that a sweep takes
 inline constexpr int kMostDots = 6;      // rows of A that dots take
+inline constexpr int kLineBehind = 16;
 inline constexpr int kStorages = 4;      // f32, bf16, f16, i8: see storage_index
+inline constexpr int kLineColumns = 4;  // of a product of which lines are computed position by position
 inline constexpr int kDotColumns = 4;    // columns of the product that dots make side by side
 // From so many bytes of B on, dots take columns, and sweeps rows, that are far apart: memory is
 // quicker where it is read in several places at once, each in order.
@@ -51,6 +53,20 @@ struct Block {
   // Of the kDotColumns columns that dots take at once, or 0: side by side. Sweeps take rows as far
   // apart as there are, if it is not 0.
   std::int64_t apart = 0;
+  // By element of k, where it lies from a row's first; null: one after the other.
+  const std::int64_t* offsets = nullptr;
+};
+
+// Positions of a convolution that lie side by side, as do the elements that one multiplies.
+struct LineBlock {
+  const float* a;               // of the first position; vectors are read behind the last one
+  const std::int64_t* offsets;  // by element of k, from a position
+  std::int64_t k;
+  const float* b;  // k rows of as many columns as the kernel takes, b_stride apart
+  std::int64_t b_stride;
+  float* c;  // positions x columns
+  std::int64_t c_stride, c_column;
+  std::int64_t positions;
 };
 
 // Positions of a convolution whose channels are products of their own. Taps may be left out.
@@ -76,6 +92,9 @@ struct Tiles {
   int columns;  // of a tile, and of a panel of packed B: two vectors
   // By number of rows. b: k rows of `columns` float32 each, b_stride apart; n <= columns.
   void (*tile[kMostRows + 1])(const Block& block);
+  void (*tile_at[kMostRows + 1])(const Block& block);  // the same, of a block with offsets
+  // By columns. Reads up to kLineBehind elements behind those of the last position.
+  void (*line[kLineColumns + 1])(const LineBlock& block);
   // By rows of A and storage of B. b: k rows of n; all of c in rows of k, a few at a time.
   void (*sweep[kMostSweeps + 1][kStorages])(const Block& block);
   // By rows of A and storage of B. b: n rows of k: the product of A and the transpose of b.

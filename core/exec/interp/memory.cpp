@@ -139,6 +139,10 @@ HWY_INLINE void fill(T* to, T value, int64_t n) {
   for (int64_t i = 0; i < n; i += static_cast<int64_t>(hn::Lanes(d))) hn::StoreU(v, d, to + i);
 }
 
+// Where there are instructions for it: Highway's own way makes infinity and NaN finite.
+constexpr bool kConvertsHalves =
+    HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64 != 0;
+
 // Whole vectors of halves: how many elements that were.
 HWY_INLINE int64_t load_halves(std::uint32_t* to, const std::byte* from, int64_t n) {
   const hn::ScalableTag<float> d;
@@ -175,7 +179,7 @@ HWY_INLINE void load_dense(typename M::R* to, const std::byte* from, int64_t n) 
     copy(to, reinterpret_cast<const S*>(from), n);
   } else {
     int64_t i = 0;
-    if constexpr (std::is_base_of_v<AsF16, M>) i = load_halves(to, from, n);
+    if constexpr (kConvertsHalves && std::is_base_of_v<AsF16, M>) i = load_halves(to, from, n);
     for (; i + kChunk <= n; i += kChunk) {
       const std::byte* at = from + i * static_cast<int64_t>(sizeof(S));
       TILEVM_INDEPENDENT
@@ -225,7 +229,7 @@ HWY_INLINE void store_dense(std::byte* to, const typename M::R* from, int64_t n)
   } else {
     S* HWY_RESTRICT at = reinterpret_cast<S*>(to);
     int64_t i = 0;
-    if constexpr (std::is_base_of_v<AsF16, M>) i = store_halves(to, from, n);
+    if constexpr (kConvertsHalves && std::is_base_of_v<AsF16, M>) i = store_halves(to, from, n);
     for (; i + kChunk <= n; i += kChunk) {
       TILEVM_INDEPENDENT
       for (int64_t j = 0; j < kChunk; ++j) at[i + j] = M::store(from[i + j]);
