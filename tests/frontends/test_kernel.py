@@ -573,6 +573,8 @@ BODIES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: x + OUTSIDE, r"an operand is a torch\.Tensor(.|\n)*arguments"),
     (lambda x: x + "a", "an operand is a builtins.str"),
     (lambda x: np.exp(x), r"numpy\.exp is called(.|\n)*tilevm\.lang"),
+    (lambda x: np.sum(x, axis=0), r"numpy\.sum is called(.|\n)*lang\.sum"),
+    (lambda x: np.where(x > 0, x, 0), r"numpy\.where is called(.|\n)*lang\.where"),
     (lambda x: np.asarray(x), "NumPy function"),
     (lambda x: torch.exp(x), r"torch's exp is called(.|\n)*tilevm\.lang"),
     (lambda x: None, r"the kernel returns a NoneType(.|\n)*Return an array"),

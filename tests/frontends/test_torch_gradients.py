@@ -227,3 +227,35 @@ def test_more_modules_than_dynamo_keeps_of_one_code() -> None:
         before = tilevm.stats()["captures"]
         tilevm.compile(module)(torch.randn(5, 3)).sum().backward()
         assert tilevm.stats()["captures"] > before
+
+
+class Penalised(nn.Module):
+    """A gradient penalty in a method that another one calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.critic = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def penalty(self, x: Any) -> Any:
+        x = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(x).sum(), x, create_graph=True)
+        return (slope.norm(dim=1) - 1).square().mean()
+
+    def forward(self, x: Any) -> Any:
+        return self.critic(x).mean() + self.penalty(x)
+
+
+def test_second_derivatives_in_what_a_function_calls() -> None:
+    module, x = Penalised(), torch.randn(5, 3)
+
+    def loss(x: Any) -> Any:
+        return module.penalty(x) * 2
+
+    for own in (module, loss):
+        found = []
+        for run in (own, tilevm.compile(own)):
+            module.zero_grad()
+            run(x).backward()
+            found.append([p.grad for p in module.parameters() if p.grad is not None])
+        torch.testing.assert_close(found[1], found[0])
+        assert found[0]

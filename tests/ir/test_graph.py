@@ -89,7 +89,12 @@ def test_dtype_names_of_every_framework() -> None:
     import torch
 
     assert dtype_name(torch.bfloat16) == "bfloat16"
-    assert dtype_name(np.float32) == dtype_name(np.dtype("float32")) == dtype_name(float)
+    assert dtype_name(np.float32) == dtype_name(np.dtype("float32")) == "float32"
+    # Python's are what NumPy and PyTorch take them for.
+    kinds: list[Any] = [float, int, bool]
+    for kind in kinds:
+        assert dtype_name(kind) == np.dtype(kind).name
+        assert dtype_name(kind) == dtype_name(torch.zeros(1, dtype=kind).dtype)
     assert [dtype_name(name) for name in DTYPES] == list(DTYPES)
     with pytest.raises(DTypeError, match="complex64"):
         dtype_name(torch.complex64)

@@ -517,6 +517,10 @@ class Array:
             return self.trace.add(_UFUNCS[ufunc.__name__], *inputs)
         refuse(f"numpy.{ufunc.__name__} is called", "Use the function of tilevm.lang.")
 
+    def __array_function__(self, function: Any, *_: Any) -> NoReturn:
+        name = function.__name__
+        refuse(f"numpy.{name} is called", f"Use the function of tilevm.lang, as in lang.{name}.")
+
     @classmethod
     def __torch_function__(cls, function: Any, *_: Any) -> NoReturn:
         name = getattr(function, "__name__", "a function")

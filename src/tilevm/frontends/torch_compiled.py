@@ -41,6 +41,7 @@ from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_assemble import Capture
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import (
+    Differentiates,
     differentiates,
     is_differentiated,
     is_of_the_whole,
@@ -52,6 +53,7 @@ from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import State
+from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.runtime.program import Dispatch, add_variant
 from tilevm.stats import stats
 
@@ -145,7 +147,7 @@ class Compiled(Dispatch):
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
         self._differentiable: Callable[..., Any] | None = None
-        self._differentiates = differentiates(fn)
+        self._differentiates: Differentiates | None = None
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -411,6 +413,9 @@ class Compiled(Dispatch):
         """The same through Dynamo and AOTAutograd, which differentiate. reason: if not for that."""
         self._last = "through torch.compile", reason or _THROUGH_DYNAMO
         own = self._differentiates
+        if own is None:
+            functions = functions_of(self._fn, list(self._modules.values()))
+            own = self._differentiates = differentiates(self._fn, functions)
         if own.twice:
             return self._eager("it differentiates what it has differentiated", args, kwargs)
         if own.calls > 1:

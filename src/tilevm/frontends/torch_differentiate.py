@@ -7,9 +7,10 @@ import contextlib
 import dis
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -59,31 +60,36 @@ def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Differentiates:
-    """What a function's own code says of how it differentiates.
+    """What the code of a function says of how it differentiates.
 
     Of what comes before the first call of `backward`, Dynamo makes one node of autograd: what that
     frees, another finds no more, where eager code has separate graphs; and it has no second
     derivatives. After `p -= p.grad`, it takes `p` for another tensor: `p.grad = None` is lost.
     """
 
-    calls: int = 0  # of `backward`
-    twice: bool = False  # it has second derivatives
-    forgets: bool = False  # it sets `grad` of what it may have changed in place
+    calls: int = 0  # of `backward`, in its own code
+    twice: bool = False  # it, or what it calls, has second derivatives
+    forgets: bool = False  # its own code sets `grad` of what it may have changed in place
 
 
-def differentiates(fn: Any) -> Differentiates:
-    """What the code of a function, or of a module's `forward`, says."""
+def differentiates(fn: Any, functions: Iterable[FunctionType]) -> Differentiates:
+    """What the code of a function, or of a module's `forward`, says, and that of what it calls."""
     function = getattr(fn.forward if isinstance(fn, nn.Module) else fn, "__func__", fn)
     code = getattr(inspect.unwrap(function), "__code__", None)
-    if code is None:
-        return Differentiates()
-    steps = list(dis.get_instructions(code))
-    keywords = (c for c in code.co_consts if isinstance(c, tuple))
+    steps = [] if code is None else list(dis.get_instructions(code))
     return Differentiates(
         calls=sum(step.argval == "backward" for step in steps),
-        twice=any("create_graph" in names for names in keywords),
+        twice=any(_makes_graph(called.__code__) for called in functions),
         forgets=any(s.argval == "grad" for s in steps if _sets(s))
         and any(map(_is_in_place, steps)),
+    )
+
+
+def _makes_graph(code: CodeType) -> bool:
+    """Whether there is a call with an argument `create_graph`."""
+    consts = code.co_consts
+    return any("create_graph" in names for names in consts if isinstance(names, tuple)) or any(
+        _makes_graph(inner) for inner in consts if isinstance(inner, CodeType)
     )
 
 

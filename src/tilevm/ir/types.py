@@ -25,7 +25,7 @@ def dtype_name(dtype: Any) -> str:
     Raises: DTypeError, if there is none.
     """
     if isinstance(dtype, type) and dtype in (float, int, bool):
-        return {float: "float32", int: "int64", bool: "bool"}[dtype]
+        return {float: "float64", int: "int64", bool: "bool"}[dtype]
     if isinstance(dtype, type) and issubclass(dtype, np.generic):
         dtype = np.dtype(dtype)
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
