@@ -117,6 +117,11 @@ WRONG: dict[str, Function] = {
     "silu of integers, in place": lambda x, k: F.silu(k, inplace=True),
     "threshold of bools": lambda x, k: F.threshold(k > 0, 1, 2),
     "addcdiv of integers": lambda x, k: torch.addcdiv(x, k, k + 1),
+    "filled with a negative fraction": lambda x, k: k.to(torch.uint8).fill_(-1.5),
+    "scatter of a negative fraction": lambda x, k: k.to(torch.uint8).scatter(0, k.long(), -1.5),
+    "a choice of bools and a large number": lambda x, k: torch.where(k > 0, k > 1, 1e39),
+    "clamp of bools by a large number": lambda x, k: (k > 0).clamp(min=1e39),
+    "linspace to a large number": lambda x, k: torch.linspace(0, 1e39, 3),
     **{
         f"{name}, a number beyond the dtype": lambda x, k, f=f: f(k.to(torch.int8), 300)
         for name, f in {

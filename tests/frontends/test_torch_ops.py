@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -331,3 +332,22 @@ def test_no_degrees_of_freedom_are_warned_of_where_they_are_known() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(torch.rand(3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("exponent", [0.5, -0.5, -1.0, -2.0, 2.0, 3.0])
+def test_powers_that_are_other_operators(exponent: float, dtype: Any) -> None:
+    """Roots of -0 and -inf are others than powers, which PyTorch has of float16 alone."""
+    x = torch.tensor([-math.inf, -4.0, -0.0, 0.0, 4.0, math.inf, math.nan], dtype=dtype)
+    for run in (tilevm.compile(lambda x: x**exponent), _fused(lambda x: x**exponent)):
+        found, expected = run(x), x**exponent
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(found.signbit() & ~found.isnan(), expected.signbit() & ~found.isnan())
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(x: Any) -> Any:
+        with tilevm.fuse():
+            return function(x)
+
+    return run

@@ -75,12 +75,13 @@ Value Call::value(std::size_t i) {
 // it in another one: they are left to PyTorch as well.
 template <class Number>
 void Call::need_fit(Number number) const {
-  if (number >= -128 && number <= 127) return;
-  for (std::size_t i = 0; i < n_args_; ++i) {
-    if (!is_tensor(i) || tensor(i).scalar_type() == at::kBool) continue;
-    if (!fits(number, tensor(i).scalar_type())) refuse("a number that the dtype does not have");
-    return;
+  constexpr bool kWhole = std::is_integral_v<Number>;  // -1 is 255 in uint8; -1.5 is nothing
+  if (number >= (kWhole ? -128 : 0) && number <= 127) return;
+  at::ScalarType type = at::kBool;
+  for (std::size_t i = 0; i < n_args_ && type == at::kBool; ++i) {
+    if (is_tensor(i)) type = tensor(i).scalar_type();
   }
+  if (!fits(number, beside(number, type))) refuse("a number that the dtype does not have");
 }
 
 void Call::push(const Result& result) {

@@ -130,6 +130,11 @@ host::Geometry complex_of(host::Geometry parts);
 // Whether a number is one of `type`'s, rounded if need be: PyTorch's kernels raise where it is not.
 bool fits(double number, at::ScalarType type);
 bool fits(std::int64_t number, at::ScalarType type);
+// What a number becomes beside tensors of a type: bools take its kind.
+inline at::ScalarType beside(double, at::ScalarType type) {
+  return type == at::kBool ? at::kFloat : type;
+}
+inline at::ScalarType beside(std::int64_t, at::ScalarType type) { return type; }
 
 // The number in a tensor of one, whose memory holds what it should; nothing if kernels have no such
 // numbers.

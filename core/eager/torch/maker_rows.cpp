@@ -162,6 +162,8 @@ void linspace(Call& c) {
   const std::int64_t n = c.integer(2);
   if (!is_wide_float(dtype) || n < 0) Call::refuse("integers, or a negative size");
   const double start = number_at(c, 0).toDouble(), end = number_at(c, 1).toDouble();
+  if (!fits(start, scalar_type(dtype)) || !fits(end, scalar_type(dtype)))
+    Call::refuse("numbers that the dtype does not have");
   if (n < 2) {
     const Value v = c.trace().cast(c.trace().number(start), dtype);
     return c.contiguous(c.op(Op::expand, {v}, {Param::sizes(Axes{n})}));

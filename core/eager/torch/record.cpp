@@ -295,8 +295,9 @@ bool operands_ready(const Recording& mine, std::span<const Operand> operands) {
 }
 
 bool number_fits(const Operand& number, at::ScalarType type) {
-  return number.kind == Operand::Kind::kFloat ? fits(std::bit_cast<double>(number.bits), type)
-                                              : fits(number.bits, type);
+  if (number.kind != Operand::Kind::kFloat) return fits(number.bits, type);
+  const auto value = std::bit_cast<double>(number.bits);
+  return fits(value, beside(value, type));
 }
 
 // Of a choice: whether numbers are of the dtype of the tensor beside them.

@@ -269,8 +269,10 @@ void power(Call& c) {
   if (y == 2) return c.elementwise(square());
   if (y == 3) return c.elementwise(c.op(Op::mul, {square(), x}));
   if (floats) {
-    if (y == 0.5) return c.elementwise(c.op(Op::sqrt, {x}));
-    if (y == -0.5) return c.elementwise(c.op(Op::rsqrt, {x}));
+    // Of -0 and -inf they are others than powers, which float16 has.
+    const bool roots = c.meta(x).dtype != DType::kFloat16;
+    if (roots && y == 0.5) return c.elementwise(c.op(Op::sqrt, {x}));
+    if (roots && y == -0.5) return c.elementwise(c.op(Op::rsqrt, {x}));
     if (y == -1) return c.elementwise(c.op(Op::reciprocal, {x}));
     if (y == -2) return c.elementwise(c.op(Op::reciprocal, {square()}));
   }

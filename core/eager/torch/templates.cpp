@@ -164,6 +164,15 @@ class Signature {
     return std::ranges::all_of(items, [&](const IValue& item) { return add(item, sizes); });
   }
 
+  // Whether tensors' dtype has the number: where it has not, PyTorch raises or takes another one.
+  bool has(double number) const {
+    at::ScalarType type = at::kBool;
+    for (const at::Tensor* const t : tensors) {
+      if (type == at::kBool) type = t->scalar_type();
+    }
+    return fits(number, beside(number, type));
+  }
+
  private:
   static std::int64_t bits(double v) { return std::bit_cast<std::int64_t>(v); }
   bool push(std::initializer_list<std::int64_t> values) {
@@ -426,6 +435,9 @@ bool record_template(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
     if (!call.add(stack[first + i], of->sizes[i])) return false;
   }
   if (call.tensors.empty()) return false;
+  for (std::size_t i = 0; i < n_args; ++i) {
+    if (stack[first + i].isDouble() && !call.has(stack[first + i].toDouble())) return false;
+  }
   c10::SmallVector<Extents, 8> sizes;
   std::vector<std::vector<std::int64_t>> of_parts;
   for (const at::Tensor* const t : call.tensors) {

@@ -378,6 +378,8 @@ def _pow(b: Importer, out: Any, x: Any, y: Any) -> int:
         elif y < 0 or isinstance(y, bool):
             raise Unsupported("an integer to a negative power")
         quick = _POWERS.get(float(y))
+        if out.dtype is torch.float16 and abs(y) == 0.5:  # roots are others of -0 and -inf
+            quick = None
         if quick is not None and (out.dtype.is_floating_point or y > 0):
             return quick(b, base)
     elif not out.dtype.is_floating_point:
