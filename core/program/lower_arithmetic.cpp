@@ -105,7 +105,8 @@ bool Lowering::power(const High& base, const High& exponent, const Type& type, H
   const double e = as_double(exponent.number);
   const DType d = settled(type);
   const bool whole = e == 0 || e == 1 || e == 2 || e == 3;
-  if (!whole && !(is_float(d) && (e == 0.5 || e == -0.5 || e == -1 || e == -2))) return false;
+  const bool root = std::abs(e) == 0.5 && d != DType::kFloat16;  // others of -0 and -inf
+  if (!whole && !(is_float(d) && (root || e == -1 || e == -2))) return false;
   const Type to{d, type.weak, type.shape};
   const auto unary = [&](Op op, ValueId v) { return emit(op, {v}, {}, to); };
   ValueId v = -1;

@@ -358,17 +358,6 @@ def _div_mode(b: Importer, out: Any, x: Any, y: Any, mode: str | None) -> int:
     return b.add("trunc", quotient)
 
 
-# x to a constant power, as PyTorch's CPU kernel computes it
-_POWERS: dict[float, Callable[[Any, int], int]] = {
-    2.0: lambda b, x: b.add("mul", x, x),
-    3.0: lambda b, x: b.add("mul", b.add("mul", x, x), x),
-    0.5: lambda b, x: b.add("sqrt", x),
-    -0.5: lambda b, x: b.add("rsqrt", x),
-    -1.0: lambda b, x: b.add("reciprocal", x),
-    -2.0: lambda b, x: b.add("reciprocal", b.add("mul", x, x)),
-}
-
-
 @row("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
 def _pow(b: Importer, out: Any, x: Any, y: Any) -> int:
     base = b.operand(x)
@@ -377,11 +366,6 @@ def _pow(b: Importer, out: Any, x: Any, y: Any) -> int:
             base = b.cast(base, out.dtype)
         elif y < 0 or isinstance(y, bool):
             raise Unsupported("an integer to a negative power")
-        quick = _POWERS.get(float(y))
-        if out.dtype is torch.float16 and abs(y) == 0.5:  # roots are others of -0 and -inf
-            quick = None
-        if quick is not None and (out.dtype.is_floating_point or y > 0):
-            return quick(b, base)
     elif not out.dtype.is_floating_point:
         raise Unsupported("integers to the power of a tensor")
     return b.add("pow", base, b.operand(y))
