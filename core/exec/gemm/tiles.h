@@ -16,7 +16,7 @@ inline constexpr int kMostSweeps = 4;    // rows of A that a sweep takes
 inline constexpr int kMostDots = 6;      // rows of A that dots take
 inline constexpr int kLineBehind = 16;
 inline constexpr int kStorages = 4;      // f32, bf16, f16, i8: see storage_index
-inline constexpr int kLineColumns = 4;  // of a product of which lines are computed position by position
+inline constexpr int kLineColumns = 4;   // of a product whose vectors are of positions
 inline constexpr int kDotColumns = 4;    // columns of the product that dots make side by side
 // From so many bytes of B on, dots take columns, and sweeps rows, that are far apart: memory is
 // quicker where it is read in several places at once, each in order.

@@ -182,6 +182,7 @@ class Compiled(Dispatch):
         ]  # fmt: skip
         seen: dict[int, int] = {}
         objects: dict[int, Any] = {}
+        unusual = None
         try:
             for value in args:
                 torch_tree.signature(value, leaves, key, seen, objects)
@@ -189,9 +190,11 @@ class Compiled(Dispatch):
                 key.append(name)
                 torch_tree.signature(value, leaves, key, seen, objects)
         except torch_tree.Unsupported as error:
-            return self._eager(str(error), args, kwargs)
+            unusual = str(error)
         except RecursionError:
-            return self._eager("an argument is too deep", args, kwargs)
+            unusual = "an argument is too deep"
+        if unusual is not None:
+            return self._eager(unusual, args, kwargs)
         same = torch_memory.first_of(leaves)
         if same != list(range(len(same))):
             key.append(tuple(same))
@@ -244,6 +247,7 @@ class Compiled(Dispatch):
         if not capture.may_run(leaves):
             return self._eager("what the function changes shares memory", args, kwargs)
         drawn = torch.get_rng_state() if capture.may_draw_twice else None
+        reason = None
         try:
             return capture.run(leaves, args, kwargs)
         except WrongResult:
@@ -251,14 +255,18 @@ class Compiled(Dispatch):
         except Exception as error:
             if drawn is not None:
                 torch.set_rng_state(drawn)
-            if _has_grad() and any(map(_wants_gradient, capture.bound)):
-                return self._with_gradients(args, kwargs)
-            if capture.fits():
+            gradients = _has_grad() and any(map(_wants_gradient, capture.bound))
+            if not gradients and capture.fits():
                 if config.debug:
                     raise
                 if isinstance(error, InternalError):  # a defect: it says where the call is saved
                     warnings.warn(f"runs eagerly: {error}", stacklevel=3)
-                return self._eager(reason_of(error), args, kwargs)
+                reason = reason_of(error)
+        # Not while that error is handled: eager code's own would be shown as if they came of it.
+        if gradients:
+            return self._with_gradients(args, kwargs)
+        if reason is not None:
+            return self._eager(reason, args, kwargs)
         self._forget(capture)  # a parameter's shape or dtype changed
         return self._call(*args, **kwargs)
 
@@ -371,16 +379,19 @@ class Compiled(Dispatch):
             if isinstance(error, Effects):
                 if self._effects >= MOST_EFFECTS:
                     self._reason = reason
-                return self._eager(reason, args, kwargs)
-            if config.debug:
-                raise
-            family.reason = reason
-            family.differentiates = is_differentiated(error)
-            family.branches = isinstance(
-                error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
-            )
-            return self._uncaptured(family, args, kwargs)
-        return self._run(capture, leaves, args, kwargs)
+                run = functools.partial(self._eager, reason)
+            else:
+                if config.debug:
+                    raise
+                family.reason = reason
+                family.differentiates = is_differentiated(error)
+                family.branches = isinstance(
+                    error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
+                )
+                run = functools.partial(self._uncaptured, family)
+        else:
+            return self._run(capture, leaves, args, kwargs)
+        return run(args, kwargs)  # not while that error is handled, as in _run
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly, but for branches on data: what lies between them is recorded and fused.
