@@ -72,7 +72,7 @@ test-py: build ## the Python tests
 
 # What QEMU runs below is built into build/aarch64; launches are recorded by this machine's build.
 AARCH64 := build/aarch64
-RECORDED := test_narrow.py test_views.py test_random_programs.py
+RECORDED := test_memory.py test_views.py test_random_programs.py
 test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArch64 under QEMU
 	@.ci/deps $(PYTHON) $(CXX) aarch64
 	@.ci/sysroot-aarch64 $(AARCH64)/sysroot

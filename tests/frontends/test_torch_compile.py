@@ -556,3 +556,17 @@ def test_causal_where_sizes_say_so() -> None:
         torch.testing.assert_close(compiled(q, k), f(q, k))
     assert not eager_reasons()
     assert torch.nn.functional.scaled_dot_product_attention is attention
+
+
+def test_errors_of_the_function_are_shown_alone() -> None:
+    """Not as if they came of what tilevm tried before."""
+    for f in (
+        lambda x: x.view(2, -1),
+        lambda x: x[torch.tensor(9)],
+        lambda x: dict[str, int]()["a"],
+    ):
+        compiled = tilevm.compile(f)
+        for _ in range(2):
+            with pytest.raises((RuntimeError, LookupError)) as error:
+                compiled(torch.randn(3, 3))
+            assert error.value.__context__ is None

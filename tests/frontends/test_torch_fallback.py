@@ -45,20 +45,6 @@ def test_negative_index_that_varies() -> None:
     assert not reasons()
 
 
-def test_errors_of_the_function_are_shown_alone() -> None:
-    """Not as if they came of what tilevm tried before."""
-    for f in (
-        lambda x: x.view(2, -1),
-        lambda x: x[torch.tensor(9)],
-        lambda x: dict[str, int]()["a"],
-    ):
-        compiled = tilevm.compile(f)
-        for _ in range(2):
-            with pytest.raises((RuntimeError, LookupError)) as error:
-                compiled(torch.randn(3, 3))
-            assert error.value.__context__ is None
-
-
 def test_index_out_of_range_is_eagers_error() -> None:
     compiled = tilevm.compile(lambda x, k: x[k] + 1)
     compiled(torch.arange(7.0), 2)

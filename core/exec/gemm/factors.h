@@ -9,6 +9,10 @@
 
 namespace tilevm::exec::gemm {
 
+// Rows of a packed panel of float32 that tiles take at a time. Sums over more are sums of such sums,
+// which loses less.
+inline constexpr std::int64_t kDepth = 192;
+
 inline std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 inline std::size_t index(Storage storage) { return at(storage_index(storage)); }
 

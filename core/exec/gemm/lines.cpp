@@ -15,7 +15,6 @@ constexpr std::int64_t kFewPositions = 8;   // of a line: tiles do not go from o
 constexpr std::int64_t kFloats = 16 << 10;  // of lines at once
 constexpr std::int64_t kMostFloats = 64 << 10;  // of those that one line of positions needs
 constexpr std::int64_t kMostOfOne = 1 << 20;    // of one channel by itself
-constexpr std::int64_t kDepth = 192;            // as of other panels: see multiply.cpp
 
 // Elements of a line with its padding; lines that so many lines of positions need.
 std::int64_t width_of(const Windows& w) {

@@ -31,8 +31,7 @@ void take(const Tiles& tiles, const Matrix& x, std::int64_t row, std::int64_t co
 namespace {
 
 // A panel of B is kDepth x 2 vectors, in the first cache; a block of A is kBlockRows x kDepth, in
-// the second. Sums over more than kDepth are sums of such sums, which loses less.
-constexpr std::int64_t kDepth = 192;
+// the second.
 constexpr std::int64_t kPairDepth = 512;  // of bfloat16: as many bytes
 constexpr std::int64_t kBlockRows = 240;
 // Columns of B that dots take at a time stay in the first cache for all rows of A.

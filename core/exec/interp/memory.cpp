@@ -143,31 +143,29 @@ HWY_INLINE void fill(T* to, T value, int64_t n) {
 constexpr bool kConvertsHalves =
     HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX2 || HWY_ARCH_ARM_A64 != 0;
 
+using Wide = hn::ScalableTag<float>;  // of a vector of halves
+using WideBits = hn::RebindToUnsigned<Wide>;
+using Half = hn::Rebind<hwy::float16_t, Wide>;
+using HalfBits = hn::RebindToUnsigned<Half>;
+
 // Whole vectors of halves: how many elements that were.
 HWY_INLINE int64_t load_halves(std::uint32_t* to, const std::byte* from, int64_t n) {
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> half;
-  const hn::RebindToUnsigned<decltype(half)> bits;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(Wide()));
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
     const auto* at = reinterpret_cast<const std::uint16_t*>(from) + i;
-    const auto wide = hn::PromoteTo(d, hn::BitCast(half, hn::LoadU(bits, at)));
-    hn::StoreU(hn::BitCast(hn::RebindToUnsigned<decltype(d)>(), wide),
-               hn::RebindToUnsigned<decltype(d)>(), to + i);
+    const auto wide = hn::PromoteTo(Wide(), hn::BitCast(Half(), hn::LoadU(HalfBits(), at)));
+    hn::StoreU(hn::BitCast(WideBits(), wide), WideBits(), to + i);
   }
   return i;
 }
 HWY_INLINE int64_t store_halves(std::byte* to, const std::uint32_t* from, int64_t n) {
-  const hn::ScalableTag<float> d;
-  const hn::Rebind<hwy::float16_t, decltype(d)> half;
-  const hn::RebindToUnsigned<decltype(half)> bits;
-  const int64_t lanes = static_cast<int64_t>(hn::Lanes(d));
+  const int64_t lanes = static_cast<int64_t>(hn::Lanes(Wide()));
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) {
-    const auto wide = hn::BitCast(d, hn::LoadU(hn::RebindToUnsigned<decltype(d)>(), from + i));
+    const auto wide = hn::BitCast(Wide(), hn::LoadU(WideBits(), from + i));
     auto* at = reinterpret_cast<std::uint16_t*>(to) + i;
-    hn::StoreU(hn::BitCast(bits, hn::DemoteTo(half, wide)), bits, at);
+    hn::StoreU(hn::BitCast(HalfBits(), hn::DemoteTo(Half(), wide)), HalfBits(), at);
   }
   return i;
 }

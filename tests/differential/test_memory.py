@@ -1,6 +1,6 @@
-"""Elements of 8 and 16 bits, many to a vector, and rows that run backwards, on every tier.
+"""How elements come from memory and go there, on every tier, by the bit.
 
-Whole vectors and what is left of them, by the bit.
+Those of 8 and 16 bits, many to a vector; rows that run backwards; an index for each element.
 """
 
 from __future__ import annotations
@@ -90,17 +90,7 @@ def test_rows_and_columns_that_run_backwards(dtype: str, tier: str) -> None:
         "  return b, f, g\n"
     )
     executable = compiled(graph)
-    for a, b in [
-        (0, 3),
-        (1, 1),
-        (1, 70),
-        (70, 1),
-        (2, 33),
-        (15, 17),
-        (16, 16),
-        (33, 64),
-        (150, 260),
-    ]:
+    for a, b in SHAPES:
         for layout in ("dense", "offset", "transposed"):
             x = LAYOUTS[layout](values(dtype, a, b))
             h = -x
