@@ -130,9 +130,11 @@ class Grouping {
   };
 
   bool join_elementwise(int node, int unit);
-  // Both say in `why` what is in the way, if something is.
+  bool join_index(int node, Why& why);
+  // They say in `why` what is in the way, if something is.
   std::optional<AxisMap> result_map(int node, int unit, std::vector<SizeId>& new_axes,
                                     Why& why) const;
+  bool fits(int node, int unit, AxisMap& map, std::vector<SizeId>& new_axes, Why& why) const;
   std::optional<Merge> plan_merge(int node, int unit, int from, const AxisMap& map,
                                   std::size_t n_axes, AxisMask reduced, Why& why) const;
   Why too_large(const Group& g, int more_nodes, std::size_t more_loads) const;

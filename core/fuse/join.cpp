@@ -97,6 +97,14 @@ std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>
     map.axis[at(d)] = static_cast<std::int8_t>(axis);
     used = static_cast<AxisMask>(used | bit(axis));
   }
+  if (!fits(n, unit, map, new_axes, why)) return std::nullopt;
+  return map;
+}
+
+// Gives the dims of node n that have no axis yet new ones of the group (appended to `new_axes`).
+bool Grouping::fits(int n, int unit, AxisMap& map, std::vector<SizeId>& new_axes, Why& why) const {
+  const Shape& out = shape(program.nodes[at(n)].out);
+  const Group& g = groups[at(unit)];
   for (int d = 0; d < out.rank; ++d) {
     if (map.axis[at(d)] < 0 && !one(out[d])) {
       map.axis[at(d)] = static_cast<std::int8_t>(g.axes.size() + new_axes.size());
@@ -106,13 +114,13 @@ std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>
   }
   if (const auto axes = g.axes.size() + new_axes.size(); axes > kMaxAxes) {
     why = {.bar = Bar::kAxes, .number = static_cast<int>(axes)};
-    return std::nullopt;
+    return false;
   }
   if (const Bar bar = new_axes.empty() ? Bar::kNone : again(unit, n); bar != Bar::kNone) {
     why.bar = bar;
     why.number = g.cost;
     if (why.a == shape::kNoSize) why.a = new_axes.front();
-    return std::nullopt;
+    return false;
   }
   // A result that varies over part of the space only would be stored many times.
   const auto kept = static_cast<AxisMask>(first(g.axes.size() + new_axes.size()) & ~g.reduced);
@@ -120,9 +128,9 @@ std::optional<AxisMap> Grouping::result_map(int n, int unit, std::vector<SizeId>
   const auto swept = static_cast<AxisMask>(mask & g.reduced);
   if ((mask & kept) != kept || (swept != 0 && swept != g.reduced)) {
     why.bar = (mask & kept) != kept ? Bar::kPart : Bar::kPartOfFold;
-    return std::nullopt;
+    return false;
   }
-  return map;
+  return true;
 }
 
 // How group `from`, which makes operands of node n, becomes part of group `unit`, where the dims of

@@ -481,8 +481,10 @@ class Builder {
       }
       index_map = out;
     }
-    int i = g_.info[at(index)].where == Where::kFree ? free_value(index, index_map)
-                                                     : load(index, index_map);
+    const auto& from = g_.info[at(index)];
+    int i = from.where == Where::kFree                             ? free_value(index, index_map)
+            : from.where == Where::kKernel && from.unit == unit_ ? get(from.source)
+                                                                 : load(index, index_map);
     i = cast(i, dtype(index), DType::kInt64);
     KernelNode result{.kind = Kind::kGather,
                       .type = reg_of(dtype(x)),

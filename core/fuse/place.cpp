@@ -105,7 +105,40 @@ void Grouping::place_reduce(int n) {
 
 // Gathers --------------------------------------------------------------------------------------
 
+// Joins the group that makes the indices, which are in registers there.
+bool Grouping::join_index(int n, Why& why) {
+  const Node& node = program.nodes[at(n)];
+  const ValueId x = node.inputs[0];
+  const ValueInfo& index = info[at(node.inputs[1])];
+  if (index.where != Where::kKernel || info[at(x)].where == Where::kFree) return false;
+  const int unit = index.unit;
+  if (const Why large = too_large(groups[at(unit)], 1, 1); large.bar != Bar::kNone) {
+    why = large;
+    return false;
+  }
+  if (const int needs = info[at(x)].unit; needs >= 0 && !order.can_depend(unit, needs)) {
+    why = between(unit, needs);
+    return false;
+  }
+  const int first = node.op == Op::take ? static_cast<int>(node.attrs[0].ints[0]) : 0;
+  AxisMap map;
+  for (int d = 0; d < shape(node.inputs[1]).rank; ++d) {
+    map.axis[at(first + d)] = index.map.axis[at(d)];
+    map.ghost[at(first + d)] = index.map.ghost[at(d)];
+  }
+  std::vector<SizeId> new_axes;
+  if (!fits(n, unit, map, new_axes, why)) return false;
+  Group& g = groups[at(unit)];
+  g.axes.insert(g.axes.end(), new_axes.begin(), new_axes.end());
+  need_buffer(x, unit, n, {Bar::kTable});
+  g.loads.push_back({x, AxisMap()});
+  add_node(unit, n, map);
+  return true;
+}
+
 void Grouping::place_gather(int n) {
+  Why why{Bar::kIndices};
+  if (join_index(n, why)) return;
   const Node& node = program.nodes[at(n)];
   const ValueId x = node.inputs[0];
   const ValueId index = node.inputs[1];
@@ -122,7 +155,7 @@ void Grouping::place_gather(int n) {
   if (info[at(index)].where == Where::kFree) {
     order.depend(unit, info[at(index)].brought);
   } else {
-    need_buffer(index, unit, n, {Bar::kIndices});
+    need_buffer(index, unit, n, why);
     groups[at(unit)].loads.push_back({index, AxisMap()});
   }
   add_node(unit, n, map);

@@ -76,7 +76,7 @@ enum class Values {
   kIntegers,
   kReals,
   kSpecials,
-  kMagnitudes  // of any exponents in a range, which may reach denormals or the largest; zeros
+  kMagnitudes  // of any exponents in a range, which may reach denormals or the largest; zeros, or none
 };
 enum class Layout {
   kRows,
@@ -123,6 +123,7 @@ class Factor {
     // Products of two factors may be denormals, but sums of them are not infinite.
     least_ = static_cast<int>(trial.pick(-149, 50));
     most_ = static_cast<int>(std::min<int64_t>(least_ + trial.choice<int64_t>({2, 40, 180}), 50));
+    some_ = trial.choice<double>({0, 1});
     const bool empty = rows == 0 || columns == 0;
     const int64_t down = (r - 1) * row;
     const int64_t right = (c - 1) * column;
@@ -167,7 +168,7 @@ class Factor {
     if (values == Values::kMagnitudes) {
       const double x = std::uniform_real_distribution<double>(1.0, 2.0)(trial.random);
       v.f = std::ldexp(x, static_cast<int>(trial.pick(least_, most_))) *
-            trial.choice<double>({-1, 1, 1, 0});
+            trial.choice<double>({-1, 1, 1, some_});
       v.i = trial.pick(-128, 127);
     }
     if (values == Values::kSpecials && trial.pick(0, 60) == 0) {
@@ -179,6 +180,7 @@ class Factor {
   }
   std::unique_ptr<Alone> memory_;
   int least_, most_;  // exponents
+  double some_;       // what every fourth is multiplied by
 };
 
 // The product in double precision, and how much rounding may move it.

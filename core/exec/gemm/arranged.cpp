@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <ranges>
 
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
@@ -127,6 +128,7 @@ class Mending {
   // Columns of one panel, rows i0 .. i0 + rows of which `wrong(i)` tells some.
   template <class Wrong>
   void panel(std::int64_t j, std::int64_t i0, std::int64_t rows, const Wrong& wrong) {
+    if (!std::ranges::any_of(std::views::iota(std::int64_t{0}, rows), wrong)) return;
     const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes_.n - j);
     const std::int64_t step = even(sizes_.k, kMendDepth);
     float* const left = room_ + kMendDepth * kUnitColumns;
@@ -299,7 +301,8 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
       std::memcpy(static_cast<void*>(&of), end - kRangeElements, sizeof(of));
       if (in_pieces(all, of, sizes.k)) continue;
       mending.panel(j, i0, rows, [&](std::int64_t i) {
-        return !in_pieces(rows_of.range(i), of, sizes.k);
+        const Range& row = rows_of.range(i);
+        return !in_pieces(row, of, sizes.k) && !lost_beside(row, of, sizes.k);
       });
     }
   }

@@ -215,7 +215,7 @@ struct Ranges {
   Range all() const {
     const std::uint32_t smallest = _mm512_reduce_min_epu32(least);
     return {smallest == UINT32_MAX ? smallest : smallest / 2 + 1,
-            _mm512_reduce_max_epu32(most) / 2};
+            _mm512_reduce_max_epu32(most) / 2, false};
   }
 };
 
@@ -247,6 +247,7 @@ void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::
 
 Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
   Ranges range;
+  __mmask16 zeros = 0;
   const float* below = from + kUnitDepth / 2 * from_stride;
   for (int p = 0; p < kUnitDepth / 2; ++p, from += from_stride, below += from_stride) {
 #pragma GCC unroll 2
@@ -255,13 +256,17 @@ Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
       const __m512 second = _mm512_loadu_ps(below + j * 16);
       range.add(first);
       range.add(second);
+      zeros |= _mm512_cmp_ps_mask(first, _mm512_setzero_ps(), _CMP_EQ_OQ) |
+               _mm512_cmp_ps_mask(second, _mm512_setzero_ps(), _CMP_EQ_OQ);
       const Pieces pieces = pieces_of(first, second);
 #pragma GCC unroll 3
       for (int q = 0; q < kPieces; ++q)
         _mm512_storeu_si512(to + q * 2 * kUnitElements, pieces.piece[q]);
     }
   }
-  return range.all();
+  Range all = range.all();
+  all.zeros = zeros != 0;
+  return all;
 }
 
 }  // namespace

@@ -25,25 +25,44 @@ inline constexpr int kPieces = 3;        // of a float32
 struct Range {
   std::uint32_t least = UINT32_MAX;
   std::uint32_t most = 0;
+  bool zeros = false;  // there are some, too; of panels only
 
   void add(const Range& other) {
     least = std::min(least, other.least);
     most = std::max(most, other.most);
+    zeros = zeros || other.zeros;
   }
 };
 
-// Whether sums of k products of what is in these ranges are computed by pieces as by float32:
-// nothing is infinite or NaN, no piece or sum overflows, and none that counts is a denormal.
+inline int exponent(std::uint32_t magnitude) { return static_cast<int>(magnitude >> 23) - 127; }
+
+// Nothing is infinite or NaN, and no piece or sum of k products overflows. (The high piece of a
+// larger one may be infinite, which zero must not meet either.)
+inline bool none_overflows(const Range& a, const Range& b, std::int64_t k) {
+  return exponent(a.most) < 127 && exponent(b.most) < 127 &&
+         exponent(a.most) + exponent(b.most) + std::bit_width(static_cast<std::uint64_t>(k)) < 126;
+}
+
+// Whether sums of k products of what is in these ranges are computed by pieces as by float32: none
+// overflows, and none that counts is a denormal, which registers take for 0.
 inline bool in_pieces(const Range& a, const Range& b, std::int64_t k) {
-  const auto exponent = [](std::uint32_t bits) { return static_cast<int>(bits >> 23) - 127; };
-  // The high piece of a larger one may be infinite, which zero must not meet either.
-  if (exponent(a.most) >= 127 || exponent(b.most) >= 127) return false;
-  if (a.most == 0 || b.most == 0) return true;
-  const int terms = std::bit_width(static_cast<std::uint64_t>(k));
+  if (a.most == 0 || b.most == 0) return exponent(a.most) < 127 && exponent(b.most) < 127;
   constexpr int kLeast = -102;    // the last bit of it is a power of 2 that is no denormal
   constexpr int kProduct = -100;  // what is lost of smaller ones may be half a unit
-  return exponent(a.most) + exponent(b.most) + terms < 126 && exponent(a.least) >= kLeast &&
-         exponent(b.least) >= kLeast && exponent(a.least) + exponent(b.least) >= kProduct;
+  return none_overflows(a, b, k) && exponent(a.least) >= kLeast && exponent(b.least) >= kLeast &&
+         exponent(a.least) + exponent(b.least) >= kProduct;
+}
+
+// Whether what is lost is nothing beside the product of the row's largest element, which no zero
+// meets: a quarter of a unit, at most. Of attention's probabilities, some are as small as floats can
+// be, beside one that is not.
+inline bool lost_beside(const Range& row, const Range& b, std::int64_t k) {
+  if (b.zeros || row.most == 0 || !none_overflows(row, b, k)) return false;
+  // Of a term, each factor may lose pieces below 2^-126, and each product of pieces is no denormal.
+  constexpr int kOfTerm = -121, kQuarter = -26;
+  const int terms = std::bit_width(static_cast<std::uint64_t>(k));
+  const int lost = terms + kOfTerm + std::max({exponent(row.most), exponent(b.most), 0});
+  return lost <= exponent(row.most) + exponent(b.least) + kQuarter;
 }
 
 // Up to 32 x 32 of a product. Arranged rows of A are, for each step of 32 elements, a register of

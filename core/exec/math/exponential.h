@@ -11,11 +11,18 @@ inline constexpr float kLn2Hi = 0x1.62e430p-1f;
 inline constexpr float kLn2Lo = -0x1.05c610p-29f;
 // exp and exp2 round to 0 from -104 and -151 down. Processors take 2 to 400 times as long for a
 // vector in which that happens, or a result is a denormal, but not where scale2 is told at once
-// that nothing is left: then what is masked by a large negative number costs nothing.
+// that nothing is left, as it is of these.
 template <class B>
-inline constexpr float kExpLow = B::kScalesFar ? -1000.0f : -176.0f;  // -254 ln2
+inline constexpr float kExpFar = B::kScalesFar ? -1000.0f : -176.0f;  // -254 ln2
 template <class B>
-inline constexpr float kExp2Low = B::kScalesFar ? -1440.0f : -254.0f;
+inline constexpr float kExp2Far = B::kScalesFar ? -1440.0f : -254.0f;
+inline constexpr float kExpDenormal = -87.3f;  // below, exp is
+
+// x, but kExpFar where it is lower than `low`.
+template <class B>
+TILEVM_MATH_FN typename B::F far_below(B& b, float low, const typename B::F& x) {
+  return b.select(b.lt(x, b.f32(low)), b.f32(kExpFar<B>), x);
+}
 
 template <class B>
 struct ExpReduced {
@@ -37,13 +44,29 @@ TILEVM_MATH_FN typename B::F exp_of_reduced(B& b, typename B::F r) {
   return b.fma(p, r, b.f32(1.0f));
 }
 
-// exp(x) for x <= 89 or NaN; faster than exp by one operation.
+// exp(x) for x in [kExpFar, 89] or NaN.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
-  x = b.max(b.f32(kExpLow<B>), x);
+TILEVM_MATH_FN typename B::F exp_in_range(B& b, typename B::F x) {
   auto parts = exp_reduce(b, std::move(x));
   auto p = exp_of_reduced(b, std::move(parts.r));
   return b.scale2(p, parts.n);
+}
+
+// exp(x) for x <= 89 or NaN.
+template <class B>
+TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
+  if constexpr (B::kScalesFar) {
+    x = far_below(b, -104.0f, x);
+  } else {
+    x = b.max(b.f32(kExpFar<B>), x);
+  }
+  return exp_in_range(b, std::move(x));
+}
+
+// The same, with 0 for denormals: where a sum or product hides these, and they would take long.
+template <class B>
+TILEVM_MATH_FN typename B::F exp_or_zero(B& b, const typename B::F& x) {
+  return exp_in_range(b, far_below(b, kExpDenormal, x));
 }
 
 template <class B>
@@ -67,8 +90,17 @@ TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, typenam
 }
 
 template <class B>
+TILEVM_MATH_FN typename B::F exp2_clamped(B& b, typename B::F x) {
+  if constexpr (B::kScalesFar) {
+    return b.select(b.lt(x, b.f32(-151.0f)), b.f32(kExp2Far<B>), x);
+  } else {
+    return b.max(b.f32(kExp2Far<B>), x);
+  }
+}
+
+template <class B>
 TILEVM_MATH_FN typename B::F exp2(B& b, typename B::F x) {
-  x = b.max(b.f32(kExp2Low<B>), b.min(b.f32(129.0f), x));
+  x = exp2_clamped(b, b.min(b.f32(129.0f), x));
   auto n = b.round_even(x);
   x = b.sub(x, n);
   return exp2_of_parts(b, n, std::move(x));
@@ -137,17 +169,15 @@ TILEVM_MATH_FN typename B::F tanh(B& b, const typename B::F& x) {
   return with_sign(b, t, x);
 }
 
-// e^-|x|.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_of_minus_abs(B& b, typename B::F x) {
-  x = b.from_bits(b.ior(b.bits(x), b.i32(INT32_MIN)));
-  return exp_below_89(b, std::move(x));
+TILEVM_MATH_FN typename B::F minus_abs(B& b, const typename B::F& x) {
+  return b.from_bits(b.ior(b.bits(x), b.i32(INT32_MIN)));
 }
 
 // w = e / (1 + e), e = e^-|x|, is sigmoid(-|x|); 1 - w is sigmoid(|x|).
 template <class B>
 TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
-  auto e = exp_of_minus_abs(b, x);
+  auto e = exp_below_89(b, minus_abs(b, x));
   auto [w, rest] = share_of_one_plus(b, std::move(e));
   return b.select(b.lt(x, b.f32(0.0f)), w, rest);
 }
@@ -156,7 +186,7 @@ TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
 // is right to an absolute 1e-36; NaN at -inf.
 template <class B>
 TILEVM_MATH_FN typename B::F silu(B& b, const typename B::F& x) {
-  auto e = exp(b, neg(b, x));
+  auto e = exp_or_zero(b, b.min(b.f32(89.0f), neg(b, x)));
   return b.div(x, b.add(e, b.f32(1.0f)));
 }
 
@@ -168,7 +198,7 @@ TILEVM_MATH_FN typename B::F gelu_tanh(B& b, const typename B::F& x) {
   constexpr float kCubic = 1.5957691216057308 * 0.044715;  // rounded once
   auto w = b.fma(b.mul(x, x), b.f32(kCubic), b.f32(kScale));
   w = b.mul(x, w);
-  w = exp_of_minus_abs(b, std::move(w));
+  w = exp_or_zero(b, minus_abs(b, w));
   auto one = b.f32(1.0f);
   w = b.div(w, b.add(w, one));
   return b.mul(x, b.select(b.lt(x, b.f32(0.0f)), w, b.sub(one, w)));

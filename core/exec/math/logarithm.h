@@ -146,7 +146,7 @@ TILEVM_MATH_FN TwoFloats<B> pow_exponent(B& b, const typename B::F& ax, typename
   y = b.max(b.f32(-0x1p35f), b.min(b.f32(0x1p35f), y));
   auto t = b.mul(y, hi);
   auto t_lo = b.fma(y, lo, b.fma(y, hi, neg(b, t)));
-  t = b.max(b.f32(kExp2Low<B>), b.min(b.f32(129.0f), t));
+  t = exp2_clamped(b, b.min(b.f32(129.0f), t));
   t_lo = b.max(b.f32(-0.01f), b.min(b.f32(0.01f), t_lo));
   auto n = b.round_even(t);
   return {n, b.add(b.sub(t, n), t_lo)};

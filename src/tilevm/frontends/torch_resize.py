@@ -329,8 +329,10 @@ _MOST_CUBIC = 1 << 12
 class _Axis:
     """An axis that a grid points into."""
 
-    def __init__(self, n: _Numbers, size: Any, padding: int, corners: bool) -> None:
-        self.n, self.padding, self.corners = n, padding, corners
+    def __init__(
+        self, n: _Numbers, size: Any, padding: int, corners: bool, index: torch.dtype
+    ) -> None:
+        self.n, self.padding, self.corners, self.index = n, padding, corners, index
         self.size, self.last, self.count = size, n.of(size - 1), n.of(size)
 
     def pixels(self, at: int) -> int:
@@ -365,7 +367,7 @@ class _Axis:
         """The pixel, or one that is there, and whether it is."""
         n = self.n
         ok = n.do("logical_and", n.do("ge", at, 0.0), n.do("le", at, self.last))
-        return n.place(n.do("where", ok, at, n.of(0.0))), ok
+        return n.b.cast(n.do("where", ok, at, n.of(0.0)), self.index), ok
 
     def taps(self, at: int, mode: int) -> list[tuple[int, int | None]]:
         """Pixels around a place, and their weights."""
@@ -400,9 +402,11 @@ def _grid_sampler(
         b.at_least(size, 1)
     many = math.prod(grid.shape[1:-1])
     points = b.cast(grid.id, n.dtype)
+    # Places in 32 bits are as many to a vector as pixels.
+    index = torch.int32 if is_small(b, math.prod(sizes), (1 << 31) - 1) else torch.int64
     taps = []
     for i, size in enumerate(sizes):
-        axis = _Axis(n, size, padding, corners)
+        axis = _Axis(n, size, padding, corners, index)
         at = b.add("select", points, axis=grid.rank - 1, index=count - 1 - i)
         at = b.add("reshape", at, shape=b.shape([grid.shape[0], 1, many]))
         taps.append([(*axis.inside(p), w) for p, w in axis.taps(axis.pixels(at), mode)])
@@ -412,7 +416,8 @@ def _grid_sampler(
     for corner in product(*taps):
         position = ok = weight = -1
         for size, (place, inside, part) in zip(sizes, corner, strict=True):
-            scaled = b.add("mul", position, b.number(size)) if position >= 0 else -1
+            stride = b.cast(b.number(size), index)
+            scaled = b.add("mul", position, stride) if position >= 0 else -1
             position = place if scaled < 0 else b.add("add", scaled, place)
             ok = inside if ok < 0 else b.add("logical_and", ok, inside)
             if part is not None:
