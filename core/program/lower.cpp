@@ -354,7 +354,8 @@ Program Lowering::run() {
 
 Program lower(Program program) {
   unify_sizes(program);
-  return with_concats_last(with_channels_last(lowering::Lowering(std::move(program)).run()));
+  Program lowered = with_gathers_first(lowering::Lowering(std::move(program)).run());
+  return with_concats_last(with_channels_last(std::move(lowered)));
 }
 
 }  // namespace tilevm

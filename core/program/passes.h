@@ -21,6 +21,10 @@ void sweep(Program& program);
 // them in the same order. Any other program as it is.
 Program with_channels_last(Program lowered);
 
+// A lowered program whose gathers of one element a row come before the elementwise operators that
+// make the rows.
+Program with_gathers_first(Program lowered);
+
 // A lowered program whose concatenations come behind the elementwise operators that read them.
 Program with_concats_last(Program lowered);
 

@@ -340,6 +340,28 @@ int gathers() {
   return 0;
 }
 
+// One element of each row: what makes the rows runs for that alone, so that they are not stored.
+int gathers_of_one() {
+  const auto losses = [](SizeId many, bool returned, Case& c) {
+    const auto rows = c.add(Op::log_softmax, {c.in({c.b, c.s})}, {c.axes({1})});
+    const auto target = c.in({c.b, many}, DType::kInt64);
+    std::vector<ValueId> results{c.add(Op::gather, {rows, target}, {c.axes({1})})};
+    if (returned) results.push_back(rows);
+    return c.plan(results);
+  };
+  Case one, few, both, computed;
+  CHECK(kernels(losses(one.p.sizes.constant(1), false, one)) == 1);
+  CHECK(kernels(losses(few.d, false, few)) == 2);
+  CHECK(kernels(losses(both.p.sizes.constant(1), true, both)) == 2);
+  const auto index = computed.in({computed.b, computed.s}, DType::kInt64);
+  const auto next = computed.add(Op::add, {index, index});
+  const auto plan = computed.plan(
+      {computed.add(Op::gather, {computed.in({computed.b, computed.s}), next}, {computed.axes({1})})});
+  CHECK(kernels(plan) == 1);
+  CHECK(encodes(plan) == 0);
+  return 0;
+}
+
 // Stages of each chain that runs, as `p` for a product and `k` for a kernel.
 std::vector<std::string> chains(const fuse::Plan& plan) {
   std::vector<std::string> found;
@@ -481,6 +503,7 @@ int main() {
       {"layouts", layouts},
       {"broadcasts", broadcasts},
       {"gathers", gathers},
+      {"gathers of one", gathers_of_one},
       {"products", products},
       {"products_alone", products_alone},
       {"equal_folds", equal_folds},
