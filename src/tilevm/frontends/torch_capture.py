@@ -20,6 +20,7 @@ from tilevm.frontends import (
     torch_memory,
     torch_norms,
     torch_outside,
+    torch_regions,
     torch_sizes,
     torch_strides,
     torch_tracing,
@@ -182,6 +183,7 @@ def _checked(
     call.seen.made.check()
     if call.seen.data and torch_memory.changed_memory(program.graph):
         raise Refused("`data` is read where tensors are changed: writes to it have no version")
+    torch_regions.inline(program.graph_module)
     torch_decompose.one_by_one(program.graph)
     torch_memory.check_in_place(program.graph)
     torch_outside.check_constants(program)

@@ -154,7 +154,10 @@ def to_aten(
     mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
     # Autocast is resolved below the level at which composite operators are still whole.
     autocast = torch.is_autocast_enabled("cpu") or any(
-        getattr(node.target, "__name__", "") == "_enter_autocast" for node in gm.graph.nodes
+        getattr(node.target, "__name__", "") in ("_enter_autocast", "wrap_with_autocast")
+        for module in gm.modules()
+        if isinstance(module, torch.fx.GraphModule)
+        for node in module.graph.nodes
     )
     run: Callable[..., Any] = torch.fx.Interpreter(gm).run
     decompositions = _decomposed() | dict(more or {})
