@@ -492,6 +492,7 @@ void copy(Plane to, Plane from, int64_t rows, int64_t cols, bool streams) noexce
     to = leftwards(to, cols);
     from = leftwards(from, cols);
   }
+  if (turns<T>(to, from, rows, cols)) return;
   if (kBytes == 4 && to.x_stride == 4 && from.x_stride == 8) {
     for (int64_t y = 0; y < rows; ++y) every_second(element(to, y, 0), element(from, y, 0), cols);
     return;
@@ -501,7 +502,6 @@ void copy(Plane to, Plane from, int64_t rows, int64_t cols, bool streams) noexce
       to_every_second(element(to, y, 0), element(from, y, 0), cols);
     return;
   }
-  if (turns<T>(to, from, rows, cols)) return;
   const bool in = to.x_stride == kBytes && from.y_stride == kBytes;
   const bool out = to.y_stride == kBytes && from.x_stride == kBytes;
   auto* transpose = transpose_square<Sixteen<T>>;

@@ -328,16 +328,17 @@ void Executable::compile_targets(const Options& options) {
 }
 
 void Executable::separate_outputs(const Options& options) {
-  separate_.assign(outputs_.size(), false);
+  separate_.assign(outputs_.size(), Separate::kNo);
   whole_ = options.whole_outputs;
   whole_.resize(outputs_.size(), false);
-  std::vector<bool> is_input(plan_.program.values.size(), false);
-  for (const ValueId input : plan_.program.inputs) is_input[index(input)] = true;
+  is_input_.assign(plan_.program.values.size(), false);
+  for (const ValueId input : plan_.program.inputs) is_input_[index(input)] = true;
   for (std::size_t o = 0; o < outputs_.size(); ++o) {
     if (targets_[o] < 0 || outputs_[o].kind != Source::Kind::kTensor) continue;
     // Else it would be read when the memory of inputs has changed already.
-    separate_[o] = std::ranges::any_of(roots_[index(outputs_[o].value)],
-                                       [&](ValueId root) { return is_input[index(root)]; });
+    if (std::ranges::any_of(roots_[index(outputs_[o].value)],
+                            [&](ValueId root) { return is_input_[index(root)]; }))
+      separate_[o] = Separate::kFromInputs;
   }
   if (options.output_groups.empty()) return;
   constexpr std::int32_t kFree = -1, kNested = -2;  // and below: each output a group of its own
@@ -352,10 +353,14 @@ void Executable::separate_outputs(const Options& options) {
     const std::vector<ValueId>& roots = roots_[index(outputs_[o].value)];
     for (const ValueId root : roots) {
       const std::int32_t taken = group_of[index(root)];
-      if (taken != kFree && taken != group) separate_[o] = true;
+      if (taken == kFree || taken == group) continue;
+      separate_[o] = is_input_[index(root)] ? std::max(separate_[o], Separate::kFromInputs)
+                                            : Separate::kAlways;
     }
-    if (separate_[o]) continue;
-    for (const ValueId root : roots) group_of[index(root)] = group;
+    if (separate_[o] == Separate::kAlways) continue;
+    for (const ValueId root : roots) {
+      if (separate_[o] == Separate::kNo || !is_input_[index(root)]) group_of[index(root)] = group;
+    }
   }
 }
 

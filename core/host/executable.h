@@ -203,6 +203,7 @@ class Executable {
   Uses count_uses() const;
   void order_for_reshapes(std::vector<std::int32_t>& order_of, const Uses& uses);
   void separate_outputs(const Options& options);
+  bool is_separate(std::size_t output, const Record& record) const;
   void compile_sizes();
   void check_stages() const;
   void compile_tapes(const Options& options);
@@ -342,7 +343,10 @@ class Executable {
   bool places_ = false;                            // some step has a `place`
   bool writes_ = false;                            // some output has a target
   bool refuses_shared_ = false;                    // Options::apart
-  std::vector<bool> separate_;                     // by output: hand out a copy
+  // By output: hand out a copy, always or where it lies in an input's memory.
+  enum class Separate : std::uint8_t { kNo, kFromInputs, kAlways };
+  std::vector<Separate> separate_;
+  std::vector<bool> is_input_;                     // by value
   std::vector<bool> whole_;                        // by output: a copy if elements repeat
   std::vector<bool> ordered_;                      // by output: and if dims are in another order
   std::vector<std::int32_t> separate_order_;       // than this one, -1: row-major

@@ -102,7 +102,7 @@ void Executable::compile_held(const std::vector<int>& last, const std::vector<bo
 void Executable::hold(const std::vector<bool>& outputs) {
   for (std::size_t o = 0; o < outputs.size(); ++o) {
     const ValueId value = outputs_[o].value;
-    if (!outputs[o] || held_[o] || separate_[o] || taken_[index(value)]) continue;
+    if (!outputs[o] || held_[o] || separate_[o] != Separate::kNo || taken_[index(value)]) continue;
     for (HostStep& step : steps_) {
       if (step.kind != Kind::kAlloc || step.out != value) continue;
       step.held = n_held_++;

@@ -257,7 +257,7 @@ void Executable::run(Call& call, Kept* kept, Profile* profile) {
         outputs[done] = nullptr;  // was made in its place
       } else if (output.kind == Source::Kind::kTensor) {
         const Record& record = frame.records[index(output.value)];
-        const bool copy = separate_[done] || (whole_[done] && repeats(record)) ||
+        const bool copy = is_separate(done, record) || (whole_[done] && repeats(record)) ||
                           (ordered_[done] && !lies_in(order_of(done), record));
         const bool held = held_[done] && !copy;
         Record* const made = call.results == nullptr ? nullptr : &call.results[done];
@@ -286,6 +286,12 @@ void Executable::run(Call& call, Kept* kept, Profile* profile) {
     profile->records = frame.records;
   }
   if (keeps) *kept = running.keep();
+}
+
+bool Executable::is_separate(std::size_t output, const Record& record) const {
+  const Separate separate = separate_[output];
+  if (separate != Separate::kFromInputs) return separate == Separate::kAlways;
+  return record.root < 0 || is_input_[index(record.root)];
 }
 
 void Executable::read_inputs(Frame& frame, const Call& call) const {

@@ -13,6 +13,7 @@
 #include "exec/native/symbols.h"
 #include "exec/record.h"
 #include "exec/threads.h"
+#include "schedule/copies.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
 #include "schedule/tape.h"
@@ -80,6 +81,7 @@ struct Variant {
   std::string refusal;
   std::size_t n_operands;  // of the program: the graph's, then scratch
   const Variant* next;
+  Copy copy;
 
   // Made ready when it is first needed: never, where machine code runs.
   const exec::interp::Kernel& interpreter() const {
@@ -165,7 +167,7 @@ struct Kernel::Impl {
     if (native == nullptr && !tier.interpret) interpreted().add(refusal);
     std::unique_ptr<Variant> made(new Variant{cls, target, streams, std::move(encoded),
                                               std::move(native), std::move(refusal), n_operands,
-                                              variants.load()});
+                                              variants.load(), streams ? Copy{} : copy_of(graph)});
     Variant* const variant = made.get();
     if (variant->native == nullptr) variant->interpreter();
     if (variant->native != nullptr && exec::native::wants_names()) {
@@ -208,6 +210,8 @@ namespace {
 // On whichever thread it is, nothing is thrown.
 exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noexcept try {
   thread_local exec::interp::Scratch scratch;
+  if (variant.native != nullptr && variant.copy.bytes != 0 && run_copy(variant.copy, launch))
+    return exec::Status::kOk;
   if (variant.native != nullptr && variant.native->can_run(launch)) {
     return variant.native->run(launch, scratch);
   }

@@ -66,3 +66,58 @@ def test_written_to_an_input() -> None:
         compiled(x, y[:, ::2])
         assert torch.equal(y[:, ::2], x.t())
         assert not y[:, 1::2].any()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.bool, torch.float16, torch.int64], ids=str)
+def test_repeats(dtype: Any) -> None:
+    """Elements and lines, long and short, that come again; of any size."""
+
+    def repeat(x: Any, times: int) -> Any:
+        return [
+            x.repeat_interleave(times, 1),
+            x.repeat_interleave(times, 0),
+            x.repeat(times, 1),
+            x.t()[:, :, None].expand(-1, -1, times).flatten(1),
+            x[:, ::2].contiguous(),
+            torch.stack([x] * 3, -1),
+        ]
+
+    compiled = tilevm.compile(repeat)
+    for times in (1, 2, 3, 4, 5, 8):
+        for sizes in [(1, 1), (3, 5), (16, 4), (17, 33), (2, 1031), (70, 600), (0, 3), (5, 0)]:
+            x = torch.randint(0, 200, sizes, dtype=torch.uint8).to(dtype)
+            for y in (x, x.t().contiguous().t(), torch.cat([x, x], 1)[:, : sizes[1]]):
+                for result, expected in zip(compiled(y, times), repeat(y, times), strict=True):
+                    assert torch.equal(result, expected)
+
+
+def test_reshapes_that_copy_are_handed_out_as_they_are() -> None:
+    """Only what lies in an argument's memory is copied once more."""
+    compiled = tilevm.compile(lambda x, y: x.repeat_interleave(y.shape[0], 0))
+    x = torch.randn(300, 400)
+    for times in (3, 1, 2):
+        result = compiled(x, torch.empty(times))
+        assert torch.equal(result, x.repeat_interleave(times, 0))
+        result.zero_()
+        assert x.abs().sum() > 0
+    places = {compiled(x, torch.empty(3)).data_ptr() for _ in range(6)}
+    assert len(places) == 1  # a second one would be where it was copied from
+
+
+def test_results_that_share_what_a_reshape_copied() -> None:
+    def both(x: Any) -> Any:
+        y = x.t().reshape(-1)
+        return y, y[1:], x.t().flatten(), x.repeat_interleave(2, 1)
+
+    compiled = tilevm.compile(both)
+    for sizes in [(3, 4), (1, 5), (6, 1)]:
+        x = torch.randn(sizes)
+        given, expected = x.clone(), both(x.clone())
+        found = compiled(given)
+        for result, wanted in zip(found, expected, strict=True):
+            assert torch.equal(result, wanted)
+        for i in range(4):
+            for results in (found, expected):
+                results[i].add_(i + 1)
+        for result, wanted in zip(found, expected, strict=True):
+            assert torch.equal(result, wanted)
