@@ -74,6 +74,7 @@ class GathersFirst {
     if (!takes_one(node)) return false;
     const ValueId x = node.inputs[0];
     if (is_output_[at(x)] || stays_[at(x)] || elementwise(x) == nullptr) return false;
+    if (along(x, node) < 0) return false;  // of rows of one element, nobody else checks the index
     std::vector<ValueId> seen;
     return may_move(x, node, seen);
   }

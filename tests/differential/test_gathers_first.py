@@ -101,6 +101,11 @@ def test_what_fails(tier: str) -> None:
         with pytest.raises((IndexError, RuntimeError)):
             compiled(x, i)
 
+    compiled = tilevm.compile(lambda x, i: x[:, :1].exp().gather(1, i[:, None]), tier=tier)
+    torch.testing.assert_close(compiled(x, i * 0), x[:, :1].exp())
+    with pytest.raises((IndexError, RuntimeError)):
+        compiled(x, i * 0 + 1)
+
     def divided(n: Any, d: Any, i: Any) -> Any:
         return (n // d).gather(1, i[:, None])
 
