@@ -105,6 +105,36 @@ def test_a_module_in_bfloat16(freeze: bool) -> None:
     assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["flushes"]
 
 
+@pytest.mark.parametrize("cast", [False, True])
+def test_gradients_that_are_wanted_within_alone(cast: bool) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=cast), torch.enable_grad():
+            return (w @ x).sum()
+
+    compiled = tilevm.compile(fn)
+    for wants in (False, True, False):
+        w, x = torch.randn(3, 3, requires_grad=wants), torch.randn(3, 3)
+        for _ in range(2):
+            with torch.no_grad():
+                result = compiled(w, x)
+            assert result.requires_grad == wants
+            if wants:
+                (gradient,) = torch.autograd.grad(result, w)
+                expected = x.sum(1).expand(3, 3)
+                torch.testing.assert_close(gradient, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_inference_of_a_module_that_could_be_trained() -> None:
+    model = _Step().eval()
+    compiled = tilevm.compile(model)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for rows in (3, 8):
+            x = torch.randn(rows, 16)
+            torch.testing.assert_close(compiled(x), model(x), rtol=3e-2, atol=3e-2)
+    assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["flushes"]
+
+
 def test_with_gradients() -> None:
     model = _Step()
     compiled = tilevm.compile(model)

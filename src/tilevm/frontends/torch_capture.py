@@ -160,9 +160,12 @@ def _attempt(
     for function in functions_of(call.function, modules):
         proxy._register_stack_trace_anchor(function)
     kept = torch_tracing.containers_kept(modules)
+    has_grad = torch.is_grad_enabled()
     with torch_tracing.export(modules), from_zero, oblivious, kept, torch.no_grad():
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
+        if not has_grad:
+            torch_regions.check(program.graph_module)
         try:
             return _checked(call, program, plan, facts, knobs, freeze)
         finally:

@@ -1,11 +1,12 @@
 """Regions with a mode of their own: `torch.autocast`, `torch.enable_grad` and `torch.no_grad`.
 
-Export makes a graph within the graph of each. A capture has no gradients, so that what such a mode
-says of them is nothing to it; what autocast casts is traced, and the region is a part like others.
+Export makes a graph within the graph of each. Where nothing wants gradients, what a mode says of
+them is nothing to a capture; what autocast casts is traced, and the region is a part like others.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,35 @@ import torch
 import torch.fx
 from torch._ops import HigherOrderOperator
 
+from tilevm.frontends.torch_memory import Refused
+
 _GRADIENTS = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
+
+
+def check(gm: torch.fx.GraphModule) -> None:
+    """In a call without gradients, a region may want them: of what, no capture knows.
+
+    Export forgets modes of gradients within autocast, but ends a region where one begins.
+
+    Raises: Refused.
+    """
+    enabled = any(_name(node) == _GRADIENTS and node.args[0] for node in _all_nodes(gm))
+    if enabled or any(_is_parted(m) for m in gm.modules() if isinstance(m, torch.fx.GraphModule)):
+        raise Refused("gradients may be enabled within, and are not where it is called")
+
+
+def _is_parted(gm: torch.fx.GraphModule) -> bool:
+    """Whether two regions with the same autocast follow each other."""
+    before: tuple[Any, ...] = ()
+    for node in gm.graph.nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        mode = node.args[:4] if _name(node) == _AUTOCAST else ()
+        if mode and mode == before:
+            return True
+        before = mode
+    return False
 
 
 def inline(gm: torch.fx.GraphModule) -> None:
