@@ -481,10 +481,7 @@ class Builder {
       }
       index_map = out;
     }
-    const auto& from = g_.info[at(index)];
-    int i = from.where == Where::kFree                             ? free_value(index, index_map)
-            : from.where == Where::kKernel && from.unit == unit_ ? get(from.source)
-                                                                 : load(index, index_map);
+    int i = input(index, index_map, index_rank);
     i = cast(i, dtype(index), DType::kInt64);
     KernelNode result{.kind = Kind::kGather,
                       .type = reg_of(dtype(x)),

@@ -84,10 +84,7 @@ class ChannelsLast {
   }
 
   ValueId emit(Op op, Operands in, std::vector<Attr> attrs, const Type& type) {
-    const auto id = static_cast<ValueId>(out_.values.size());
-    out_.values.push_back({type, static_cast<std::int32_t>(out_.nodes.size())});
-    out_.nodes.push_back({op, std::move(in), std::move(attrs), id, 1, line_});
-    return id;
+    return append(out_, op, std::move(in), std::move(attrs), type, line_);
   }
   ValueId permuted(ValueId v, const Ints& axes) {
     const Type from = out_.type(v);

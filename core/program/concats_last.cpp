@@ -165,26 +165,15 @@ class ConcatsLast {
   }
 
   ValueId emit(Op op, Operands in, std::vector<Attr> attrs, const Type& type) {
-    const auto id = static_cast<ValueId>(out_.values.size());
-    out_.values.push_back({type, static_cast<std::int32_t>(out_.nodes.size())});
-    out_.nodes.push_back({op, std::move(in), std::move(attrs), id, 1, line_});
-    return id;
+    return append(out_, op, std::move(in), std::move(attrs), type, line_);
   }
 
   void copy(const Node& node) {
-    Operands in;
-    for (const ValueId v : node.inputs) in.push_back(held_[at(v)]);
-    const auto id = static_cast<ValueId>(out_.values.size());
-    for (int k = 0; k < node.n_out; ++k) {
-      out_.values.push_back(
-          {source_.type(node.out + k), static_cast<std::int32_t>(out_.nodes.size())});
-      held_[at(node.out + k)] = id + k;
-    }
+    const ValueId id = append_copy(out_, source_, node, held_);
     if (node.op == Op::slice && node.attrs[3].ints[0] == 1) {
-      slices_.push_back({in[0], static_cast<int>(node.attrs[0].ints[0]), node.attrs[1].sizes[0],
-                         node.attrs[2].sizes[0], id});
+      slices_.push_back({held_[at(node.inputs[0])], static_cast<int>(node.attrs[0].ints[0]),
+                         node.attrs[1].sizes[0], node.attrs[2].sizes[0], id});
     }
-    out_.nodes.push_back({node.op, std::move(in), node.attrs, id, node.n_out, node.line});
   }
 
   void join(const Node& result, Region& region) {

@@ -37,7 +37,7 @@ class GathersFirst {
         line_ = node.line;
         held_[at(node.out)] = gathered(node.inputs[0], node);
       } else {
-        copy(node);
+        append_copy(out_, source_, node, held_);
       }
     }
     for (const ValueId v : source_.outputs) out_.outputs.push_back(held_[at(v)]);
@@ -159,22 +159,7 @@ class GathersFirst {
   }
 
   ValueId emit(Op op, Operands in, std::vector<Attr> attrs, const Type& type) {
-    const auto id = static_cast<ValueId>(out_.values.size());
-    out_.values.push_back({type, static_cast<std::int32_t>(out_.nodes.size())});
-    out_.nodes.push_back({op, std::move(in), std::move(attrs), id, 1, line_});
-    return id;
-  }
-
-  void copy(const Node& node) {
-    Operands in;
-    for (const ValueId v : node.inputs) in.push_back(held_[at(v)]);
-    const auto id = static_cast<ValueId>(out_.values.size());
-    for (int k = 0; k < node.n_out; ++k) {
-      out_.values.push_back(
-          {source_.type(node.out + k), static_cast<std::int32_t>(out_.nodes.size())});
-      held_[at(node.out + k)] = id + k;
-    }
-    out_.nodes.push_back({node.op, std::move(in), node.attrs, id, node.n_out, node.line});
+    return append(out_, op, std::move(in), std::move(attrs), type, line_);
   }
 
   Program source_, out_;

@@ -14,6 +14,15 @@ std::vector<bool> live(const Program& program);
 // it computes: then nobody need ask. Inputs keep theirs, and the checks stay.
 void unify_sizes(Program& program);
 
+// Appends a node with one result.
+ValueId append(Program& program, Op op, Operands in, std::vector<Attr> attrs, const Type& type,
+               std::int32_t line);
+
+// Appends a node of `source`, whose operands are what `held` says by value; returns its first
+// result, and tells `held` of all.
+ValueId append_copy(Program& program, const Program& source, const Node& node,
+                    std::vector<ValueId>& held);
+
 // Drops nodes that are not.
 void sweep(Program& program);
 

@@ -37,7 +37,7 @@ MODELS = [case.name for case in OTHERS if case.suite in ("models", "images")]
 NEED_TRANSFORMERS = ["bert_layer", "llama_layer", *MODELS]
 
 
-def check(case: Case, call: Any, many: int = 2, most: float = 1) -> None:
+def check(case: Case, call: Any, many: int = 2) -> None:
     """`call` must be right for the smallest shapes, as the benchmark judges it."""
     function = case.make()
     for sizes in case.sweep[:many]:
@@ -48,7 +48,7 @@ def check(case: Case, call: Any, many: int = 2, most: float = 1) -> None:
             found, eager = measure._flat(call(*inputs)), measure._flat(function(*inputs))
         wrong, share = measure._compare(found, exact, eager)
         assert not wrong
-        assert share <= most, f"{share:.2f} of what is allowed"
+        assert share <= 1, f"{share:.2f} of what is allowed"
 
 
 @pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
@@ -67,9 +67,7 @@ def test_functions_of_jax_are_the_cases(case: Case) -> None:
     if case.name in NEED_TRANSFORMERS:
         pytest.importorskip("transformers")
     call = rival.build(case, case.make())
-    # Another function would be off by thousands. What a peer loses beyond what we may is in the
-    # benchmark's tables: XLA's product on an Intel Xeon 1.16 of that, where MKL's is more exact.
-    check(case, lambda *inputs: rival.tensors(call(*inputs)), most=4)
+    check(case, lambda *inputs: rival.tensors(call(*inputs)))
 
 
 @pytest.mark.parametrize("case", OPERATORS, ids=lambda case: case.name)
