@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <ranges>
 
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
@@ -128,7 +127,9 @@ class Mending {
   // Columns of one panel, rows i0 .. i0 + rows of which `wrong(i)` tells some.
   template <class Wrong>
   void panel(std::int64_t j, std::int64_t i0, std::int64_t rows, const Wrong& wrong) {
-    if (!std::ranges::any_of(std::views::iota(std::int64_t{0}, rows), wrong)) return;
+    std::int64_t first = 0;
+    while (first < rows && !wrong(first)) ++first;
+    if (first == rows) return;
     const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes_.n - j);
     const std::int64_t step = even(sizes_.k, kMendDepth);
     float* const left = room_ + kMendDepth * kUnitColumns;
@@ -136,7 +137,7 @@ class Mending {
       const std::int64_t depth = std::min(step, sizes_.k - p);
       std::fill_n(room_, depth * kUnitColumns, 0.0f);
       take_columns(p, j, depth, columns);
-      for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t i = first; i < rows; ++i) {
         if (!wrong(i)) continue;
         if (a_.windows != nullptr) {
           copy_windows(tiles_, a_, i0 + i, 1, p, depth, left, kMendStride);

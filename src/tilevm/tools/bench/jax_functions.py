@@ -188,7 +188,8 @@ def attention_decode_gqa(q: Any, k: Any, v: Any) -> Any:
 
 
 def _scores(q: Any, k: Any) -> Any:
-    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32)
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=wide)
     return scores / math.sqrt(q.shape[-1])
 
 
