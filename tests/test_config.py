@@ -43,6 +43,47 @@ def test_patch_puts_back_what_was() -> None:
     assert config.tier == os.environ.get("TILEVM_TIER", "auto")
 
 
+def test_blocks_that_overlap_put_back_what_was() -> None:
+    before = config.threads
+    first, second = config.patch(threads=2), config.patch(threads=3, debug=0)
+    first.__enter__()
+    second.__enter__()
+    assert config.threads == 3
+    first.__exit__(None, None, None)
+    assert config.threads == 3
+    second.__exit__(None, None, None)
+    assert config.threads == before
+    second.__enter__()
+    first.__enter__()
+    first.__exit__(None, None, None)
+    assert config.threads == 3
+    second.__exit__(None, None, None)
+    assert config.threads == before
+
+
+def test_a_block_takes_back_what_was_set_in_it() -> None:
+    before = config.threads
+    with config.patch(threads=2):
+        with config.patch(threads=3):
+            config.threads = 4
+        assert config.threads == 2
+    assert config.threads == before
+
+
+def test_a_block_may_be_entered_again_and_decorate() -> None:
+    before, block = config.threads, config.patch(threads=2)
+    for _ in range(2):
+        with block, block:
+            assert config.threads == 2
+        assert config.threads == before
+
+    @block
+    def inside() -> int:
+        return int(config.threads)
+
+    assert (inside(), inside(), config.threads) == (2, 2, before)
+
+
 def test_instructions_of_another_processor_are_refused() -> None:
     tilevm.stats()  # loads the core, which is asked
     foreign = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"

@@ -48,6 +48,9 @@ struct Options {
   schedule::Settings settings;  // of its kernels
 };
 
+// Whether a launch may stop half-way for what its data are.
+bool can_fail(const fuse::KernelGraph& graph);
+
 // Groups of a program as it was written. Fills the last two fields of `options`.
 void set_groups(const Program& program, Options& options);
 
@@ -319,9 +322,17 @@ class Executable {
   // The order of dims in memory that an output asks for; empty: as they are counted.
   std::span<const std::int32_t> order_of(std::size_t output) const;
   void count_launches(std::int64_t n) const noexcept;
-  [[noreturn]] void fail(exec::Status status, int kernel) const;
+  // No frame: its records are not what the kernel read.
+  [[noreturn]] void fail(exec::Status status, int kernel, Frame* frame = nullptr,
+                         bool replayed = false) const;
+  [[noreturn]] void fail_index(const fuse::KernelGraph& graph, Frame* frame, bool replayed) const;
+  bool is_known(ValueId value, bool replayed) const;
+  std::optional<std::int64_t> bad_index(const fuse::KernelGraph& graph,
+                                        const fuse::KernelNode& gather, std::int64_t size,
+                                        Frame& frame, bool replayed) const;
   void check_points(std::span<const std::int64_t> axes, int kernel) const;  // ShapeError
-  [[noreturn]] void fail_loop(exec::Status status, int node) const;
+  [[noreturn]] void fail_loop(exec::Status status, int node, const Frame& frame,
+                              bool replayed = false) const;
 
   fuse::Plan plan_;
   Framework& framework_;

@@ -75,16 +75,7 @@ void Executable::run_loop(Frame& frame, int n) {
   if (unlocks) framework_.unlock();
   const exec::Status status = exec::loops::run(loop);
   if (unlocks) framework_.lock();
-  if (status != exec::Status::kOk) fail_loop(status, n);
-}
-
-void Executable::fail_loop(exec::Status status, int n) const {
-  const Node& node = plan_.program.nodes[static_cast<std::size_t>(n)];
-  std::string where = plan_.program.line_of(node.line);
-  if (!where.empty()) where += ": ";
-  if (status == exec::Status::kIndexOutOfRange)
-    throw IndexError(where + "index out of range in self");
-  throw MemoryError(where + std::string(info(node.op).name) + ": no working memory");
+  if (status != exec::Status::kOk) fail_loop(status, n, frame);
 }
 
 }  // namespace tilevm::host

@@ -14,25 +14,6 @@ namespace {
 using Kind = fuse::Step::Kind;
 using bytecode::Role;
 
-// Whether a launch may stop half-way for what its data are.
-bool can_fail(const fuse::KernelGraph& graph) {
-  return std::ranges::any_of(graph.nodes, [](const fuse::KernelNode& node) {
-    if (node.kind == fuse::KernelNode::Kind::kGather) return true;
-    if (node.kind != fuse::KernelNode::Kind::kMap) return false;
-    switch (static_cast<bytecode::Op>(node.instr)) {
-      case bytecode::Op::floor_div_i32:
-      case bytecode::Op::floor_div_i64:
-      case bytecode::Op::remainder_i32:
-      case bytecode::Op::remainder_i64:
-      case bytecode::Op::fmod_i32:
-      case bytecode::Op::fmod_i64:
-        return true;
-      default:
-        return false;
-    }
-  });
-}
-
 // Whether elements are read once: what is made of folds is not read by a sweep of its own.
 bool sweeps_once(const fuse::KernelGraph& graph) {
   std::vector<bool> after(graph.nodes.size(), false);  // a fold

@@ -525,7 +525,7 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   } else {
     status = k.run(axes, views, threads, large, tape);
   }
-  if (status != exec::Status::kOk) fail(status, kernel);
+  if (status != exec::Status::kOk) fail(status, kernel, first == nullptr ? &frame : nullptr);
 }
 
 void Executable::count_launches(std::int64_t n) const noexcept {
@@ -540,31 +540,6 @@ schedule::Tape* Executable::begin_launch(Frame& frame, bool small) const noexcep
   schedule::Tape& tape = *frame.tape->launches;
   tape.refused = tape.refused || !small;
   return &tape;
-}
-
-void Executable::fail(exec::Status status, int kernel) const {
-  const fuse::KernelGraph& graph = kernels_[static_cast<std::size_t>(kernel)].graph();
-  std::string where;
-  for (const fuse::KernelNode& node : graph.nodes) {
-    if (status != exec::Status::kIndexOutOfRange || node.kind != fuse::KernelNode::Kind::kGather)
-      continue;
-    const std::string line = plan_.program.line_of(node.line);
-    if (!line.empty() && where.find(line) == std::string::npos) where += (where.empty() ? "" : " or ") + line;
-  }
-  switch (status) {
-    case exec::Status::kIndexOutOfRange:
-      throw IndexError((where.empty() ? "" : where + ": ") + "index out of range in self");
-    case exec::Status::kDivisionByZero:
-      throw DivisionError("ZeroDivisionError");
-    case exec::Status::kNoMemory:
-      throw MemoryError("kernel " + graph.name + ": no working memory");
-    case exec::Status::kBadProgram:
-      throw InternalError("kernel " + graph.name +
-                          ": the encoder wrote bytecode that is too long or that verify rejects");
-    case exec::Status::kOk:
-      break;
-  }
-  throw InternalError("kernel " + graph.name + ": unknown status");
 }
 
 }  // namespace tilevm::host

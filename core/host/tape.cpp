@@ -239,7 +239,7 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
   count_launches(tape.n_launches);
   if (status == exec::Status::kOk) return true;
   const int kernel = tape.kernels[failed];
-  kernel < -1 ? fail_loop(status, -2 - kernel) : fail(status, kernel);
+  kernel < -1 ? fail_loop(status, -2 - kernel, frame, true) : fail(status, kernel, &frame, true);
   return true;
 }
 

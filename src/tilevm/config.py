@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ContextDecorator, ExitStack
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, cast
@@ -244,10 +245,30 @@ def _environment(knob: Knob) -> Any:
     return knob.default if text is None else knob.parse(text)
 
 
+class Patch(ContextDecorator):
+    """What `tilevm.config.patch` returns; it may be entered again, and within itself."""
+
+    def __init__(self, config: Config, knobs: dict[str, Any]) -> None:
+        self._config = config
+        self._knobs = knobs
+        self._entered: list[dict[str, Any]] = []
+
+    def __enter__(self) -> None:
+        layer = dict(self._knobs)
+        self._config._enter(layer)
+        self._entered.append(layer)
+
+    def __exit__(self, *exc: object) -> None:
+        self._config._leave(self._entered.pop())
+
+
 class Config(ModuleType):
     """`tilevm.config`: the module itself, so that its knobs are attributes that check."""
 
     _values: dict[str, Any]
+    _own: dict[str, Any]  # without those of blocks
+    _layers: list[dict[str, Any]]  # of blocks that run, the last one last
+    _lock: threading.RLock
     _watchers: list[Callable[[dict[str, Any]], None]]
 
     def __getattr__(self, name: str) -> Any:
@@ -259,7 +280,10 @@ class Config(ModuleType):
         if name.startswith("__"):
             super().__setattr__(name, value)
             return
-        self._set({name: _row(name).check(value, f"tilevm.config.{name}")})
+        checked = _row(name).check(value, f"tilevm.config.{name}")
+        with self._lock:
+            self._set({name: checked})
+            self._layer(name)[name] = checked
 
     def _set(self, knobs: Mapping[str, Any]) -> None:
         """Set checked values, all of them, or none if a watcher raises."""
@@ -281,16 +305,29 @@ class Config(ModuleType):
         """All knobs, as they are now."""
         return dict(self._values)
 
-    @contextmanager
-    def patch(self, **knobs: Any) -> Iterator[None]:
-        """`with tilevm.config.patch(threads=1):` sets knobs and puts them back; for all threads."""
-        checked = {n: _row(n).check(v, f"tilevm.config.{n}") for n, v in knobs.items()}
-        before = {name: self._values[name] for name in knobs}
-        self._set(checked)
-        with ExitStack() as stack:
-            for name, value in before.items():  # each is put back, even if another is refused
-                stack.callback(self._set, {name: value})
-            yield
+    def patch(self, **knobs: Any) -> Patch:
+        """`with tilevm.config.patch(threads=1):` sets knobs and puts them back; for all threads.
+
+        Of blocks that run at the same time the one that began last decides.
+
+        Raises: AttributeError, ValueError.
+        """
+        return Patch(self, {n: _row(n).check(v, f"tilevm.config.{n}") for n, v in knobs.items()})
+
+    def _layer(self, name: str) -> dict[str, Any]:
+        """Where the value of a knob stands: in the block that began last and sets it, or here."""
+        return next((x for x in reversed(self._layers) if name in x), self._own)
+
+    def _enter(self, layer: dict[str, Any]) -> None:
+        with self._lock:
+            self._set(layer)
+            self._layers.append(layer)
+
+    def _leave(self, layer: dict[str, Any]) -> None:
+        with self._lock, ExitStack() as stack:
+            self._layers[:] = [x for x in self._layers if x is not layer]
+            for name in layer:  # each is put back, even if another is refused
+                stack.callback(self._set, {name: self._layer(name)[name]})
 
     def checked(
         self, knobs: Mapping[str, Any], source: str, options: Iterable[str] = _ROWS
@@ -359,6 +396,9 @@ def main(arguments: list[str]) -> None:
 
 
 _values = {knob.name: _environment(knob) for knob in KNOBS}
+_own = dict(_values)
+_layers: list[dict[str, Any]] = []
+_lock = threading.RLock()
 _watchers: list[Callable[[dict[str, Any]], None]] = []
 sys.modules[__name__].__class__ = Config
 config = cast(Config, sys.modules[__name__])

@@ -418,7 +418,10 @@ def pad(x: Any, low: Sequence[AnyDim], high: Sequence[AnyDim], value: float = 0)
 
 
 def take(x: Any, index: Any, axis: int = 0) -> Array:
-    """The slices of `x` on an axis that an array of ints names; embedding is axis 0."""
+    """The slices of `x` on an axis that an array of ints names; embedding is axis 0.
+
+    Ints count from the start, as torch.index_select's do; those of `x[index]` also from the end.
+    """
     return _trace(x, index).add("take", x, index, axis=axis)
 
 

@@ -228,6 +228,50 @@ PYTHON_OPERATORS: list[Callable[[Any, Any], Any]] = [
 ]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
+def test_elements_of_an_index_count_from_the_end(dtype: str) -> None:
+    """As in NumPy and PyTorch; the size need not be a number of the index's dtype."""
+    columns = tilevm.kernel(lambda x, i: x[..., i] * 2)
+    x = np.arange(900, dtype=np.float32).reshape(3, 300)
+    for given in ([[0, 5], [127, 3]], [[-1, 5], [-128, 0]]):
+        if dtype != "uint8" or min(map(min, given)) >= 0:
+            i = np.array(given, dtype)
+            np.testing.assert_array_equal(columns(x, i), x[..., i] * 2)
+    with pytest.raises(IndexError, match="out of bounds for axis 1 with size 300"):
+        columns(x, np.array([0, -301]))
+    with pytest.raises(IndexError, match=r"out of (bounds|range)"):
+        tilevm.kernel(lambda x, i: lang.take(x, i, 0))(x, np.array([-1]))
+
+
+def test_wrong_arguments_name_the_kernel() -> None:
+    @tilevm.kernel
+    def add(x: Any, y: Any) -> Any:
+        return x + y
+
+    outer = tilevm.kernel(lambda x: add(x) * 2)
+    x = np.ones(3)
+    calls: list[tuple[str, Callable[[], Any]]] = [
+        ("missing a required argument: 'y'", lambda: add(x)),
+        ("missing a required argument: 'y'", lambda: outer(x)),
+        ("too many positional arguments", lambda: add(x, x, x)),
+        ("got an unexpected keyword argument 'z'", lambda: add(x, z=x)),
+    ]
+    for what, call in calls:
+        with pytest.raises(TypeError, match=r"test_kernel.py:\d+: add: ") as error:
+            call()
+        assert what in str(error.value)
+        assert "Call it as add(x: " in str(error.value)
+
+
+def test_a_kernel_that_calls_itself_without_end_is_refused() -> None:
+    @tilevm.kernel
+    def again(x: Any) -> Any:
+        return again(x + 1)
+
+    with pytest.raises(CaptureError, match=r"test_kernel.py:\d+: again: calls itself without end"):
+        again(np.ones(3))
+
+
 @pytest.mark.parametrize("index", range(len(PYTHON_OPERATORS)))
 def test_python_operators(index: int) -> None:
     function, x, y = PYTHON_OPERATORS[index], randn(4, 6), randn(4, 6).flip(0)

@@ -505,11 +505,11 @@ def test_sizes_that_depend_on_data() -> None:
 
 
 def test_an_index_out_of_range_is_refused() -> None:
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="out of bounds"):
         chosen_rows(tensor(4, 30), factor(30, 50), torch.tensor([4]))
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="out of bounds"):
         chosen_columns(tensor(400, 30), factor(30, 50), torch.tensor([50]))
-    with pytest.raises(IndexError, match="out of range"):
+    with pytest.raises(IndexError, match="out of bounds"):
         chosen(tensor(400, 30), factor(30, 50), tensor(3, 7))
 
 

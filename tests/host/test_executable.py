@@ -492,31 +492,6 @@ def test_inputs_that_are_refused() -> None:
     assert not allowed(torch.nn.Parameter(x)).requires_grad
 
 
-def test_gather_out_of_range_names_the_line() -> None:
-    def build(p: Any) -> int:
-        table = p.input("float32", ["V", "E"])
-        index = p.input("int64", ["N"])
-        return int(p.add("take", [table, index], {"axis": 0}, line="model.py:41"))
-
-    run = compiled(build)
-    table = torch.randn(5, 3)
-    index = torch.tensor([4, 0, 2])
-    assert torch.equal(run(table, index), table[index])
-    with pytest.raises(IndexError, match=r"model.py:41: index out of range"):
-        run(table, torch.tensor([0, 5]))
-
-
-def test_integer_division_by_zero() -> None:
-    def build(p: Any) -> int:
-        return int(p.add("floor_div", [p.input("int64", ["N"]), p.input("int64", ["N"])]))
-
-    x = torch.tensor([7, -7])
-    run = compiled(build)
-    assert torch.equal(run(x, torch.tensor([2, 2])), torch.tensor([3, -4]))
-    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
-        run(x, torch.tensor([1, 0]))
-
-
 # Memory -----------------------------------------------------------------------------------------
 
 

@@ -56,7 +56,9 @@ def test_every_command_has_a_handler() -> None:
         assert callable(cli.parser().parse_args(words).handler)
 
 
-@pytest.mark.parametrize("words", [[], ["run"], ["bench", "--threads", "0"]])
+@pytest.mark.parametrize(
+    "words", [[], ["run"], ["bench", "--threads", "0"], ["demo", "--threads", "-1"]]
+)
 def test_wrong_words_say_what_there_is(
     words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,3 +275,33 @@ def test_wrong_variables_of_the_environment(words: list[str]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("tilevm: TILEVM_TIER is 'avx9', which is not one of")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("error", ["ValueError", "KeyError", "AttributeError", "RuntimeError"])
+def test_explain_says_what_the_function_raises(
+    source: Path, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source.write_text(f"{KERNEL}\n@tilevm.kernel\ndef bad(x):\n    raise {error}('mine')\n")
+    assert cli.main(["explain", f"{source}:bad", "float32[3]"]) == 1
+    told = capsys.readouterr().err
+    assert f"bad with float32[3] raises {error}:" in told
+    assert "mine" in told
+
+
+def test_doctor_names_variables_that_set_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TILEVM_TEIR", "interp")
+    assert cli.main(["doctor"]) == 0
+    told = capsys.readouterr().out
+    assert "TILEVM_TEIR in the environment sets no knob: did you mean TILEVM_TIER?" in told
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without room")
+def test_no_room_for_the_output_is_a_sentence() -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        words = [sys.executable, "-m", "tilevm", "doctor", "--json"]
+        found = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert found.returncode == 2
+    assert found.stderr.startswith("tilevm: [Errno 28] No space left")
+    assert "Traceback" not in found.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Annotated, Any, NoReturn, get_args, get_origin
 
 from tilevm.errors import CaptureError, ShapeError, describe
@@ -154,9 +155,8 @@ class Dimensions:
 def _spec(annotation: Any, function: Callable[..., Any], line: str) -> ArraySpec | None:
     """`Array["B", "D"]` or `Annotated[Array, "B", "D"]`, also as text; None: another annotation."""
     if isinstance(annotation, str):
-        closure = inspect.getclosurevars(function).nonlocals
         try:
-            annotation = eval(annotation, function.__globals__, dict(closure))
+            annotation = eval(annotation, function.__globals__, _closure(function))
         except Exception as error:  # of whatever the user wrote
             if "Array" in annotation:
                 what = f"the annotation {annotation} does not evaluate: {error}"
@@ -168,3 +168,12 @@ def _spec(annotation: Any, function: Callable[..., Any], line: str) -> ArraySpec
     if get_origin(annotation) is Annotated and get_args(annotation)[0] is Array:
         return ArraySpec(get_args(annotation)[1:])
     return None
+
+
+def _closure(function: Callable[..., Any]) -> dict[str, Any]:
+    """Names of enclosing functions that it uses, as far as they have values yet."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # empty, as the kernel's own name is until it is made
+            found[name] = cell.cell_contents
+    return found

@@ -155,9 +155,22 @@ class Kernel(runtime.Dispatch):
 
     def _inline(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What the function makes of arrays of that kernel."""
-        values = self._signature.bind(*args, **kwargs).arguments
+        values = self._bind(args, kwargs)
         self._dimensions.require({n: v for n, v in values.items() if isinstance(v, Array)})
         return self._function(*args, **kwargs)
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter. Raises: TypeError."""
+        name = self.__name__
+        try:
+            if unknown := [k for k in kwargs if k not in self._signature.parameters]:
+                raise TypeError(f"got an unexpected keyword argument {unknown[0]!r}")
+            return self._signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            remedy = f"Call it as {name}{self._signature}."
+            raise TypeError(
+                describe(str(error), line=self._line, operator=name, remedy=remedy)
+            ) from None
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A method, where a class holds this."""
@@ -188,7 +201,7 @@ class Kernel(runtime.Dispatch):
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Variant, Signature, list[Any]]:
         """The variant for a call, traced if it is the first, and the program's inputs."""
-        values = self._signature.bind(*args, **kwargs).arguments
+        values = self._bind(args, kwargs)
         signature = self._classify(values)
         arrays = [a.name for a in signature.arguments if a.kind == "array"]
         env = self._dimensions.bind({name: tuple(values[name].shape) for name in arrays})
@@ -335,7 +348,14 @@ class Kernel(runtime.Dispatch):
             type_ = Type(argument.dtype, shape, argument.kind == "number")
             arguments[name] = Array(trace, builder.param(name, type_))
         with trace:
-            returned = self._function(**arguments)
+            try:
+                returned = self._function(**arguments)
+            except RecursionError:
+                self._refuse(
+                    "calls itself without end",
+                    "A call is traced once, before elements are known: choose by lang.where, or "
+                    "repeat in a loop over a number that is static.",
+                )
             return trace, self._results(trace, returned)
 
     def _results(self, trace: Trace, returned: Any) -> Callable[[tuple[Any, ...]], Any]:

@@ -561,7 +561,7 @@ def _index(x: Array, index: tuple[Any, ...]) -> Array:
                     "an array is indexed by a mask",
                     "The result's size would depend on values: use lang.where.",
                 )
-            x = x.trace.add("take", x, item, axis=axis)
+            x = x.trace.add("take", x, _all_from_start(x, axis, item), axis=axis)
             axis += item.ndim
         elif isinstance(item, int | np.integer | SymbolicSize) and not isinstance(item, bool):
             x = x.trace.add("select", x, axis=axis, index=_from_start(x, axis, item))
@@ -583,6 +583,15 @@ def _from_start(x: Array, axis: int, index: Any) -> Any:
     if isinstance(index, SymbolicSize) or index >= 0:
         return index if isinstance(index, SymbolicSize) else int(index)
     return x.shape[axis] + int(index)
+
+
+def _all_from_start(x: Array, axis: int, index: Array) -> Array:
+    """The index, with the size added to elements that count from the end."""
+    if index.dtype == "uint8":
+        return index
+    if index.dtype != "int64":  # in which each size is a number
+        index = x.trace.add("cast", index, dtype="int64")
+    return x.trace.add("where", index < 0, index + x.shape[axis], index)
 
 
 def _slice(x: Array, axis: int, item: slice) -> Array:

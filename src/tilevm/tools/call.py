@@ -44,7 +44,12 @@ def explain(
         own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
         _check_count(target, function, arguments)
-        found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
+        try:
+            found = explain_call(function, asm=asm, recorded=recorded)(*arguments)
+        except (TilevmError, OSError):
+            raise
+        except Exception as error:  # the function's own, mostly
+            return _raises(target, texts, error)
         if html is not None:
             _write(html, found.to_html())
         if data is not None:
@@ -58,17 +63,21 @@ def explain(
         file = target.rpartition(":")[0] or target
         sys.stderr.write(f"tilevm explain: {file}: {type(error).__name__}: {error}\n")
         return 1
-    # Of the call, mostly, or of an array that is too large.
-    except (TypeError, RuntimeError, IndexError, OverflowError, MemoryError) as error:
-        if config.debug:
-            raise
-        given = ", ".join(texts) or "no arguments"
-        sys.stderr.write(
-            f"tilevm explain: {target} with {given} raises {type(error).__name__}: {error}\n"
-            "  TILEVM_DEBUG=1 shows where.\n"
-        )
-        return 1
+    except (TypeError, RuntimeError, OverflowError, MemoryError) as error:  # of too large an array
+        return _raises(target, texts, error)
     return 0
+
+
+def _raises(target: str, texts: Sequence[str], error: Exception) -> int:
+    """Say what the call raises, and return the exit code; with TILEVM_DEBUG, raise it."""
+    if config.debug:
+        raise error
+    given = ", ".join(texts) or "no arguments"
+    sys.stderr.write(
+        f"tilevm explain: {target} with {given} raises {type(error).__name__}: {error}\n"
+        "  TILEVM_DEBUG=1 shows where.\n"
+    )
+    return 1
 
 
 def _check_suffix(option: str, path: Path | None, wanted: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
     demo = commands.add_parser("demo", help="a real sentence encoder, against eager and Inductor")
     demo.add_argument("--quick", action="store_true", help="under a minute: no Inductor, less text")
-    demo.add_argument("--threads", type=int, default=0, help="0, the default: as many as torch")
+    demo.add_argument("--threads", type=_count, default=0, help="0, the default: as many as torch")
     demo.add_argument(
         "--all-peers", action="store_true", help="also Dynamo alone and AOTAutograd with identity"
     )
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         code: int = options.handler(options)
-    except (FileNotFoundError, ModuleNotFoundError) as error:
+        sys.stdout.flush()
+    except ModuleNotFoundError as error:
         sys.stderr.write(f"tilevm: {error}\n")
         return 2
     except ValueError as error:
@@ -99,6 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # of `| head`
         sys.stdout = None
         return 0
+    except OSError as error:  # no such file, or no room for what is written
+        sys.stdout = None
+        sys.stderr.write(f"tilevm: {error}\n")
+        return 2
     return code
 
 
@@ -148,6 +153,13 @@ def _counts(text: str) -> tuple[int, ...]:
     if min(counts) < 1:
         raise argparse.ArgumentTypeError("thread counts are at least 1")
     return counts
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise argparse.ArgumentTypeError("a thread count is at least 1; 0: as many as torch")
+    return count
 
 
 def _words(text: str) -> tuple[str, ...]:

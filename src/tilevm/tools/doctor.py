@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import json
 import os
@@ -301,6 +302,12 @@ def _settings() -> Iterator[Finding]:
     values = config.values()
     changed = [f"{k.name}={values[k.name]!r}" for k in KNOBS if values[k.name] != k.default]
     yield Finding("config", ", ".join(changed) or "all defaults")
+    known = {k.variable for k in KNOBS}
+    for name in sorted(os.environ):
+        if name.startswith("TILEVM_") and name not in known:
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else "docs/config.md lists those there are"
+            yield Finding("config", f"{name} in the environment sets no knob: {hint}")
     yield Finding("tier", _tier(str(values["tier"])))
     yield Finding("threads", _threads())
 
