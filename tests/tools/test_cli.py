@@ -299,7 +299,7 @@ def test_doctor_names_variables_that_set_nothing(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device without room")
 def test_no_room_for_the_output_is_a_sentence() -> None:
-    with open("/dev/full", "w", encoding="utf-8") as full:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
         words = [sys.executable, "-m", "tilevm", "doctor", "--json"]
         found = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert found.returncode == 2

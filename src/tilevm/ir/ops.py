@@ -187,10 +187,22 @@ def _pad(x: Array, low: Sequence[int], high: Sequence[int], value: float) -> Arr
     return np.pad(x, list(zip(low, high, strict=True)), constant_values=value)
 
 
+def _inside(index: Array, axis: int, size: int) -> Array:
+    """The index. Raises: IndexError; places do not count from the end."""
+    wrong = index[(index < 0) | (index >= size)]
+    if wrong.size:
+        raise IndexError(f"index {wrong[0]} is out of bounds for axis {axis} with size {size}")
+    return index.astype(np.int64)
+
+
+def _take(x: Array, index: Array, axis: int) -> Array:
+    return np.take(x, _inside(index, axis, x.shape[axis]), axis=axis)
+
+
 def _gather(x: Array, index: Array, axis: int) -> Array:
     kept = [slice(n) for n in index.shape]
     kept[axis] = slice(None)
-    return np.take_along_axis(x[tuple(kept)], index.astype(np.int64), axis=axis)
+    return np.take_along_axis(x[tuple(kept)], _inside(index, axis, x.shape[axis]), axis=axis)
 
 
 def _scan(op: Any) -> Callable[..., Any]:
@@ -202,8 +214,7 @@ def _scan(op: Any) -> Callable[..., Any]:
 
 def _scatter(op: Any) -> Callable[..., Any]:
     def run(x: Array, index: Array, source: Array, axis: int) -> Array:
-        if np.any((index < 0) | (index >= x.shape[axis])):
-            raise IndexError("index out of range")
+        index = _inside(index, axis, x.shape[axis])
         result = x.copy()
         places = list(np.indices(source.shape, sparse=True))
         places[axis] = index
@@ -454,7 +465,7 @@ OPS: tuple[Op, ...] = (
     Op("pad", Class.LAYOUT, 1, "pad", _pad, "constant padding; low and high per axis, at least 0", (Param("low", Kind.SIZES), Param("high", Kind.SIZES), Param("value", Kind.NUMBER, 0))),
     # gather
     Op("gather", Class.GATHER, 2, "gather", _gather, "x[..., y[i], ...] element by element along an axis (torch.gather)", (_AXIS,), "gather", "fib"),
-    Op("take", Class.GATHER, 2, "take", lambda x, index, axis: np.take(x, index, axis=axis), "x indexed by the tensor y on an axis (index_select, embedding for axis 0)", (_AXIS,), "gather", "fib"),
+    Op("take", Class.GATHER, 2, "take", _take, "x indexed by the tensor y on an axis (index_select, embedding for axis 0)", (_AXIS,), "gather", "fib"),
     # loops of their own
     Op("cumsum", Class.LOOP, 1, "scan", _scan(np.add), "sums of x[0], x[0:2], ... along an axis; integers and bools to int64", (_AXIS,)),
     Op("cumprod", Class.LOOP, 1, "scan", _scan(np.multiply), "products of x[0], x[0:2], ... along an axis; integers and bools to int64", (_AXIS,)),
