@@ -217,7 +217,7 @@ host::Nest nest_of(nb::handle given, std::vector<Ref>& parts) {
 PyObject* compile(const Program& program, nb::list targets, std::vector<std::string> sources,
                   const std::string& framework, std::optional<std::vector<std::string>> input_names,
                   nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
-                  std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
+                  bool follow_inputs, std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
                   std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
                   std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
                   bool detached, bool single, const std::optional<std::string>& tier, int threads,
@@ -237,6 +237,7 @@ PyObject* compile(const Program& program, nb::list targets, std::vector<std::str
   if (input_names) options.input_names = std::move(*input_names);
   options.whole_outputs = std::move(whole_outputs);
   if (output_orders) options.output_orders = std::move(*output_orders);
+  options.follow_inputs = follow_inputs;
   for (const auto& [input, symbol] : int_symbols) {
     options.int_symbols.emplace_back(nb::cast<int>(input), nb::cast<std::string>(symbol));
   }
@@ -368,15 +369,15 @@ void bind_executable(nb::module_& m) {
       [](const Program& program, nb::list targets, std::vector<std::string> sources,
          const std::string& framework, std::optional<std::vector<std::string>> input_names,
          nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
-         std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
-         std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
+         bool follow_inputs, std::vector<bool> whole_outputs, Groups memory_groups,
+         std::vector<int> frozen, std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
          std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
          bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
           return nb::steal(compile(program, targets, std::move(sources), framework,
                                    std::move(input_names), int_symbols, std::move(output_orders),
-                                   std::move(whole_outputs), std::move(memory_groups),
+                                   follow_inputs, std::move(whole_outputs), std::move(memory_groups),
                                    std::move(frozen), std::move(written_to), apart,
                                    std::move(complex_inputs), std::move(complex_outputs), nested,
                                    nests, allow_grad, detached, single, tier, threads, verify));
@@ -392,7 +393,8 @@ void bind_executable(nb::module_& m) {
       nb::arg("program"), nb::arg("targets") = nb::list(), nb::kw_only(),
       nb::arg("sources") = std::vector<std::string>(), nb::arg("framework") = "torch",
       nb::arg("input_names") = nb::none(), nb::arg("int_symbols") = nb::dict(),
-      nb::arg("output_orders") = nb::none(), nb::arg("whole_outputs") = std::vector<bool>(),
+      nb::arg("output_orders") = nb::none(), nb::arg("follow_inputs") = false,
+      nb::arg("whole_outputs") = std::vector<bool>(),
       nb::arg("memory_groups") = nb::none(), nb::arg("frozen") = std::vector<int>(),
       nb::arg("written_to") = std::vector<int>(), nb::arg("apart") = false,
       nb::arg("complex_inputs") = std::vector<int>(),
@@ -403,7 +405,8 @@ void bind_executable(nb::module_& m) {
       "Lower, fuse and compile `program`. `targets` are its call-outs.\n"
       "sources: of each what it calls as text, which is kept for whoever asks for the program.\n"
       "int_symbols: {input index: symbol that this Python int binds}. output_orders: per output\n"
-      "its dims from outermost to innermost in memory, or None. whole_outputs: for\n"
+      "its dims from outermost to innermost in memory, or None. follow_inputs: outputs without\n"
+      "one that are made element by element lie as their first operand does. whole_outputs: for\n"
       "each whether its elements must not share memory with each other. memory_groups: a number "
       "for each\n"
       "input and each output; those with other numbers must not share memory, by default those\n"

@@ -230,83 +230,6 @@ Executable::Uses Executable::count_uses() const {
   return uses;
 }
 
-// The order of dims in memory that an output asks for, followed back through permutes.
-void Executable::compile_orders(const Options& options) {
-  const Program& program = plan_.program;
-  separate_order_.assign(outputs_.size(), -1);
-  ordered_.assign(outputs_.size(), false);
-  const Uses uses = count_uses();
-  std::vector<std::int32_t> order_of(program.values.size(), -1);
-  for (std::size_t o = 0; o < outputs_.size() && o < options.output_orders.size(); ++o) {
-    if (!options.output_orders[o] || outputs_[o].kind != Source::Kind::kTensor) continue;
-    std::vector<std::int32_t> order = *options.output_orders[o];
-    ValueId value = outputs_[o].value;
-    const auto rank = static_cast<std::size_t>(program.type(value).shape.rank);
-    std::vector<bool> seen(rank, false);
-    for (const std::int32_t d : order) {
-      if (d >= 0 && static_cast<std::size_t>(d) < rank) seen[static_cast<std::size_t>(d)] = true;
-    }
-    if (order.size() != rank || std::find(seen.begin(), seen.end(), false) != seen.end()) {
-      throw ShapeError("output_orders: output " + std::to_string(o) + " needs each of its " +
-                       std::to_string(rank) + " dims once");
-    }
-    const bool row_major = std::is_sorted(order.begin(), order.end());
-    if (!row_major) {
-      separate_order_[o] = static_cast<std::int32_t>(orders_.size());
-      orders_.push_back(order);
-    }
-    bool alone = true;  // nobody else reads the buffer
-    for (std::size_t i = steps_.size(); i-- > 0;) {
-      const HostStep& step = steps_[i];
-      if (step.out != value || step.kind != Kind::kView || step.view.op != Op::permute) continue;
-      for (std::int32_t& d : order) d = step.view.axes[static_cast<std::size_t>(d)];
-      alone = alone && uses.readers[index(value)] == 1;
-      value = step.in;
-    }
-    const HostStep* made = uses.made_by[index(value)];
-    if (row_major && !std::is_sorted(order.begin(), order.end())) {
-      ordered_[o] = true;
-      if (!alone || uses.readers[index(value)] != 1 || made == nullptr ||
-          made->kind != Kind::kAlloc)
-        continue;
-    }
-    if (!row_major && made != nullptr && made->kind != Kind::kAlloc) ordered_[o] = true;
-    if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end())) continue;
-    order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
-    orders_.push_back(std::move(order));
-  }
-  order_for_reshapes(order_of, uses);
-  for (HostStep& step : steps_) {
-    if (step.kind == Kind::kAlloc) step.order = order_of[index(step.out)];
-  }
-}
-
-// A buffer that is only read with its dims permuted and then reshaped, as the heads of attention
-// are, lies in memory so that the reshape copies nothing. Its last dim stays where it is.
-void Executable::order_for_reshapes(std::vector<std::int32_t>& order_of, const Uses& uses) {
-  const auto& [readers, made_by] = uses;
-  for (const HostStep& reshape : steps_) {
-    if (reshape.kind != Kind::kReshape) continue;
-    ValueId value = reshape.in;
-    const int rank = plan_.program.type(value).shape.rank;
-    std::vector<std::int32_t> order;
-    for (int d = 0; d < rank; ++d) order.push_back(d);
-    const HostStep* from = made_by[index(value)];
-    while (from != nullptr && readers[index(value)] == 1 && from->kind == Kind::kView &&
-           from->view.op == Op::permute) {
-      for (std::int32_t& d : order) d = from->view.axes[static_cast<std::size_t>(d)];
-      value = from->in;
-      from = made_by[index(value)];
-    }
-    if (from == nullptr || from->kind != Kind::kAlloc || readers[index(value)] != 1) continue;
-    if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end()) ||
-        order.back() != rank - 1)
-      continue;
-    order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
-    orders_.push_back(std::move(order));
-  }
-}
-
 // Which outputs are written to inputs.
 void Executable::compile_targets(const Options& options) {
   const Program& program = plan_.program;
@@ -402,7 +325,7 @@ void Executable::compile_complex_results() {
   for (const HostStep& step : steps_) {
     if (!step.owned) continue;
     const int last = program.type(step.out).shape.rank - 1;
-    bool all = step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last;
+    bool all = step.follows < 0 && (step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last);
     for (std::size_t o = 0; o < outputs_.size() && all; ++o) {
       if (outputs_[o].kind != Source::Kind::kTensor || !lies_in(outputs_[o].value, step.out))
         continue;

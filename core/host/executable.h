@@ -28,6 +28,7 @@ struct Options {
   std::vector<std::pair<int, std::string>> int_symbols;  // input index, symbol it binds
   // Per output the dims from outermost to innermost in memory; nullopt (or too few): row-major.
   std::vector<std::optional<std::vector<std::int32_t>>> output_orders;
+  bool follow_inputs = false;  // the other outputs lie as operands do that they are made of
   std::vector<bool> whole_outputs;  // whose elements must not share memory; too few: may
   // What owned the memory before lowering: outputs of different groups must not share memory with
   // each other or with inputs of other groups, even if lowering merged them. Empty: all as it is.
@@ -88,6 +89,7 @@ struct HostStep {
   std::int32_t held = -1;    // kAlloc: or else the frame, in this block of its
   bool is_view = false;      // kReshape: whatever the sizes are, no copy
   std::int32_t order = -1;   // kAlloc: index of orders, -1: row-major
+  ValueId follows = -1;      // kAlloc: whose order in memory it has
   ValueId place = -1;        // kAlloc: the input that it takes the memory of, if that is apart
   View view;                 // kView, kReshape
   std::int64_t target = 0;   // kCall
@@ -204,6 +206,7 @@ class Executable {
     std::vector<const HostStep*> made_by;
   };
   Uses count_uses() const;
+  void follow_inputs();
   void order_for_reshapes(std::vector<std::int32_t>& order_of, const Uses& uses);
   void separate_outputs(const Options& options);
   bool is_separate(std::size_t output, const Record& record) const;

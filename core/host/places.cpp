@@ -115,7 +115,7 @@ void Executable::find_dense_reshapes() {
   }
   std::vector<bool> is_view(program.values.size(), false);
   for (HostStep& step : steps_) {
-    if (step.kind == Kind::kAlloc && !may_move[index(step.out)]) {
+    if (step.kind == Kind::kAlloc && !may_move[index(step.out)] && step.follows < 0) {
       layout[index(step.out)] =
           step.order < 0 ? in_order(step.out) : orders_[static_cast<std::size_t>(step.order)];
     }

@@ -388,6 +388,8 @@ void Executable::allocate(Frame& frame, const HostStep& step) const {
   const std::int64_t elements = checked_elements(record, step.item_bytes);
   if (step.order >= 0) {
     set_strides_in_order(record, orders_[static_cast<std::size_t>(step.order)]);
+  } else if (step.follows >= 0) {
+    set_strides_like(record, frame.records[index(step.follows)]);
   } else {
     set_dense_strides(record);
   }

@@ -1,5 +1,11 @@
 #include "host/views.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <numeric>
 #include <string>
 
 #include "host/errors.h"
@@ -226,6 +232,33 @@ void set_strides_in_order(Geometry& g, std::span<const std::int32_t> order) {
     g.stride(order[i]) = next;
     next *= g.size(order[i]) > 1 ? g.size(order[i]) : 1;
   }
+}
+
+void set_strides_like(Geometry& g, const Geometry& other) {
+  const auto sizes = [](const Geometry& of) {
+    return std::span(of.sizes).first(static_cast<std::size_t>(of.rank));
+  };
+  if (!std::ranges::equal(sizes(g), sizes(other))) return set_dense_strides(g);
+  std::array<std::int64_t, kMaxRank> stride{};  // dims of one element: of the dim before
+  bool row_major = true;
+  std::int64_t last = std::numeric_limits<std::int64_t>::max();
+  for (int d = 0; d < g.rank; ++d) {
+    if (other.size(d) != 1) {
+      const std::int64_t next = std::abs(other.stride(d));
+      row_major = row_major && next <= last;
+      last = next;
+    }
+    if (last == 0) return set_dense_strides(g);
+    stride[static_cast<std::size_t>(d)] = last;
+  }
+  if (row_major) return set_dense_strides(g);
+  std::array<std::int32_t, kMaxRank> dims{};
+  std::iota(dims.begin(), dims.end(), 0);
+  const std::span order(dims.data(), static_cast<std::size_t>(g.rank));
+  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::int32_t d) {
+    return stride[static_cast<std::size_t>(d)];
+  });
+  set_strides_in_order(g, order);
 }
 
 }  // namespace tilevm::host

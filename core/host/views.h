@@ -42,4 +42,8 @@ void copy(const Record& in, const Record& out, int item_bytes) noexcept;
 // Strides of a dense tensor whose dims lie in `order`, outermost first.
 void set_strides_in_order(Geometry& g, std::span<const std::int32_t> order);
 
+// Strides without holes, dims in the order of another's; row-major, if that repeats elements or has
+// other sizes.
+void set_strides_like(Geometry& g, const Geometry& other);
+
 }  // namespace tilevm::host

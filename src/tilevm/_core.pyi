@@ -109,6 +109,7 @@ def compile(
     input_names: Sequence[str] | None = ...,
     int_symbols: Mapping[int, str] = ...,
     output_orders: Sequence[Sequence[int] | None] | None = ...,
+    follow_inputs: bool = ...,
     whole_outputs: Sequence[bool] = ...,
     memory_groups: tuple[Sequence[int], Sequence[int]] | None = ...,
     frozen: Sequence[int] = ...,

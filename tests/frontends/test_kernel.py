@@ -263,6 +263,14 @@ def test_wrong_arguments_name_the_kernel() -> None:
         assert "Call it as add(x: " in str(error.value)
 
 
+def test_ranks_go_up_to_8() -> None:
+    twice = tilevm.kernel(lambda x: x * 2)
+    x = np.arange(2.0**8).reshape((2,) * 8)
+    np.testing.assert_array_equal(twice(x), x * 2)
+    with pytest.raises(ShapeError, match=r"<lambda>: parameter x has rank 9, more than 8\n  Resh"):
+        twice(x[None])
+
+
 def test_a_kernel_that_calls_itself_without_end_is_refused() -> None:
     @tilevm.kernel
     def again(x: Any) -> Any:

@@ -91,3 +91,60 @@ def test_gaussian_losses(reduction: str) -> None:
         with pytest.raises(ValueError, match="negative"):
             compiled(*cases[0][:2], -cases[0][2] - 1)
     assert compiled(*cases[0]).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
+@pytest.mark.parametrize(("start", "end"), [(-1, 1), (0.1, 7), (3, 3), (5, -2.5)])
+def test_linspace_is_captured_for_any_number_of_steps(dtype: Any, start: Any, end: Any) -> None:
+    def line(x: Any) -> Any:
+        return torch.linspace(start, end, x.shape[0], dtype=dtype)
+
+    compiled = tilevm.compile(line)
+    before = tilevm.stats()
+    with torch.no_grad():
+        for n in (3, 5, 7, 8, 2, 100, 1001):
+            found, expected = compiled(torch.ones(n)), line(torch.ones(n))
+            assert found.dtype == expected.dtype
+            close = 4 * torch.finfo(found.dtype).eps * max(abs(start), abs(end))
+            torch.testing.assert_close(found, expected, rtol=0, atol=close)
+            assert torch.equal(found[[0, -1]], expected[[0, -1]])
+        assert tilevm.stats()["captures"] - before["captures"] == 1
+        for n in (1, 0):
+            assert torch.equal(compiled(torch.ones(n)), line(torch.ones(n)))
+    assert tilevm.stats()["flushes"] == before["flushes"]
+
+
+@pytest.mark.parametrize("align_corners", [False, True])
+@pytest.mark.parametrize("rank", [2, 3])
+def test_affine_grids_are_captured_for_any_size(align_corners: bool, rank: int) -> None:
+    def grid(x: Any, theta: Any) -> Any:
+        return functional.affine_grid(theta, x.shape, align_corners=align_corners)
+
+    compiled = tilevm.compile(grid)
+    before = tilevm.stats()["captures"]
+    with torch.no_grad():
+        for n, *sizes in ((2, 5, 7, 3), (4, 3, 2, 9), (3, 8, 8, 2), (1, 2, 13, 5)):
+            x = torch.ones(n, 3, *sizes[:rank])
+            theta = torch.randn(n, rank, rank + 1)
+            expected = grid(x, theta)
+            torch.testing.assert_close(compiled(x, theta), expected, rtol=2e-6, atol=2e-6)
+    assert tilevm.stats()["captures"] - before == 1
+    x, theta = torch.ones(2, 3, *[4, 5, 6][:rank]), torch.randn(2, rank, rank + 1)
+    ours, theirs = theta.clone().requires_grad_(), theta.clone().requires_grad_()
+    compiled(x, ours).square().sum().backward()
+    grid(x, theirs).square().sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_affine_grids_that_pytorch_refuses_are_refused() -> None:
+    compiled = tilevm.compile(lambda t, size: functional.affine_grid(t, size, align_corners=False))
+    for theta, size in (
+        (torch.ones(2, 2, 3), (2, 3, 0, 5)),
+        (torch.ones(2, 3, 3), (2, 3, 4, 5)),
+        (torch.ones(2, 2, 3).long(), (2, 3, 4, 5)),
+        (torch.ones(2, 2, 3), (2, 3, 4)),
+    ):
+        with pytest.raises((ValueError, NotImplementedError)):
+            functional.affine_grid(theta, size, align_corners=False)
+        with pytest.raises((ValueError, NotImplementedError)):
+            compiled(theta, size)

@@ -30,7 +30,7 @@ from tilevm.frontends.symbolic import Array, SymbolicSize, Trace, own_file, plac
 from tilevm.ir import reference
 from tilevm.ir.graph import Graph, GraphBuilder, symbols_of
 from tilevm.ir.text import to_text
-from tilevm.ir.types import DTYPES, AnySize, Dim, Guard, Size, Symbol, Type, dtype_name
+from tilevm.ir.types import DTYPES, MAX_RANK, AnySize, Dim, Guard, Size, Symbol, Type, dtype_name
 from tilevm.lang import strong
 from tilevm.runtime import program as runtime
 
@@ -284,6 +284,15 @@ class Kernel(runtime.Dispatch):
                     remedy=remedy,
                 )
             )
+        if value.ndim > MAX_RANK:
+            raise ShapeError(
+                describe(
+                    f"parameter {name} has rank {value.ndim}, more than {MAX_RANK}",
+                    line=self._line,
+                    operator=self._function.__name__,
+                    remedy=f"Reshape it before the call: {name}.reshape(...).",
+                )
+            )
         return Argument(name, "array", dtype, value.ndim)
 
     def _static_argument(self, name: str, value: Any) -> Argument:
@@ -400,7 +409,12 @@ class Kernel(runtime.Dispatch):
             run = _reference(graph, arrays)
         else:
             run = runtime.compile_program(
-                builder.program, [], framework=arrays.name, input_names=names, single=single
+                builder.program,
+                [],
+                framework=arrays.name,
+                input_names=names,
+                follow_inputs=True,
+                single=single,
             )
         result = {_first: "single", tuple: "tuple", list: "list"}.get(rebuild, "rebuilt")
         checks = config.tier != "reference" and not any(guard.branch for guard in guards)

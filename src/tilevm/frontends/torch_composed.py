@@ -1,5 +1,5 @@
-"""Functions of PyTorch that ask tensors for their values, while a function is traced: as what they
-consist of, where that needs no values.
+"""Functions of PyTorch that ask tensors for their values, or sizes for theirs, while a function is
+traced: as what they consist of, where that needs none.
 
 The originals run where these do not know what to do.
 """
@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional
 
 Tensor = torch.Tensor
-_cov, _corrcoef = torch.cov, torch.corrcoef
-_gaussian_nll_loss = functional.gaussian_nll_loss
+_cov, _corrcoef, _linspace = torch.cov, torch.corrcoef, torch.linspace
+_gaussian_nll_loss, _affine_grid = functional.gaussian_nll_loss, functional.affine_grid
 
 
 def _check_all(condition: Tensor) -> None:
@@ -95,10 +95,50 @@ def gaussian_nll_loss(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
+def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
+    """For any number of steps: PyTorch's operator has but ints. With its own roundings."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    numbers = isinstance(start, int | float) and isinstance(end, int | float)
+    fits = isinstance(steps, torch.SymInt) and numbers and options.get("out") is None
+    if not fits or dtype not in (torch.float32, torch.float64) or steps <= 1:
+        return _linspace(start, end, steps, **options)
+    first, last = torch.full((), start, dtype=dtype), torch.full((), end, dtype=dtype)
+    i = torch.arange(steps)
+    step = (last - first) / (steps - 1)
+    below, above = first + step * i, last - step * (steps - 1 - i)
+    line = torch.where(i < steps // 2, below, above)
+    return line.requires_grad_(bool(options.get("requires_grad")))
+
+
+def _line(n: Any, align_corners: bool, like: Tensor) -> Tensor:
+    """Places of n pixels, 2 or more, from -1 to 1: centres, or with the corners' at the ends."""
+    line = linspace(-1, 1, n, dtype=like.dtype)
+    return line if align_corners else line * (n - 1) / n
+
+
+def affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Tensor:
+    """For any size: PyTorch's own compares all sizes with each other, and keeps those it met."""
+    spatial = size[2:]
+    rank = len(spatial)
+    fits = rank in (2, 3) and theta.is_floating_point() and theta.dim() == 3
+    fits = fits and tuple(theta.shape) == (size[0], rank, rank + 1) and align_corners is not None
+    if not fits or not all(n > 1 for n in spatial) or size[0] <= 0 or size[1] <= 0:
+        return _affine_grid(theta, size, align_corners=align_corners)
+    rows = theta.reshape(size[0], *[1] * rank, rank, rank + 1)
+    grid: Tensor = rows[..., rank]
+    for axis in range(rank):  # the last one is x, which comes first
+        shape = [n if i == axis else 1 for i, n in enumerate(spatial)]
+        line = _line(spatial[axis], bool(align_corners), theta).reshape(1, *shape, 1)
+        grid = grid + line * rows[..., rank - 1 - axis]
+    return grid
+
+
 COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cov: cov,
     torch.Tensor.cov: cov,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,
     functional.gaussian_nll_loss: gaussian_nll_loss,
+    functional.affine_grid: affine_grid,
+    torch.linspace: linspace,
 }

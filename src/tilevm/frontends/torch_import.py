@@ -33,12 +33,11 @@ from tilevm.frontends.torch_memory import (
 from tilevm.frontends.torch_ops import Tensor, Unsupported, takes
 from tilevm.frontends.torch_sizes import Sizes, Untranslatable
 from tilevm.frontends.torch_transforms import is_complex, row_of
+from tilevm.ir.types import MAX_RANK
 from tilevm.runtime import program as runtime
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_program import Captured
-
-MAX_RANK = 8
 
 # Called out by design: the reason is always the same.
 BY_DESIGN = {

@@ -22,6 +22,7 @@ from tilevm.frontends.torch_ops import (
     row,
 )
 from tilevm.frontends.torch_views import ROWS
+from tilevm.ir.types import MAX_RANK
 
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = ["ROWS"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-MAX_RANK = 8  # of a value of the program
 
 Labels = Sequence[Any]  # one for each dim of an operand; equal ones run together
 

@@ -16,6 +16,7 @@ FLOATS = ("float32", "bfloat16", "float64", "float16")
 LOW_PRECISION = ("bfloat16", "float16")  # computed in float32
 INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
+MAX_RANK = 8  # of an array; kMaxRank of the core
 WEAK = {"float64": "float", "int64": "int", "bool": "bool"}  # Python numbers, by their dtype
 
 

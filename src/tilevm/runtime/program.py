@@ -211,9 +211,9 @@ def compile_program(
     It checks its inputs, and raises errors of tilevm.errors. `targets` are what the program's
     call-outs call, by index. The program is empty afterwards. Options are those of `_core.compile`:
     sources (of targets: what they call, as text, for `program_text`), framework, input_names,
-    int_symbols, output_orders, whole_outputs, memory_groups, frozen, written_to, apart,
-    complex_inputs, complex_outputs, allow_grad, detached, single (no tuple), and the knobs tier,
-    threads, verify, for this program alone.
+    int_symbols, output_orders, follow_inputs, whole_outputs, memory_groups, frozen, written_to,
+    apart, complex_inputs, complex_outputs, allow_grad, detached, single (no tuple), and the knobs
+    tier, threads, verify, for this program alone.
     """
     run: Callable[..., Any] = _core.compile(cast(_core.Program, program), list(targets), **options)
     return run
