@@ -139,10 +139,10 @@ def test_affine_grids_are_captured_for_any_size(align_corners: bool, rank: int) 
 def test_affine_grids_that_pytorch_refuses_are_refused() -> None:
     compiled = tilevm.compile(lambda t, size: functional.affine_grid(t, size, align_corners=False))
     for theta, size in (
-        (torch.ones(2, 2, 3), (2, 3, 0, 5)),
-        (torch.ones(2, 3, 3), (2, 3, 4, 5)),
-        (torch.ones(2, 2, 3).long(), (2, 3, 4, 5)),
-        (torch.ones(2, 2, 3), (2, 3, 4)),
+        (torch.ones(2, 2, 3), [2, 3, 0, 5]),
+        (torch.ones(2, 3, 3), [2, 3, 4, 5]),
+        (torch.ones(2, 2, 3).long(), [2, 3, 4, 5]),
+        (torch.ones(2, 2, 3), [2, 3, 4]),
     ):
         with pytest.raises((ValueError, NotImplementedError)):
             functional.affine_grid(theta, size, align_corners=False)
