@@ -311,6 +311,7 @@ struct Trial {
         const Reg index = clip(any(RegType::kI64));
         Binding b = bind(storage, cls, false, contiguous, size);
         b.gather_size = size;
+        if (size == 1 && pick(0, 1) == 0) b.gather_stride = std::int64_t{1} << 40;  // goes nowhere
         bindings.push_back(b);
         const auto mem = builder.operand(Role::kGather, storage, cls, contiguous);
         keep(info(storage).reg, builder.gather(kGatherOf[static_cast<int>(storage)], mem, index));

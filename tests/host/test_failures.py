@@ -76,6 +76,21 @@ def test_of_two_gathers_the_wrong_one_is_named() -> None:
     assert f"test_failures.py:{line + 1}: take: index 8 " in said(kernel, ROWS, bad, good)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "int16", "bool"])
+def test_an_index_is_checked_in_each_lane_of_a_vector(dtype: str) -> None:
+    """Also of numbers whose low 32 bits are a place, in vectors and in what is left of them."""
+    rows = tilevm.kernel(lambda x, i: lang.gather(x, i, 1))
+    x = (np.arange(42).reshape(2, 21) % 5).astype(dtype)
+    index = np.arange(21)[::-1].reshape(1, 21).repeat(2, 0)
+    np.testing.assert_array_equal(rows(x, index), np.take_along_axis(x, index, 1))
+    for lane in range(21):
+        for wrong in (21, -1, 2**32, 2**32 + 3, -(2**32), -(2**32) + 1, 2**63 - 1, -(2**63)):
+            bad = index.copy()
+            bad[1, lane] = wrong
+            with pytest.raises(IndexError, match=f"index {wrong} is out of bounds for axis 1 with"):
+                rows(x, bad)
+
+
 def test_an_index_that_is_computed_is_not_guessed() -> None:
     shifted = tilevm.kernel(lambda x, i: x[i + 5] * 2)
     message = said(shifted, ROWS, np.array([-5, 1]))

@@ -109,7 +109,7 @@ class A64 : public Processor {
   }
   // The elements of a gathered operand at the indices of argument 0, in place of a result.
   // Registers of functions' arguments are free between calls.
-  void gather(int mem, bool over_x, bool /*contiguous*/, int bytes, int copy) {
+  void gather_lanes(int mem, bool over_x, int bytes, int copy) {
     const a64::Gp size = a64::x0, stride = a64::x1, base = a64::x2, x_stride = a64::x3;
     const a64::Gp left = a64::x4;
     const a64::Gp from = a64::x5, to = a64::x6;

@@ -583,8 +583,9 @@ class Avx2 : public X86 {
     a.vpminub(ymm(r), ymm(s), ymm(one));
     return r;
   }
-  // The elements of a gathered operand at the indices of argument 0, in place of a result.
-  void gather(int mem, bool over_x, bool contiguous, int bytes, int copy) {
+  // The elements of a gathered operand at these indices, in place of a result.
+  void gather(const Pair& indices, int mem, bool over_x, bool contiguous, int bytes, int copy) {
+    argue(0, indices);
     if (masked) {
       a.mov(kTemp2, kCols);
       a.sub(kTemp2, kX);
@@ -605,6 +606,51 @@ class Avx2 : public X86 {
       }
     };
     gather_vector(mem, over_x, contiguous, bytes, copy, chunk, xmm(joined), xmm(part), done);
+  }
+  static constexpr bool kGathers = true;
+  // The same of elements of 4 or 8 bytes that are alike in all columns: in registers, read four at
+  // a time by the processor's own gathers. Half as long as one by one on Zen 3.
+  Pair gather_four(const Pair& indices, int mem, int bytes, int copy) {
+    const Pair at{in_register(indices.lo), in_register(indices.hi)};
+    const F s = fresh(), t = fresh(), all = fresh(), lo = fresh();
+    const F hi = bytes == 8 ? fresh() : F();
+    const auto one_by_one = a.newLabel(), done = a.newLabel();
+    const auto of_mem = [&](std::size_t array) {
+      return field(array + sizeof(std::int64_t) * static_cast<std::size_t>(mem));
+    };
+    a.vpbroadcastq(ymm(s), of_mem(offsetof(Frame, gather_near)));
+    a.vpcmpgtq(ymm(t), ymm(s), ymm(at.lo));
+    a.vpcmpgtq(ymm(s), ymm(s), ymm(at.hi));
+    a.vpand(ymm(t), ymm(t), ymm(s));
+    a.vpor(ymm(s), ymm(at.lo), ymm(at.hi));
+    a.vpandn(ymm(t), ymm(s), ymm(t));  // sign: not negative, and below the size
+    a.vmovmskpd(kTemp.r32(), ymm(t));
+    a.cmp(kTemp.r32(), 15);
+    a.jne(one_by_one);
+    a.vpbroadcastq(ymm(s), of_mem(offsetof(Frame, gather_stride)));
+    a.vpmuldq(ymm(t), ymm(at.lo), ymm(s));
+    a.vpmuldq(ymm(s), ymm(at.hi), ymm(s));
+    const x86::Gp base = pointer(mem);
+    a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+    if (bytes == 4) {
+      a.vgatherqps(xmm(lo), x86::ptr(base, ymm(t)), xmm(all));
+      a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+      a.vgatherqps(xmm(t), x86::ptr(base, ymm(s)), xmm(all));
+      a.vinsertf128(ymm(lo), ymm(lo), xmm(t), 1);
+    } else {
+      a.vgatherqpd(ymm(lo), x86::ptr(base, ymm(t)), ymm(all));
+      a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+      a.vgatherqpd(ymm(hi), x86::ptr(base, ymm(s)), ymm(all));
+    }
+    a.jmp(done);
+    a.bind(one_by_one);
+    argue(0, at);
+    a.mov(kTemp2, kLanes);
+    gather_lanes(mem, false, bytes, copy);
+    a.vmovups(ymm(lo), result());
+    if (bytes == 8) a.vmovups(ymm(hi), result().cloneAdjusted(kBytes));
+    a.bind(done);
+    return {lo, hi};
   }
   Pair iota_lanes(int i) {
     Pair r{fresh(), fresh()};

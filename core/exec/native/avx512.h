@@ -652,8 +652,10 @@ class Avx512 : public X86 {
     a.vpminub(zmm(r), zmm(s), zmm(one));
     return r;
   }
-  // The elements of a gathered operand at the indices of argument 0, in place of a result.
-  void gather(int mem, bool over_x, bool contiguous, int bytes, int copy) {
+  static constexpr bool kGathers = false;
+  // The elements of a gathered operand at these indices, in place of a result.
+  void gather(const Pair& indices, int mem, bool over_x, bool contiguous, int bytes, int copy) {
+    argue(0, indices);
     if (masked) {
       a.kmovw(kTemp2.r32(), x86::k7);
       a.popcnt(kTemp2.r32(), kTemp2.r32());

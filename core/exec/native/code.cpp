@@ -421,6 +421,9 @@ class Run {
       frame_.x_stride[i] = b.x_stride;
       frame_.gather_stride[i] = b.gather_stride;
       frame_.gather_size[i] = b.gather_size;
+      const bool near = std::in_range<std::int32_t>(b.gather_size) &&
+                        std::in_range<std::int32_t>(b.gather_stride);
+      frame_.gather_near[i] = near ? b.gather_size : 0;
       if (operand.role == Role::kIota) {
         frame_.base[i] = static_cast<std::uint64_t>(b.start);
         for (int lane = 0; lane < kMaxLanes; ++lane) {

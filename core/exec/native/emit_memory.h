@@ -144,8 +144,14 @@ void Emitter<T>::gather(const Instr& instr) {
     value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);
     return;
   }
-  t_.argue(0, pair(instr.a));
-  t_.gather(instr.mem, over_x, p_.operands[instr.mem].contiguous != 0, bytes, copy_);
+  if constexpr (T::kGathers) {
+    if (!t_.masked && !over_x && bytes >= 4) {
+      const Pair r = t_.gather_four(pair(instr.a), instr.mem, bytes, copy_);
+      value(instr.dst) = {r.lo, r.hi, {}};
+      return;
+    }
+  }
+  t_.gather(pair(instr.a), instr.mem, over_x, p_.operands[instr.mem].contiguous != 0, bytes, copy_);
   value(instr.dst) = vector(instr, t_.result());
 }
 

@@ -522,6 +522,12 @@ class Neon : public A64 {
     a.str(vec(in_register(x.lo)).q(), memory(argument(i)));
     a.str(vec(in_register(x.hi)).q(), memory(argument(i), kBytes));
   }
+  static constexpr bool kGathers = false;
+  // The elements of a gathered operand at these indices, in place of a result.
+  void gather(const Pair& indices, int mem, bool over_x, bool /*contiguous*/, int bytes, int copy) {
+    argue(0, indices);
+    gather_lanes(mem, over_x, bytes, copy);
+  }
   void argue(int i, const M& m) { a.str(vec(bytes_of(m)).s(), memory(argument(i))); }
   F result32() {
     F r = fresh();
