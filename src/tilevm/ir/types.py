@@ -143,7 +143,8 @@ class Guard:
 class Dim:
     """What a user knows of a dimension; the same object at two places means equal sizes.
 
-    min, max: both included. multiple_of: the size is a multiple. likely: sizes seen most.
+    min, max: both included. multiple_of: the size is a multiple. likely: sizes seen most, which
+    graphs note and nothing uses yet.
     """
 
     min: int = 0
