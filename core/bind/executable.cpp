@@ -217,11 +217,11 @@ host::Nest nest_of(nb::handle given, std::vector<Ref>& parts) {
 PyObject* compile(const Program& program, nb::list targets, std::vector<std::string> sources,
                   const std::string& framework, std::optional<std::vector<std::string>> input_names,
                   nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
-                  bool follow_inputs, std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
-                  std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
-                  std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
-                  bool detached, bool single, const std::optional<std::string>& tier, int threads,
-                  std::optional<bool> verify) {
+                  bool follow_inputs, std::vector<bool> whole_outputs, Groups memory_groups,
+                  std::vector<int> frozen, std::vector<int> written_to, bool apart,
+                  std::vector<int> complex_inputs, std::vector<int> complex_outputs, bool nested,
+                  nb::dict nests, bool allow_grad, bool detached, bool single,
+                  const std::optional<std::string>& tier, int threads, std::optional<bool> verify) {
   host::Options options;
   options.frozen = std::move(frozen);
   options.targets = std::move(written_to);
@@ -368,19 +368,19 @@ void bind_executable(nb::module_& m) {
       "compile",
       [](const Program& program, nb::list targets, std::vector<std::string> sources,
          const std::string& framework, std::optional<std::vector<std::string>> input_names,
-         nb::dict int_symbols, std::optional<std::vector<Order>> output_orders,
-         bool follow_inputs, std::vector<bool> whole_outputs, Groups memory_groups,
-         std::vector<int> frozen, std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
+         nb::dict int_symbols, std::optional<std::vector<Order>> output_orders, bool follow_inputs,
+         std::vector<bool> whole_outputs, Groups memory_groups, std::vector<int> frozen,
+         std::vector<int> written_to, bool apart, std::vector<int> complex_inputs,
          std::vector<int> complex_outputs, bool nested, nb::dict nests, bool allow_grad,
          bool detached, bool single, std::optional<std::string> tier, int threads,
          std::optional<bool> verify) {
         try {
-          return nb::steal(compile(program, targets, std::move(sources), framework,
-                                   std::move(input_names), int_symbols, std::move(output_orders),
-                                   follow_inputs, std::move(whole_outputs), std::move(memory_groups),
-                                   std::move(frozen), std::move(written_to), apart,
-                                   std::move(complex_inputs), std::move(complex_outputs), nested,
-                                   nests, allow_grad, detached, single, tier, threads, verify));
+          return nb::steal(compile(
+              program, targets, std::move(sources), framework, std::move(input_names), int_symbols,
+              std::move(output_orders), follow_inputs, std::move(whole_outputs),
+              std::move(memory_groups), std::move(frozen), std::move(written_to), apart,
+              std::move(complex_inputs), std::move(complex_outputs), nested, nests, allow_grad,
+              detached, single, tier, threads, verify));
         } catch (const nb::python_error&) {
           throw;
         } catch (const nb::builtin_exception&) {
@@ -394,10 +394,9 @@ void bind_executable(nb::module_& m) {
       nb::arg("sources") = std::vector<std::string>(), nb::arg("framework") = "torch",
       nb::arg("input_names") = nb::none(), nb::arg("int_symbols") = nb::dict(),
       nb::arg("output_orders") = nb::none(), nb::arg("follow_inputs") = false,
-      nb::arg("whole_outputs") = std::vector<bool>(),
-      nb::arg("memory_groups") = nb::none(), nb::arg("frozen") = std::vector<int>(),
-      nb::arg("written_to") = std::vector<int>(), nb::arg("apart") = false,
-      nb::arg("complex_inputs") = std::vector<int>(),
+      nb::arg("whole_outputs") = std::vector<bool>(), nb::arg("memory_groups") = nb::none(),
+      nb::arg("frozen") = std::vector<int>(), nb::arg("written_to") = std::vector<int>(),
+      nb::arg("apart") = false, nb::arg("complex_inputs") = std::vector<int>(),
       nb::arg("complex_outputs") = std::vector<int>(), nb::arg("nested") = false,
       nb::arg("nests") = nb::dict(), nb::arg("allow_grad") = false, nb::arg("detached") = false,
       nb::arg("single") = false, nb::arg("tier") = nb::none(), nb::arg("threads") = 0,
@@ -423,9 +422,7 @@ void bind_executable(nb::module_& m) {
       "verify: as set_tier, set_threads, set_verify, for this program alone.");
   m.def(
       "on_internal_error",
-      [](nb::object hook) {
-        drop_reference(std::exchange(failure_hook, hook.release().ptr()));
-      },
+      [](nb::object hook) { drop_reference(std::exchange(failure_hook, hook.release().ptr())); },
       nb::arg("hook"),
       "Call hook(executable, inputs, error) when a call fails inside tilevm, before it raises.");
   m.def(
@@ -503,7 +500,8 @@ void bind_executable(nb::module_& m) {
                                                    : Perf::kOff);
       },
       nb::arg("perf"));
-  m.def("set_gdb", [](bool on) { exec::native::set_debugger(on ? &gdb : nullptr); }, nb::arg("on"));
+  m.def(
+      "set_gdb", [](bool on) { exec::native::set_debugger(on ? &gdb : nullptr); }, nb::arg("on"));
   m.def("record_launches", exec::record_launches, nb::arg("path"),
         "Write what the interpreter runs from now on into a file, until the path is empty.");
   m.def("set_verify", schedule::set_verify, nb::arg("verify"));

@@ -325,7 +325,8 @@ void Executable::compile_complex_results() {
   for (const HostStep& step : steps_) {
     if (!step.owned) continue;
     const int last = program.type(step.out).shape.rank - 1;
-    bool all = step.follows < 0 && (step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last);
+    bool all = step.follows < 0 &&
+               (step.order < 0 || orders_[static_cast<std::size_t>(step.order)].back() == last);
     for (std::size_t o = 0; o < outputs_.size() && all; ++o) {
       if (outputs_[o].kind != Source::Kind::kTensor || !lies_in(outputs_[o].value, step.out))
         continue;

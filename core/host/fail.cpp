@@ -91,8 +91,8 @@ std::optional<std::int64_t> outside(const std::byte* data, bytecode::Storage sto
     return found && (*found < low || *found >= high) ? found : std::nullopt;
   }
   for (std::int64_t i = 0; i < sizes[0]; ++i) {
-    const auto found = outside(data + i * strides[0], storage, rank - 1, sizes + 1, strides + 1,
-                               low, high);
+    const auto found =
+        outside(data + i * strides[0], storage, rank - 1, sizes + 1, strides + 1, low, high);
     if (found) return found;
     if (strides[0] == 0) break;
   }
@@ -138,9 +138,9 @@ bool Executable::is_known(ValueId value, bool replayed) const {
 
 // The first element of what a gather's index is loaded from that no row has; nothing, if that is
 // not known.
-std::optional<std::int64_t> Executable::bad_index(const KernelGraph& graph, const KernelNode& gather,
-                                                  std::int64_t size, Frame& frame,
-                                                  bool replayed) const {
+std::optional<std::int64_t> Executable::bad_index(const KernelGraph& graph,
+                                                  const KernelNode& gather, std::int64_t size,
+                                                  Frame& frame, bool replayed) const {
   std::array<std::int64_t, fuse::kMaxAxes> extents{};
   const std::span axes(extents.data(), graph.axes.size());
   for (std::size_t a = 0; a < axes.size(); ++a)
@@ -156,8 +156,7 @@ std::optional<std::int64_t> Executable::bad_index(const KernelGraph& graph, cons
   };
   const auto is_number = [&](std::int32_t n, std::int64_t number) {
     const KernelNode& node = graph.nodes[static_cast<std::size_t>(n)];
-    if (node.kind == KernelNode::Kind::kConst)
-      return static_cast<std::int64_t>(node.imm) == number;
+    if (node.kind == KernelNode::Kind::kConst) return static_cast<std::int64_t>(node.imm) == number;
     if (node.kind != KernelNode::Kind::kLoad || node.axes != 0) return false;
     const auto scalar = view(node.operand);
     return scalar && element(scalar->base, storage(node.operand)) == number;
@@ -173,8 +172,8 @@ std::optional<std::int64_t> Executable::bad_index(const KernelGraph& graph, cons
 }
 
 void Executable::fail_index(const KernelGraph& graph, Frame* frame, bool replayed) const {
-  const std::string op = operators(plan_.program, graph,
-                                   [](Op o) { return info(o).cls == OpClass::kGather; });
+  const std::string op =
+      operators(plan_.program, graph, [](Op o) { return info(o).cls == OpClass::kGather; });
   std::set<std::string> all;
   for (const KernelNode& node : graph.nodes) {
     if (node.kind != KernelNode::Kind::kGather) continue;

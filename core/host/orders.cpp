@@ -95,7 +95,8 @@ void Executable::follow_inputs() {
   std::vector<bool> seen_otherwise(program.values.size(), false), may(program.values.size(), false);
   std::vector<ValueId> first(program.values.size(), -1);
   for (const ValueId input : program.inputs) {
-    if (!program.type(input).weak && program.type(input).shape.rank > 1) first[index(input)] = input;
+    if (!program.type(input).weak && program.type(input).shape.rank > 1)
+      first[index(input)] = input;
   }
   for (const HostStep& step : steps_) {
     if (step.in >= 0) seen_otherwise[index(step.in)] = true;
@@ -108,9 +109,7 @@ void Executable::follow_inputs() {
     }
   }
   // Sizes of other names are equal, too, unless one is 1 and stands for all.
-  const auto fits = [&](SizeId in, SizeId out) {
-    return in == out || !program.sizes.is(in, 1);
-  };
+  const auto fits = [&](SizeId in, SizeId out) { return in == out || !program.sizes.is(in, 1); };
   for (const Node& node : program.nodes) {
     if (info(node.op).cls != OpClass::kElementwise) continue;
     const auto same = std::ranges::find_if(node.inputs, [&](ValueId in) {

@@ -255,9 +255,8 @@ void set_strides_like(Geometry& g, const Geometry& other) {
   std::array<std::int32_t, kMaxRank> dims{};
   std::iota(dims.begin(), dims.end(), 0);
   const std::span order(dims.data(), static_cast<std::size_t>(g.rank));
-  std::ranges::stable_sort(order, std::ranges::greater(), [&](std::int32_t d) {
-    return stride[static_cast<std::size_t>(d)];
-  });
+  std::ranges::stable_sort(order, std::ranges::greater(),
+                           [&](std::int32_t d) { return stride[static_cast<std::size_t>(d)]; });
   set_strides_in_order(g, order);
 }
 
