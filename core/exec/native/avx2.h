@@ -607,50 +607,74 @@ class Avx2 : public X86 {
     };
     gather_vector(mem, over_x, contiguous, bytes, copy, chunk, xmm(joined), xmm(part), done);
   }
+  // The same of elements of 4 or 8 bytes that are alike in all columns: in registers, read by the
+  // processor's own gathers. Half as long as one by one on Zen 3.
   static constexpr bool kGathers = true;
-  // The same of elements of 4 or 8 bytes that are alike in all columns: in registers, read four at
-  // a time by the processor's own gathers. Half as long as one by one on Zen 3.
-  Pair gather_four(const Pair& indices, int mem, int bytes, int copy) {
+  Pair gather_whole(const Pair& indices, int mem, int bytes, int copy) {
     const Pair at{in_register(indices.lo), in_register(indices.hi)};
-    const F s = fresh(), t = fresh(), all = fresh(), lo = fresh();
-    const F hi = bytes == 8 ? fresh() : F();
-    const auto one_by_one = a.newLabel(), done = a.newLabel();
-    const auto of_mem = [&](std::size_t array) {
-      return field(array + sizeof(std::int64_t) * static_cast<std::size_t>(mem));
+    const F s = fresh(), t = fresh();
+    const auto inside = [&] {
+      a.vpbroadcastq(ymm(s), of_gather(offsetof(Frame, gather_near), mem));
+      a.vpcmpgtq(ymm(t), ymm(s), ymm(at.lo));
+      a.vpcmpgtq(ymm(s), ymm(s), ymm(at.hi));
+      a.vpand(ymm(t), ymm(t), ymm(s));
+      a.vpor(ymm(s), ymm(at.lo), ymm(at.hi));
+      a.vpandn(ymm(t), ymm(s), ymm(t));  // sign: not negative, and below the size
+      a.vmovmskpd(kTemp.r32(), ymm(t));
+      a.cmp(kTemp.r32(), 15);
     };
-    a.vpbroadcastq(ymm(s), of_mem(offsetof(Frame, gather_near)));
-    a.vpcmpgtq(ymm(t), ymm(s), ymm(at.lo));
-    a.vpcmpgtq(ymm(s), ymm(s), ymm(at.hi));
-    a.vpand(ymm(t), ymm(t), ymm(s));
-    a.vpor(ymm(s), ymm(at.lo), ymm(at.hi));
-    a.vpandn(ymm(t), ymm(s), ymm(t));  // sign: not negative, and below the size
-    a.vmovmskpd(kTemp.r32(), ymm(t));
-    a.cmp(kTemp.r32(), 15);
-    a.jne(one_by_one);
-    a.vpbroadcastq(ymm(s), of_mem(offsetof(Frame, gather_stride)));
-    a.vpmuldq(ymm(t), ymm(at.lo), ymm(s));
-    a.vpmuldq(ymm(s), ymm(at.hi), ymm(s));
-    const x86::Gp base = pointer(mem);
-    a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
-    if (bytes == 4) {
-      a.vgatherqps(xmm(lo), x86::ptr(base, ymm(t)), xmm(all));
+    const auto gathers = [&](const F& all, const F& lo, const F& hi) {
+      a.vpbroadcastq(ymm(s), of_gather(offsetof(Frame, gather_stride), mem));
+      a.vpmuldq(ymm(t), ymm(at.lo), ymm(s));
+      a.vpmuldq(ymm(s), ymm(at.hi), ymm(s));
+      const x86::Gp base = pointer(mem);
       a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
-      a.vgatherqps(xmm(t), x86::ptr(base, ymm(s)), xmm(all));
-      a.vinsertf128(ymm(lo), ymm(lo), xmm(t), 1);
-    } else {
-      a.vgatherqpd(ymm(lo), x86::ptr(base, ymm(t)), ymm(all));
+      if (bytes == 4) {
+        a.vgatherqps(xmm(lo), x86::ptr(base, ymm(t)), xmm(all));
+        a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+        a.vgatherqps(xmm(t), x86::ptr(base, ymm(s)), xmm(all));
+        a.vinsertf128(ymm(lo), ymm(lo), xmm(t), 1);
+      } else {
+        a.vgatherqpd(ymm(lo), x86::ptr(base, ymm(t)), ymm(all));
+        a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+        a.vgatherqpd(ymm(hi), x86::ptr(base, ymm(s)), ymm(all));
+      }
+    };
+    return gather_or(inside, mem, bytes, copy, [&] { argue(0, at); }, gathers);
+  }
+  // At indices of 32 bits.
+  Pair gather_whole(const I& indices, int mem, int bytes, int copy) {
+    const I at = in_register(indices);
+    const F s = fresh(), t = fresh();
+    const auto inside = [&] {
+      a.vpbroadcastd(ymm(s), of_gather(offsetof(Frame, gather_close), mem));
+      a.vpcmpgtd(ymm(s), ymm(s), ymm(at));
+      a.vpandn(ymm(s), ymm(at), ymm(s));
+      a.vmovmskps(kTemp.r32(), ymm(s));
+      a.cmp(kTemp.r32(), 255);
+    };
+    const auto arguments = [&] {
+      a.vpmovsxdq(ymm(s), xmm(at));
+      a.vmovups(argument(0), ymm(s));
+      a.vextracti128(xmm(s), ymm(at), 1);
+      a.vpmovsxdq(ymm(s), xmm(s));
+      a.vmovups(argument(0).cloneAdjusted(kBytes), ymm(s));
+    };
+    const auto gathers = [&](const F& all, const F& lo, const F& hi) {
+      a.vpbroadcastd(ymm(s), of_gather(offsetof(Frame, gather_stride), mem));
+      a.vpmulld(ymm(s), ymm(at), ymm(s));
+      const x86::Gp base = pointer(mem);
       a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
-      a.vgatherqpd(ymm(hi), x86::ptr(base, ymm(s)), ymm(all));
-    }
-    a.jmp(done);
-    a.bind(one_by_one);
-    argue(0, at);
-    a.mov(kTemp2, kLanes);
-    gather_lanes(mem, false, bytes, copy);
-    a.vmovups(ymm(lo), result());
-    if (bytes == 8) a.vmovups(ymm(hi), result().cloneAdjusted(kBytes));
-    a.bind(done);
-    return {lo, hi};
+      if (bytes == 4) {
+        a.vgatherdps(ymm(lo), x86::ptr(base, ymm(s)), ymm(all));
+      } else {
+        a.vgatherdpd(ymm(lo), x86::ptr(base, xmm(s)), ymm(all));
+        a.vextracti128(xmm(t), ymm(s), 1);
+        a.vpcmpeqd(ymm(all), ymm(all), ymm(all));
+        a.vgatherdpd(ymm(hi), x86::ptr(base, xmm(t)), ymm(all));
+      }
+    };
+    return gather_or(inside, mem, bytes, copy, arguments, gathers);
   }
   Pair iota_lanes(int i) {
     Pair r{fresh(), fresh()};
@@ -924,6 +948,30 @@ class Avx2 : public X86 {
     if (y != nullptr) argue(1, *y);
     call(number);
     return result32();
+  }
+
+  static Address of_gather(std::size_t array, int mem) {
+    return field(array + sizeof(std::int64_t) * static_cast<std::size_t>(mem));
+  }
+  // What `gathers` reads if `inside` finds that all lanes are; else one by one, for errors and for
+  // what is far away.
+  template <class Inside, class Arguments, class Gathers>
+  Pair gather_or(const Inside& inside, int mem, int bytes, int copy, const Arguments& arguments,
+                 const Gathers& gathers) {
+    const F all = fresh(), lo = fresh(), hi = bytes == 8 ? fresh() : F();
+    const auto one_by_one = a.newLabel(), done = a.newLabel();
+    inside();
+    a.jne(one_by_one);
+    gathers(all, lo, hi);
+    a.jmp(done);
+    a.bind(one_by_one);
+    arguments();
+    a.mov(kTemp2, kLanes);
+    gather_lanes(mem, false, bytes, copy);
+    a.vmovups(ymm(lo), result());
+    if (bytes == 8) a.vmovups(ymm(hi), result().cloneAdjusted(kBytes));
+    a.bind(done);
+    return {lo, hi};
   }
 
   Registers vectors_;

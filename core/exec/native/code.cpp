@@ -424,6 +424,8 @@ class Run {
       const bool near = std::in_range<std::int32_t>(b.gather_size) &&
                         std::in_range<std::int32_t>(b.gather_stride);
       frame_.gather_near[i] = near ? b.gather_size : 0;
+      const bool close = near && std::in_range<std::int32_t>(b.gather_size * b.gather_stride);
+      frame_.gather_close[i] = close ? b.gather_size : 0;
       if (operand.role == Role::kIota) {
         frame_.base[i] = static_cast<std::uint64_t>(b.start);
         for (int lane = 0; lane < kMaxLanes; ++lane) {

@@ -374,7 +374,10 @@ bool Emitter<T>::map_mixed(const Instr& instr, Value<T>& r) {
     case Op::cast_b8_f32: r.lo = t_.select(mask(instr.a), t_.f32(1.0F), t_.f32(0.0F)); return true;
     case Op::cast_b8_i32: r.lo = t_.iselect(mask(instr.a), t_.i32(1), t_.i32(0)); return true;
     case Op::cast_b8_i64: return set(t_.widen(t_.iselect(mask(instr.a), t_.i32(1), t_.i32(0))));
-    case Op::cast_i32_i64: return set(t_.widen(vector(instr.a)));
+    case Op::cast_i32_i64:
+      if (!widened_late_[instr.dst]) return set(t_.widen(vector(instr.a)));
+      r.lo = vector(instr.a);
+      return true;
     case Op::cast_i64_i32: r.lo = t_.narrow(pair(instr.a)); return true;
     case Op::cast_f32_i32: r.lo = t_.to_i32(vector(instr.a)); return true;
     default: break;

@@ -144,14 +144,17 @@ void Emitter<T>::gather(const Instr& instr) {
     value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);
     return;
   }
+  const bool widens = widened_late_[instr.a];
   if constexpr (T::kGathers) {
-    if (!t_.masked && !over_x && bytes >= 4) {
-      const Pair r = t_.gather_four(pair(instr.a), instr.mem, bytes, copy_);
+    if (!t_.masked && gathers_whole(instr)) {
+      const Pair r = widens ? t_.gather_whole(vector(instr.a), instr.mem, bytes, copy_)
+                            : t_.gather_whole(pair(instr.a), instr.mem, bytes, copy_);
       value(instr.dst) = {r.lo, r.hi, {}};
       return;
     }
   }
-  t_.gather(pair(instr.a), instr.mem, over_x, p_.operands[instr.mem].contiguous != 0, bytes, copy_);
+  t_.gather(widens ? t_.widen(vector(instr.a)) : pair(instr.a), instr.mem, over_x,
+            p_.operands[instr.mem].contiguous != 0, bytes, copy_);
   value(instr.dst) = vector(instr, t_.result());
 }
 

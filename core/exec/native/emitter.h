@@ -75,6 +75,7 @@ class Emitter final : private Owner {
   int emit() {
     check_operands();
     find_uses();
+    find_widened_late();
     narrow_ = narrow_bytes();
     t_.prologue();
     switch (p_.header->fold) {
@@ -561,6 +562,30 @@ class Emitter final : private Owner {
     }
   }
 
+  // Vectors of it come from the processor's own gathers, which take indices of 32 bits, too.
+  bool gathers_whole(const Instr& instr) const {
+    return T::kGathers && info(instr).cls == Class::kGather && over_x(instr.cls_a()) &&
+           !over_x(p_.operands[instr.mem].cls) &&
+           bytecode::storage_bytes(info(instr).storage) >= 4;
+  }
+  // Indices that were int32, and that nothing else needs as int64 (nor as int32, so that their
+  // register has one holder): gathers widen them, or do not.
+  void find_widened_late() {
+    widened_late_.assign(p_.header->n_registers, false);
+    if constexpr (!T::kGathers) return;
+    for (int i = 0; i < n_; ++i) {
+      const Instr& cast = p_.code[at(i)];
+      if (op(i) != Op::cast_i32_i64 || last_use_[cast.a] != order(i)) continue;
+      bool late = last_use_[cast.dst] >= 0;
+      for (const Instr& instr : p_.code) {
+        each_source(instr, [&](int reg) {
+          if (reg == cast.dst) late = late && gathers_whole(instr);
+        });
+      }
+      widened_late_[cast.dst] = late;
+    }
+  }
+
   int next_use(int reg) const {
     int use = first_use_[at(reg)];
     while (use >= 0 && uses_[at(use)].at <= now_) use = uses_[at(use)].next;
@@ -785,6 +810,7 @@ class Emitter final : private Owner {
   std::vector<std::size_t> fold_at_;  // by register
   bool stores_at_last_ = false;
   std::vector<int> made_at_, first_use_, last_use_;  // by register
+  std::vector<bool> widened_late_;
   std::vector<Use> uses_;
   std::vector<Move> moves_;
 };

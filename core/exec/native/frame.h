@@ -43,6 +43,7 @@ struct alignas(64) Frame {
   std::int64_t gather_stride[kMaxOperands];
   std::int64_t gather_size[kMaxOperands];
   std::int64_t gather_near[kMaxOperands];  // the size; 0, if it or a stride need more than 32 bits
+  std::int64_t gather_close[kMaxOperands];  // the same; 0 also, if distances need more
   alignas(64) std::int64_t iota_lanes[kMaxIotas][kMaxLanes];  // lane times x stride
   Argument result;
   Argument argument[3];
