@@ -5,6 +5,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,17 @@ def test_a_block_may_be_entered_again_and_decorate() -> None:
     assert (inside(), inside(), config.threads) == (2, 2, before)
 
 
+def test_a_block_decorates_nothing_that_runs_later() -> None:
+    async def later() -> None: ...
+
+    def items() -> Iterator[int]:
+        yield 1
+
+    for function in (later, items):
+        with pytest.raises(TypeError, match=rf"patch decorates .*{function.__name__}, whose call"):
+            config.patch(threads=2)(function)
+
+
 def test_instructions_of_another_processor_are_refused() -> None:
     tilevm.stats()  # loads the core, which is asked
     foreign = "avx2" if platform.machine() in ("aarch64", "arm64") else "neon"
@@ -143,7 +155,8 @@ def test_watchers_see_every_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("interp", "interp"), ("x", "TILEVM_TIER is 'x', which is not one of")]
+    ("value", "expected"),
+    [("interp", "interp"), ("", "auto"), ("x", "TILEVM_TIER is 'x', which is not one of")],
 )
 def test_the_environment_sets_knobs(value: str, expected: str) -> None:
     code = "import tilevm; print(tilevm.config.tier)"

@@ -24,7 +24,7 @@ constexpr int kWriteable = 0x400;
 constexpr int kDTypes = static_cast<int>(DType::kOpaque);
 
 struct NumPy {
-  PyTypeObject* array;
+  PyTypeObject *array, *memmap;
   PyObject *empty, *asarray, *matmul, *namespace_type;
   std::array<PyObject*, kDTypes> dtypes{};  // null: NumPy has no such type
 };
@@ -34,6 +34,7 @@ NumPy make() {
   const Ref module = import("numpy");
   const auto get = [&](const char* name) { return attribute(module.get(), name).release(); };
   numpy.array = reinterpret_cast<PyTypeObject*>(get("ndarray"));
+  numpy.memmap = reinterpret_cast<PyTypeObject*>(get("memmap"));
   numpy.empty = get("empty");
   numpy.asarray = get("asarray");
   numpy.matmul = get("matmul");
@@ -73,7 +74,8 @@ class NumpyFramework final : public PythonFramework {
 
   void describe(Object tensor, const Type& type, const std::string& name, Record& out) override {
     PyObject* object = py(tensor);
-    if (Py_TYPE(object) != numpy_.array && !PyType_IsSubtype(Py_TYPE(object), numpy_.array)) {
+    // Other subclasses mean more than their elements: masks, units.
+    if (Py_TYPE(object) != numpy_.array && Py_TYPE(object) != numpy_.memmap) {
       wrong_type(object, "a numpy.ndarray", name);
     }
     const Array& array = *array_of(object);

@@ -242,7 +242,7 @@ def _unknown(name: str) -> str:
 
 def _environment(knob: Knob) -> Any:
     text = os.environ.get(knob.variable)
-    return knob.default if text is None else knob.parse(text)
+    return knob.parse(text) if text else knob.default
 
 
 class Patch(ContextDecorator):
@@ -252,6 +252,22 @@ class Patch(ContextDecorator):
         self._config = config
         self._knobs = knobs
         self._entered: list[dict[str, Any]] = []
+
+    def __call__(self, function: Any) -> Any:
+        """`@tilevm.config.patch(threads=1)`: for each call. Raises: TypeError."""
+        import inspect
+
+        kinds = (
+            inspect.iscoroutinefunction,
+            inspect.isgeneratorfunction,
+            inspect.isasyncgenfunction,
+        )
+        if any(is_kind(function) for is_kind in kinds):
+            raise TypeError(
+                f"tilevm.config.patch decorates {function.__qualname__}, whose call runs nothing "
+                "of it yet: write `with tilevm.config.patch(...):` in it"
+            )
+        return super().__call__(function)
 
     def __enter__(self) -> None:
         layer = dict(self._knobs)

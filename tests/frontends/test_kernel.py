@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -241,6 +242,33 @@ def test_elements_of_an_index_count_from_the_end(dtype: str) -> None:
         columns(x, np.array([0, -301]))
     with pytest.raises(IndexError, match="index -1 is out of bounds for axis 0 with size 3"):
         tilevm.kernel(lambda x, i: lang.take(x, i, 0))(x, np.array([-1]))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_an_index_of_floats_is_refused(dtype: str) -> None:
+    rows = tilevm.kernel(lambda x, i: x[i])
+    for index in (np.array([0, 1.9, -0.5], dtype), np.array(1.0, dtype), np.zeros(0, dtype)):
+        with pytest.raises(DTypeError, match="take: an index must be an integer"):
+            rows(np.ones(3), index)
+    with pytest.raises(DTypeError, match="take: an index must be an integer"):
+        tilevm.kernel(lambda x, i: x[i / 2])(np.ones(3), np.array([1, 2]))
+    with pytest.raises(DTypeError, match="take: an index must be an integer"):
+        rows(np.ones(3), 1.7)
+
+
+def test_arrays_that_mean_more_than_their_elements_are_refused(tmp_path: Path) -> None:
+    total = tilevm.kernel(lambda x: x.sum())
+    x = np.array([1.0, 2.0, 1e9])
+    assert float(total(x)) == x.sum()  # calls like this one run without Python
+    for given, kind in (
+        (np.ma.masked_array(x, [False, False, True]), "numpy.ma.*MaskedArray"),
+        (x.view(type("Metres", (np.ndarray,), {})), "Metres"),
+    ):
+        with pytest.raises(DTypeError, match=f"x is a .*{kind}.*, which means more"):
+            total(given)
+    mapped = np.memmap(tmp_path / "x", np.float64, "w+", shape=(3,))
+    mapped[:] = x
+    assert float(total(mapped)) == x.sum()
 
 
 def test_wrong_arguments_name_the_kernel() -> None:

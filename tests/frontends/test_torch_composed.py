@@ -114,6 +114,33 @@ def test_linspace_is_captured_for_any_number_of_steps(dtype: Any, start: Any, en
     assert tilevm.stats()["flushes"] == before["flushes"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.uint8])
+def test_linspace_of_narrow_numbers_and_ints(dtype: Any) -> None:
+    def line(x: Any) -> Any:
+        return torch.linspace(0, 100, x.shape[0], dtype=dtype)
+
+    compiled = tilevm.compile(line)
+    before = tilevm.stats()["captures"]
+    for n in (3, 5, 8, 11, 101):
+        expected = line(torch.ones(n))
+        rtol = 0 if not dtype.is_floating_point else 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(compiled(torch.ones(n)), expected, rtol=rtol, atol=0)
+    assert tilevm.stats()["captures"] - before == 1
+
+
+def test_logspace_is_captured_for_any_number_of_steps() -> None:
+    for base in (10.0, 2.0):
+
+        def line(x: Any, base: float = base) -> Any:
+            return torch.logspace(-1, 2, x.shape[0], base) + x
+
+        compiled = tilevm.compile(line)
+        before = tilevm.stats()["captures"]
+        for n in (3, 5, 8, 2, 101):
+            torch.testing.assert_close(compiled(torch.ones(n)), line(torch.ones(n)))
+        assert tilevm.stats()["captures"] - before == 1
+
+
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("rank", [2, 3])
 def test_affine_grids_are_captured_for_any_size(align_corners: bool, rank: int) -> None:

@@ -38,7 +38,12 @@ class NumpyArrays:
         return str(x.dtype.name)
 
     def check(self, x: Any, label: str, line: str) -> None:
-        """Raise DTypeError or DeviceError: bytes in another order, or at odd addresses."""
+        """Raise DTypeError or DeviceError: subclasses, bytes in another order, odd addresses."""
+        if type(x) not in (np.ndarray, np.memmap):
+            kind = f"{type(x).__module__}.{type(x).__qualname__}"
+            what = f"{label} is a {kind}, which means more than its elements"
+            remedy = f"Pass these alone: numpy.asarray({label})."
+            raise DTypeError(describe(what, line=line, remedy=remedy))
         if not x.dtype.isnative:
             remedy = f"Use {label}.astype({label}.dtype.newbyteorder('='))."
             what = f"{label} has bytes in the other order ({x.dtype.str})"

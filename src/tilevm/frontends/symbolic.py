@@ -18,7 +18,17 @@ import numpy as np
 from tilevm.errors import CaptureError, DTypeError, ShapeError, describe
 from tilevm.ir.graph import GraphBuilder
 from tilevm.ir.ops import BY_NAME, Kind, Param
-from tilevm.ir.types import DTYPES, FLOATS, RELATIONS, AnySize, Guard, Size, Type, dtype_name
+from tilevm.ir.types import (
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    RELATIONS,
+    AnySize,
+    Guard,
+    Size,
+    Type,
+    dtype_name,
+)
 
 _OWN_FILES = {__file__}  # frames to skip in the search for the user's line
 _PLACES: dict[str, str] = {}
@@ -587,7 +597,7 @@ def _from_start(x: Array, axis: int, index: Any) -> Any:
 
 def _all_from_start(x: Array, axis: int, index: Array) -> Array:
     """The index, with the size added to elements that count from the end."""
-    if index.dtype == "uint8":
+    if index.dtype == "uint8" or index.dtype not in INTEGERS:  # which take refuses
         return index
     if index.dtype != "int64":  # in which each size is a number
         index = x.trace.add("cast", index, dtype="int64")

@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional
 
 Tensor = torch.Tensor
-_cov, _corrcoef, _linspace = torch.cov, torch.corrcoef, torch.linspace
+_cov, _corrcoef = torch.cov, torch.corrcoef
+_linspace, _logspace = torch.linspace, torch.logspace
 _gaussian_nll_loss, _affine_grid = functional.gaussian_nll_loss, functional.affine_grid
 
 
@@ -95,19 +96,36 @@ def gaussian_nll_loss(
     return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
 
 
+# Of these, PyTorch has but one number of steps, which is an int.
+_LINES = {torch.float32, torch.float64, torch.bfloat16, torch.float16}
+_COUNTS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # by float64, cut off
+
+
 def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
-    """For any number of steps: PyTorch's operator has but ints. With its own roundings."""
+    """For any number of steps, with PyTorch's own roundings."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     numbers = isinstance(start, int | float) and isinstance(end, int | float)
     fits = isinstance(steps, torch.SymInt) and numbers and options.get("out") is None
-    if not fits or dtype not in (torch.float32, torch.float64) or steps <= 1:
+    if not fits or dtype not in _LINES | _COUNTS or steps <= 1:
         return _linspace(start, end, steps, **options)
-    first, last = torch.full((), start, dtype=dtype), torch.full((), end, dtype=dtype)
+    computed = torch.float64 if dtype in _COUNTS else dtype
+    first = torch.full((), start, dtype=dtype).to(computed)
+    last = torch.full((), end, dtype=dtype).to(computed)
     i = torch.arange(steps)
     step = (last - first) / (steps - 1)
     below, above = first + step * i, last - step * (steps - 1 - i)
-    line = torch.where(i < steps // 2, below, above)
-    return line.requires_grad_(bool(options.get("requires_grad")))
+    line = torch.where(i < steps // 2, below, above).to(dtype)
+    return line.requires_grad_() if options.get("requires_grad") else line
+
+
+def logspace(start: Any, end: Any, steps: Any, base: Any = 10.0, **options: Any) -> Tensor:
+    """Powers of the base."""
+    dtype = options.get("dtype") or torch.get_default_dtype()
+    fits = isinstance(steps, torch.SymInt) and options.get("out") is None
+    if not fits or dtype not in (torch.float32, torch.float64) or isinstance(base, Tensor):
+        return _logspace(start, end, steps, base, **options)
+    line: Tensor = base ** linspace(start, end, steps, dtype=dtype)
+    return line.requires_grad_() if options.get("requires_grad") else line
 
 
 def _line(n: Any, align_corners: bool, like: Tensor) -> Tensor:
@@ -141,4 +159,5 @@ COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.affine_grid: affine_grid,
     torch.linspace: linspace,
+    torch.logspace: logspace,
 }

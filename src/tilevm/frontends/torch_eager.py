@@ -197,8 +197,9 @@ class Fuse:
     tensors like any other, whose elements are computed when they are needed: read by NumPy, by
     `item()` and `print`, by operators that are not recorded, by other threads. Gradients, aliasing,
     dtypes, strides and random numbers are those without. Blocks nest; `fuse(enabled=False)`
-    switches recording off inside of one. When the outermost one ends, what still waits is computed;
-    an index that is out of range raises at the latest then.
+    switches recording off inside of one. When the outermost one ends, writes in place are made,
+    and what nobody has looked at waits on: an index that is out of range raises when its result
+    is looked at.
     Raises: RecorderError if there is no recorder for this PyTorch.
     """
 

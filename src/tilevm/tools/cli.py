@@ -149,17 +149,16 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    counts = tuple(int(part) for part in text.split(","))
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError("thread counts are at least 1")
-    return counts
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError("thread counts are ints of at least 1: 1,2")
+    return tuple(map(int, parts))
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError("a thread count is at least 1; 0: as many as torch")
-    return count
+    return int(text)
 
 
 def _words(text: str) -> tuple[str, ...]:
