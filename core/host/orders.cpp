@@ -103,10 +103,9 @@ void Executable::follow_inputs() {
     if (step.kind == Kind::kView && step.view.op == Op::permute && first[index(step.in)] == step.in)
       first[index(step.out)] = step.out;
     if (step.kind != Kind::kKernel) continue;
-    for (const fuse::OperandRef& operand :
-         kernels_[static_cast<std::size_t>(step.kernel)].graph().operands) {
-      if (operand.role == bytecode::Role::kOutput) may[index(operand.value)] = true;
-    }
+    visit_operands(step, [&](ValueId value, bool written) {
+      if (written) may[index(value)] = true;
+    });
   }
   // Sizes of other names are equal, too, unless one is 1 and stands for all.
   const auto fits = [&](SizeId in, SizeId out) { return in == out || !program.sizes.is(in, 1); };

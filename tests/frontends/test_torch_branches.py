@@ -513,12 +513,10 @@ def test_errors_say_where() -> None:
         return torch.cond(x.sum() > 0, lambda x: x[i] * 2, lambda x: x[i] + 1, (x,))
 
     compiled = tilevm.compile(chosen)
+    said = r"test_torch_branches.py:\d+: take: index 7 is out of bounds for axis 0 with size 3"
     with torch.no_grad():
         compiled(torch.ones(3, 4), torch.tensor([1, 2]))
         with tilevm.config.patch(debug=1):  # else the function runs eagerly, and raises its own
-            said = (
-                r"test_torch_branches.py:\d+: take: index 7 is out of bounds for axis 0 with size 3"
-            )
             with pytest.raises(IndexError, match=said):
                 compiled(torch.ones(3, 4), torch.tensor([1, 7]))
         torch.testing.assert_close(

@@ -102,7 +102,7 @@ _COUNTS = {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}  # by
 
 
 def linspace(start: Any, end: Any, steps: Any, **options: Any) -> Tensor:
-    """For any number of steps, with PyTorch's own roundings."""
+    """For any number of steps, by PyTorch's own formula: both halves from their ends."""
     dtype = options.get("dtype") or torch.get_default_dtype()
     numbers = isinstance(start, int | float) and isinstance(end, int | float)
     fits = isinstance(steps, torch.SymInt) and numbers and options.get("out") is None
