@@ -277,7 +277,7 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
   static_cast<Geometry&>(from) = output->geometry;
   from.data = output->data;
   wanted.data = made->block.data;
-  host::copy(from, wanted, item_bytes);
+  host::copy(from, wanted, item_bytes, threads_of_run);
   made->geometry = wanted;
   made->data = wanted.data;
   drop_held(output);

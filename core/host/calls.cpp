@@ -100,7 +100,7 @@ Object Executable::copied(const Record& record, DType dtype, std::span<const std
   const std::int64_t elements = checked_elements(fresh, item);
   const Object made = complex ? framework_.empty_complex(dtype, elements, fresh)
                               : framework_.empty(dtype, elements, fresh);
-  copy(record, fresh, item);
+  copy(record, fresh, item, framework_.threads());
   if (where != nullptr) *where = fresh;
   return made;
 }

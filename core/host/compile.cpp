@@ -73,6 +73,7 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   compile_nests(options);
   compile_orders(options);
   compile_targets(options);
+  scatter_in_place();
   find_dense_reshapes();
   separate_outputs(options);
   compile_memory();

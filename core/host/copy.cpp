@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "exec/plane.h"
+#include "exec/threads.h"
 #include "host/views.h"
 
 namespace tilevm::host {
@@ -46,6 +47,9 @@ void copy_row(std::byte* to, const std::byte* from, const Axis& x, int item) {
   }
 }
 
+// Below this many bytes, another thread is not worth it.
+constexpr std::int64_t kBytesOfThread = 512 << 10;
+
 // Elements of one tensor lie side by side along x, those of the other along y.
 void copy_plane(std::byte* to, std::byte* from, const Axis& y, const Axis& x, int item) {
   for (std::int64_t line = 0; line < y.size; line += kLinesAtOnce) {
@@ -54,9 +58,7 @@ void copy_plane(std::byte* to, std::byte* from, const Axis& y, const Axis& x, in
   }
 }
 
-}  // namespace
-
-void copy(const Record& in, const Record& out, int item_bytes) noexcept {
+void copy_all(const Record& in, const Record& out, int item_bytes) noexcept {
   if (in.empty()) return;
   std::array<Axis, kMaxRank> axes{};
   std::size_t n = 0;
@@ -100,6 +102,39 @@ void copy(const Record& in, const Record& out, int item_bytes) noexcept {
     }
     if (d == 0) return;
   }
+}
+
+// A copy cut where the result's elements are furthest apart.
+struct Cut {
+  const Record &in, &out;
+  int item_bytes;
+  int dim;
+  std::int64_t parts;
+
+  void run(std::int64_t i) const noexcept {
+    Record from = in, to = out;
+    const std::int64_t size = in.size(dim), begin = size * i / parts;
+    from.size(dim) = to.size(dim) = size * (i + 1) / parts - begin;
+    from.data += begin * in.stride(dim) * item_bytes;
+    to.data += begin * out.stride(dim) * item_bytes;
+    copy_all(from, to, item_bytes);
+  }
+};
+
+}  // namespace
+
+void copy(const Record& in, const Record& out, int item_bytes, int threads) noexcept {
+  int dim = -1;
+  for (int d = 0; d < in.rank; ++d) {
+    const bool further = dim < 0 || std::abs(out.stride(d)) > std::abs(out.stride(dim));
+    if (in.size(d) > 1 && further) dim = d;
+  }
+  const std::int64_t worth = in.empty() ? 0 : in.elements() * item_bytes / kBytesOfThread;
+  const auto parts = dim < 0 ? 1 : std::min({worth, in.size(dim), std::int64_t{threads}});
+  if (parts < 2) return copy_all(in, out, item_bytes);
+  Cut cut{in, out, item_bytes, dim, parts};
+  exec::parallel(
+      static_cast<int>(parts), [](void* data, int i) { static_cast<Cut*>(data)->run(i); }, &cut);
 }
 
 }  // namespace tilevm::host

@@ -197,6 +197,7 @@ class Executable {
   void compile_complex_results();
   std::vector<int> writers() const;
   bool may_replace(const HostStep& step, ValueId in, ValueId out) const;
+  void scatter_in_place();
   void find_dense_reshapes();
   bool repeats_indices(std::size_t step) const;
   void place_targets(const std::vector<int>& last, const std::vector<bool>& escapes);

@@ -1,6 +1,7 @@
 // Operators that are loops of their own: what a call gives them.
-#include "exec/loops/loops.h"
+#include <algorithm>
 
+#include "exec/loops/loops.h"
 #include "host/errors.h"
 #include "host/executable.h"
 #include "host/frame.h"
@@ -70,10 +71,12 @@ void Executable::run_loop(Frame& frame, int n) {
     loop.in[i] = array(frame.records[index(node.inputs[i])]);
   if (node.inputs.size() > 1) loop.index = fuse::storage_of(program.type(node.inputs[1]).dtype);
   loop.out = array(frame.records[index(node.out)]);
-  const bool unlocks = loop.in[0].elements() > kUnlockElements;
+  const auto all = std::max({loop.in[0].elements(), loop.in[1].elements(), loop.out.elements()});
+  const bool unlocks = all > kUnlockElements;
   if (schedule::Tape* const tape = begin_launch(frame, !unlocks)) tape->note({loop, 0});
+  const int threads = unlocks ? framework_.threads() : 1;
   if (unlocks) framework_.unlock();
-  const exec::Status status = exec::loops::run(loop);
+  const exec::Status status = exec::loops::run(loop, threads);
   if (unlocks) framework_.lock();
   if (status != exec::Status::kOk) fail_loop(status, n, frame);
 }

@@ -99,6 +99,36 @@ bool Executable::may_replace(const HostStep& step, ValueId in, ValueId out) cons
   return may;
 }
 
+// A scatter's result is the buffer that it scatters into, if nobody else reads that: nothing is
+// copied, also where the result is the framework's.
+void Executable::scatter_in_place() {
+  const Program& program = plan_.program;
+  const Uses uses = count_uses();
+  const auto dense_buffer = [&](ValueId value) {
+    const HostStep* const made = uses.made_by[index(value)];
+    return made != nullptr && made->kind == Kind::kAlloc && made->order < 0 && made->follows < 0;
+  };
+  for (std::size_t i = 0; i < steps_.size(); ++i) {
+    if (steps_[i].kind != Kind::kLoop) continue;
+    const Node& node = program.nodes[static_cast<std::size_t>(steps_[i].node)];
+    const ValueId in = node.inputs[0], out = node.out;
+    const bool is_target =
+        std::ranges::find(outputs_, out, &Source::value) != outputs_.end() && writes_;
+    if (is_target || !dense_buffer(in) || !dense_buffer(out) || uses.readers[index(in)] != 1 ||
+        !may_replace(steps_[i], in, out))
+      continue;
+    const auto made = std::find_if(steps_.begin(), steps_.end(), [&](const HostStep& step) {
+      return step.kind == Kind::kAlloc && step.out == out;
+    });
+    made->kind = Kind::kView;
+    made->in = in;
+    made->view.op = Op::permute;
+    made->view.axes.resize(static_cast<std::size_t>(program.type(in).shape.rank));
+    std::iota(made->view.axes.begin(), made->view.axes.end(), 0);
+    roots_[index(out)] = {in};
+  }
+}
+
 // Reshapes of what lies row by row are views whatever the sizes are: they need no memory.
 void Executable::find_dense_reshapes() {
   const Program& program = plan_.program;
@@ -260,7 +290,7 @@ void Executable::write_targets(Frame& frame, std::span<const Object> inputs,
       framework_.describe(outputs[o], program.type(outputs_[o].value), "a result", from);
       if (!std::equal(from.sizes.begin(), from.sizes.begin() + from.rank, to.sizes.begin()))
         throw ShapeError("output " + std::to_string(o) + " has other sizes than its input");
-      copy(from, to, dtype_bytes(program.type(target).dtype));
+      copy(from, to, dtype_bytes(program.type(target).dtype), framework_.threads());
       framework_.drop(outputs[o]);
     }
     const auto i = std::ranges::find(program.inputs, target) - program.inputs.begin();

@@ -428,7 +428,7 @@ void Executable::reshape(Frame& frame, const HostStep& step) {
   dense.root = out.root;
   if (step.kernel < 0) {
     if (frame.tape != nullptr) frame.tape->launches->refused = true;
-    copy(in, dense, step.item_bytes);
+    copy(in, dense, step.item_bytes, framework_.threads());
   } else {
     run_kernel(frame, step.kernel, &in, &dense);
   }
@@ -522,10 +522,10 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   exec::Status status;
   if (bytes > kUnlockBytes) {
     framework_.unlock();
-    status = k.run(axes, views, threads, large, tape);
+    status = k.run_alone(axes, views, threads, large, tape);
     framework_.lock();
   } else {
-    status = k.run(axes, views, threads, large, tape);
+    status = k.run_alone(axes, views, threads, large, tape);
   }
   if (status != exec::Status::kOk) fail(status, kernel, first == nullptr ? &frame : nullptr);
 }

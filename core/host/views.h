@@ -36,8 +36,9 @@ std::int64_t checked_elements(const Geometry& g, int item_bytes);
 // Source: PyTorch, ATen/TensorUtils.cpp, computeStride.
 bool reshape_strides(const Geometry& in, Geometry& out) noexcept;
 
-// out[i] = in[i] for equal sizes; any strides. For the cases that no kernel covers.
-void copy(const Record& in, const Record& out, int item_bytes) noexcept;
+// out[i] = in[i] for equal sizes; any strides; large ones on `threads` threads. For the cases that
+// no kernel covers.
+void copy(const Record& in, const Record& out, int item_bytes, int threads) noexcept;
 
 // Strides of a dense tensor whose dims lie in `order`, outermost first.
 void set_strides_in_order(Geometry& g, std::span<const std::int32_t> order);

@@ -16,6 +16,7 @@
 #include "schedule/copies.h"
 #include "schedule/encode.h"
 #include "schedule/layout.h"
+#include "schedule/split.h"
 #include "schedule/tape.h"
 #include "trace/trace.h"
 
@@ -64,8 +65,6 @@ Interpreted& interpreted() {
   return *made;
 }
 
-constexpr std::size_t kMaxBindings = 256;
-
 constexpr const char* kFoldNames[] = {"map", "rows", "columns", "all"};
 std::size_t at(bytecode::Fold fold) { return static_cast<std::size_t>(fold); }
 
@@ -107,8 +106,20 @@ struct Kernel::Impl {
   int n_variants = 0;
   std::atomic<const Variant*> variants{nullptr};
   std::mutex encoding;
+  bool can_split = false;
+  std::atomic<Split*> split{nullptr};  // made when it is first needed
+
+  // Throws std::bad_alloc.
+  Split& in_parts() {
+    if (Split* const made = split.load(std::memory_order_acquire)) return *made;
+    const std::lock_guard lock(encoding);
+    if (split.load() == nullptr)
+      split.store(new Split(graph, where, settings), std::memory_order_release);
+    return *split.load();
+  }
 
   ~Impl() {
+    delete split.load();
     const Variant* v = variants.load();
     while (v != nullptr) {
       const Variant* next = v->next;
@@ -197,6 +208,7 @@ Kernel::Kernel(fuse::KernelGraph graph, std::string where, const Settings& setti
   impl_->settings = settings;
   impl_->graph = std::move(graph);
   impl_->where = std::move(where);
+  impl_->can_split = Split::can_join(impl_->graph);
   if (impl_->graph.operands.size() > kMaxBindings)
     throw std::length_error("kernel has too many operands");
 }
@@ -230,7 +242,7 @@ exec::Status run_inline(const Variant& variant, const exec::Launch& launch) noex
 // One launch cut into parts along a kept axis; results do not depend on the cut.
 struct Parts {
   enum class Axis : std::uint8_t { kOuter, kRows, kColumns };
-  static constexpr std::int64_t kColumnStep = 64;  // parts start at whole cache lines
+  static constexpr std::int64_t kColumnStep = 64;         // parts start at whole cache lines
   static constexpr std::int64_t kPointsInPart = 1 << 16;  // at least, where a thread has several
   static constexpr std::int64_t kMostParts = 8;
 
@@ -364,6 +376,17 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
   return exec::Status::kNoMemory;
 }
 
+exec::Status Kernel::run_alone(std::span<const std::int64_t> axis_sizes,
+                               std::span<const OperandView> operands, int threads, bool large,
+                               Tape* tape) noexcept try {
+  if (!impl_->can_split || !Split::takes(impl_->graph, axis_sizes))
+    return run(axis_sizes, operands, threads, large, tape);
+  if (tape != nullptr) tape->refused = true;
+  return impl_->in_parts().run(axis_sizes, operands, threads, large);
+} catch (const std::bad_alloc&) {
+  return exec::Status::kNoMemory;
+}
+
 std::vector<Kernel::VariantInfo> Kernel::variants() const {
   std::vector<VariantInfo> result;
   for (const Variant* v = impl_->variants.load(); v != nullptr; v = v->next) {
@@ -384,6 +407,8 @@ std::vector<Kernel::VariantInfo> Kernel::variants() const {
     result.push_back(std::move(info));
   }
   std::ranges::reverse(result);
+  if (const Split* const split = impl_->split.load(std::memory_order_acquire))
+    std::ranges::move(split->variants(), std::back_inserter(result));
   return result;
 }
 

@@ -53,6 +53,9 @@ struct CompileStats {
 
 struct Tape;
 
+// Operands of a kernel, and what its encoder adds.
+inline constexpr std::size_t kMaxBindings = 256;
+
 class Kernel {
  public:
   // where: a source line of it, for profilers; may be empty.
@@ -69,6 +72,12 @@ class Kernel {
   exec::Status run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
                    int threads, bool large = false, Tape* tape = nullptr,
                    std::size_t stage = 0) noexcept;
+
+  // The same of a kernel that is by itself: rows that are few and long are shared by threads as
+  // well (schedule/split.h).
+  exec::Status run_alone(std::span<const std::int64_t> axis_sizes,
+                         std::span<const OperandView> operands, int threads, bool large,
+                         Tape* tape) noexcept;
 
   // For explain: the encoded variants so far (bytes and a description of the layout class).
   struct VariantInfo {

@@ -60,7 +60,7 @@ exec::Status Tape::run(std::size_t& failed) const noexcept {
       return status;
     }
     if (const auto* loop = std::get_if<exec::loops::Loop>(&what)) {
-      const exec::Status status = exec::loops::run(*loop);
+      const exec::Status status = exec::loops::run(*loop, 1);
       if (status == exec::Status::kOk) continue;
       failed = i;
       return status;
@@ -87,8 +87,7 @@ void run(const exec::gemm::Tiles& tiles, const Multiplied& p) {
       exec::gemm::reads_lines_to_planes(*p.a.windows)) {
     const auto run = p.way == exec::gemm::Way::kEach ? exec::gemm::multiply_lines_each
                                                      : exec::gemm::multiply_lines;
-    run(tiles, p.sizes, p.a, p.packed, reinterpret_cast<float*>(p.out), 1,
-        p.column_bytes / kBytes);
+    run(tiles, p.sizes, p.a, p.packed, reinterpret_cast<float*>(p.out), 1, p.column_bytes / kBytes);
     return;
   }
   float* const c = p.room + room_elements(tiles, p.way, p.sizes);

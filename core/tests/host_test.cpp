@@ -91,7 +91,7 @@ int test_copy() {
   std::iota(from.begin(), from.end(), 0);
   const Record in = record(reinterpret_cast<std::byte*>(from.data()), {2, 3, 4}, {1, 2, 6});
   const Record out = record(reinterpret_cast<std::byte*>(to.data()), {2, 3, 4}, {12, 4, 1});
-  copy(in, out, 4);
+  copy(in, out, 4, 1);
   for (int i = 0; i < 2; ++i) {
     for (int j = 0; j < 3; ++j) {
       for (int k = 0; k < 4; ++k) CHECK(to[i * 12 + j * 4 + k] == i + 2 * j + 6 * k);
@@ -105,7 +105,7 @@ int test_copy() {
       const std::int64_t first = step < 0 ? 4 : 0;
       const Record from = record(bytes.data() + first * item, {3, 5}, {10, step});
       copied.fill(std::byte{});
-      copy(from, record(copied.data(), {3, 5}, {5, 1}), item);
+      copy(from, record(copied.data(), {3, 5}, {5, 1}), item, 1);
       for (int i = 0; i < 3 * 5 * item; ++i) {
         const std::int64_t element = i / item / 5 * 10 + i / item % 5 * step + first;
         CHECK(copied[static_cast<std::size_t>(i)] ==

@@ -493,7 +493,7 @@ class Meaning {
       Acc& t = acc[group(y, x)];
       const Value a = registers_[instr.a][k];
       const auto u = static_cast<std::uint64_t>(a.i);
-      if (name == "sum" || name == "mean") t.d += a.f, t.u += u, ++t.count;
+      if (name == "sum" || name == "total" || name == "mean") t.d += a.f, t.u += u, ++t.count;
       if (name == "deviations" || name == "variance") {
         const long double before = a.f - t.mean;
         t.mean += before / static_cast<long double>(++t.count);

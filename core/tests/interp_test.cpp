@@ -487,12 +487,12 @@ void empty_reductions_give_identities() {
     Value want;
   };
   const std::initializer_list<Case> cases = {
-      {Op::sum_f32, {0, 0}},         {Op::prod_f32, {1, 0}},        {Op::max_f32, {-inf, 0}},
-      {Op::deviations_f32, {0, 0}},  {Op::min_f32, {inf, 0}},       {Op::sum_i64, {0, 0}},         {Op::prod_i64, {0, 1}},
-      {Op::max_i64, {0, INT64_MIN}}, {Op::min_i64, {0, INT64_MAX}}, {Op::max_i32, {0, INT32_MIN}},
-      {Op::min_i32, {0, INT32_MAX}}, {Op::any_b8, {0, 0}},          {Op::all_b8, {0, 1}},
-      {Op::sum_f64, {0, 0}},         {Op::prod_f64, {1, 0}},        {Op::max_f64, {-inf, 0}},
-      {Op::min_f64, {inf, 0}}};
+      {Op::sum_f32, {0, 0}},         {Op::total_f32, {0, 0}},       {Op::prod_f32, {1, 0}},
+      {Op::max_f32, {-inf, 0}},      {Op::deviations_f32, {0, 0}},  {Op::min_f32, {inf, 0}},
+      {Op::sum_i64, {0, 0}},         {Op::prod_i64, {0, 1}},        {Op::max_i64, {0, INT64_MIN}},
+      {Op::min_i64, {0, INT64_MAX}}, {Op::max_i32, {0, INT32_MIN}}, {Op::min_i32, {0, INT32_MAX}},
+      {Op::any_b8, {0, 0}},          {Op::all_b8, {0, 1}},          {Op::sum_f64, {0, 0}},
+      {Op::prod_f64, {1, 0}},        {Op::max_f64, {-inf, 0}},      {Op::min_f64, {inf, 0}}};
   for (const Fold fold : {Fold::kColumns, Fold::kRows, Fold::kBoth}) {
     for (const Case& c : cases) {
       for (const bool by_outer : {false, true}) {

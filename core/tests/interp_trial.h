@@ -151,6 +151,7 @@ struct Trial {
   std::vector<Reg> live[kRegTypes];  // by type
   Fold fold_ = Fold::kNone;
   bool pass_ = false;
+  std::vector<Reg> totals_;  // of this pass
 
   Reg any(RegType t, int mask = 3) {
     auto& of = live[static_cast<int>(t)];
@@ -332,9 +333,12 @@ struct Trial {
     const int kept = 3 & ~static_cast<int>(fold_);
     const auto done = [&](RegType t, Reg r) { folded.push_back({t, r}); };
     switch (pick(0, 6)) {
-      case 0:
-        done(RegType::kF32, builder.fold(choice({Op::sum_f32, Op::mean_f32}), any(RegType::kF32)));
+      case 0: {
+        const Op op = choice({Op::sum_f32, Op::mean_f32, Op::total_f32});
+        const Reg sum = builder.fold(op, any(RegType::kF32));
+        op == Op::total_f32 ? totals_.push_back(sum) : done(RegType::kF32, sum);
         break;
+      }
       case 6: {
         const Op op = choice({Op::sum_f64, Op::mean_f64, Op::max_f64, Op::min_f64, Op::prod_f64});
         Reg a = any(RegType::kF64);
@@ -422,6 +426,9 @@ struct Trial {
       pass_ = false;
       std::copy(std::begin(section), std::end(section), live);
       for (const auto& [type, r] : folded) keep(type, r);
+      // Rounded, since machine code may add a few in float32 first.
+      for (const Reg total : std::exchange(totals_, {}))
+        keep(RegType::kF32, builder.map(Op::cast_f64_f32, total));
       some(0, 4, [&] { random_instr(); });
     }
     some(1, 2, [&] { random_output(); });

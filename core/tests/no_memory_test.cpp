@@ -259,7 +259,7 @@ class Caller {
       set_dense_strides(dense);
       std::vector<float> elements(static_cast<std::size_t>(record.elements()));
       dense.data = reinterpret_cast<std::byte*>(elements.data());
-      host::copy(record, dense, sizeof(float));
+      host::copy(record, dense, sizeof(float), 1);
       all.insert(all.end(), elements.begin(), elements.end());
       heap.drop(outputs[o]);
     }

@@ -445,3 +445,87 @@ def test_scatters_hold_more_than_their_type_on_the_way(dtype: Any) -> None:
     )
     assert add(start * 0, index, terms)[0] == 260
     assert multiply(start, index, factors)[1] == 7
+
+
+# Loops large enough for threads, which take some rows, columns or searches each.
+
+
+def on_threads(function: Callable[..., Any], *arguments: Any) -> None:
+    compiled = tilevm.compile(function)
+    expected = function(*arguments)
+    for threads in (1, 2, 3, 7):
+        with tilevm.config.patch(threads=threads):
+            same(compiled(*arguments), expected)
+
+
+@pytest.mark.parametrize("shape", [(70, 1031), (1031, 70), (3, 40_000), (40_000, 3), (5, 64, 131)])
+def test_scans_and_orders_on_threads(shape: tuple[int, ...]) -> None:
+    for dtype in ("float32", "bfloat16", "int64", "uint8"):
+        for x in layouts(numbers(shape, dtype)):
+            for axis in range(len(shape)):
+                on_threads(lambda x, axis=axis: x.cumsum(axis), x)
+                on_threads(lambda x, axis=axis: x.argsort(dim=axis, stable=True), x)
+                on_threads(lambda x, axis=axis: x.cummax(axis).values, x)
+            on_threads(lambda x: x.topk(3).values, x)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_scatters_on_threads(axis: int) -> None:
+    """Indices for some of the rows alone: what is behind them is copied."""
+    generator = torch.Generator().manual_seed(axis)
+    for shape, part in (((37, 51, 41), (37, 51, 41)), ((37, 51, 41), (30, 49, 40))):
+        x = torch.randn(shape, generator=generator)
+        index = torch.randint(0, shape[axis], part, generator=generator)
+        source = torch.randn(part, generator=generator)
+        for y, i, s in zip(layouts(x), layouts(index), layouts(source), strict=True):
+            on_threads(lambda y, i, s: y.scatter_add(axis, i, s), y, i, s)
+            on_threads(lambda y, i, s: y.scatter(axis, i, s), y, i.sort(axis).values, s * 0 + 1)
+            on_threads(lambda y, i: y.scatter_reduce(axis, i, y, "amax"), y, i)
+
+
+def test_rows_are_added_on_threads() -> None:
+    x, index, source = torch.zeros(100, 1000), torch.arange(300) % 100, torch.randn(300, 1000)
+    on_threads(lambda x, i, s: x.index_add(0, i, s), x, index, source)
+    narrow = source.repeat(20, 1)[:, :15]
+    on_threads(lambda x, i, s: x.index_add(0, i, s), x[:, :15], index.repeat(20), narrow)
+
+
+def test_results_are_where_they_are_scattered_into() -> None:
+    """In memory of their own at each call, also what is scattered into twice, or read besides."""
+
+    def added(index: T, source: T) -> tuple[T, T, T]:
+        once = torch.zeros(50, 7).index_add(0, index, source)
+        doubled = source.sum(0).expand(50, 7) * 2
+        read = doubled.index_add(0, index, source)
+        return once, once.index_add(0, index, source), read + doubled
+
+    compiled = tilevm.compile(added)
+    index, source = torch.randint(0, 50, (30,)), torch.randn(30, 7)
+    for _ in range(4):
+        first, second = compiled(index, source), compiled(index, source)
+        same(first, added(index, source))
+        same(second, first)
+        assert len({x.data_ptr() for x in (*first, *second)}) == 6
+
+
+def test_a_scatter_that_fails_on_threads_writes_nothing() -> None:
+    def scattered(x: T, index: T) -> T:
+        return x.scatter_(0, index, 1.0)
+
+    compiled = tilevm.compile(scattered)
+    x, index = torch.zeros(400, 500), torch.randint(0, 400, (400, 500))
+    compiled(x.clone(), index)
+    for place in ((0, 0), (200, 499), (399, 499)):
+        wrong = index.clone()
+        wrong[place] = 400
+        with tilevm.config.patch(threads=4, debug=1), pytest.raises(IndexError):
+            compiled(x, wrong)
+        assert not x.any()
+
+
+def test_searches_on_threads() -> None:
+    rows = torch.randn(5, 100).sort(-1).values
+    wanted = torch.randn(5, 30_001)
+    on_threads(torch.searchsorted, rows, wanted)
+    on_threads(lambda r, x: torch.searchsorted(r, x, right=True), rows[0].contiguous(), wanted[1])
+    on_threads(torch.bucketize, torch.randn(40_000), rows[2].contiguous())

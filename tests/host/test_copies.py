@@ -121,3 +121,21 @@ def test_results_that_share_what_a_reshape_copied() -> None:
                 results[i].add_(i + 1)
         for result, wanted in zip(found, expected, strict=True):
             assert torch.equal(result, wanted)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_copies_on_threads(dtype: Any) -> None:
+    copied = [
+        tilevm.compile(lambda x: x.t().contiguous()),
+        tilevm.compile(lambda x: x.flip(0).contiguous()),
+        tilevm.compile(lambda x: x[:, ::2].t().contiguous()),
+    ]
+    for sizes in [(1031, 2053), (3, 700_001), (700_001, 3)]:
+        x = torch.randint(0, 200, sizes, dtype=torch.uint8).to(dtype)
+        for compiled in copied:
+            with tilevm.config.patch(threads=1):
+                expected = compiled(x)
+            for threads in (2, 3, 64):
+                with tilevm.config.patch(threads=threads):
+                    assert torch.equal(compiled(x), expected), (sizes, threads)
+        assert torch.equal(copied[0](x), x.t())

@@ -255,7 +255,7 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
   source.data = from.data;
   target.data = memory + part.offset * item_bytes;
   if (!same(source, target)) {
-    host::copy(source, target, item_bytes);
+    host::copy(source, target, item_bytes, at::get_num_threads());
   } else if (!source.empty()) {
     std::memcpy(target.data, source.data, static_cast<std::size_t>(source.elements() * item_bytes));
   }

@@ -18,7 +18,7 @@ namespace {
 
 using std::int64_t;
 
-// sum_f32, mean_f32 -------------------------------------------------------------------------------
+// sum_f32, mean_f32, total_f32 --------------------------------------------------------------------
 // In double throughout: the sum of equal numbers is exact, so that a constant row has that mean.
 
 inline constexpr int64_t kShortRow = 16;  // rows up to here are combined from left to right
@@ -135,6 +135,10 @@ void sum_finish(FoldBlock& f, void* dst) {
   for (int64_t g = 0; g < f.groups; ++g) {
     to[g] = static_cast<float>(kMean ? acc[g] / f.count : acc[g]);
   }
+}
+
+void total_finish(FoldBlock& f, void* dst) {
+  std::memcpy(dst, f.acc, static_cast<std::size_t>(f.groups) * sizeof(double));
 }
 
 // sum_f64, mean_f64 -------------------------------------------------------------------------------
@@ -633,6 +637,7 @@ struct Fold;
               arg_finish<__VA_ARGS__>)
 TILEVM_FOLD(sum_f32, sum_reset, sum_along, sum_down, sum_finish<false>)
 TILEVM_FOLD(mean_f32, sum_reset, sum_along, sum_down, sum_finish<true>)
+TILEVM_FOLD(total_f32, sum_reset, sum_along, sum_down, total_finish)
 TILEVM_FOLD(sum_f64, exact_reset, exact_along, exact_down, exact_finish<false>)
 TILEVM_FOLD(mean_f64, exact_reset, exact_along, exact_down, exact_finish<true>)
 TILEVM_FOLD(deviations_f32, deviations_reset, deviations_along, deviations_down,

@@ -1,5 +1,5 @@
 // Operators that are a loop of their own: scans, scatters, orders, searches. Nothing fuses with
-// them, and they run on one thread.
+// them.
 #pragma once
 
 #include <array>
@@ -67,13 +67,15 @@ struct Loop {
   Array out;
 };
 
+// On `threads` threads at most: large ones are cut along an axis that they keep, rows are not.
 // kIndexOutOfRange: some index is not in 0 .. size; nothing was written. kNoMemory.
-Status run(const Loop& loop) noexcept;
+Status run(const Loop& loop, int threads) noexcept;
 
-// Of each kind.
+// Of each kind, on one.
 void scan(const Loop& loop);
-Status scatter(const Loop& loop);
-void order(const Loop& loop);  // throws std::bad_alloc
+Status check_indices(const Loop& loop);  // of a scatter: kOk or kIndexOutOfRange
+void scatter(const Loop& loop);          // indices have been checked
+void order(const Loop& loop);            // throws std::bad_alloc
 void search(const Loop& loop);
 
 }  // namespace tilevm::exec::loops

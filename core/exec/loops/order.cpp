@@ -175,27 +175,4 @@ void order(const Loop& loop) {
   });
 }
 
-Status run(const Loop& loop) noexcept try {
-  switch (loop.what) {
-    case What::kSum:
-    case What::kProd:
-    case What::kMax:
-    case What::kMin:
-    case What::kLogSumExp:
-      scan(loop);
-      return Status::kOk;
-    case What::kArgSort:
-    case What::kArgTopK:
-      order(loop);
-      return Status::kOk;
-    case What::kSearch:
-      search(loop);
-      return Status::kOk;
-    default:
-      return scatter(loop);
-  }
-} catch (const std::bad_alloc&) {
-  return Status::kNoMemory;
-}
-
 }  // namespace tilevm::exec::loops

@@ -41,7 +41,6 @@ void copy(const Array& x, const Array& out) {
   });
 }
 
-// Looks at each index before anything is written: what fails leaves everything as it was.
 template <class I>
 bool all_inside(Array index, std::int64_t size) {
   for (int d = 0; d < index.rank; ++d) {
@@ -101,12 +100,15 @@ void scatter_by(const Loop& loop) {
 
 }  // namespace
 
-Status scatter(const Loop& loop) {
+Status check_indices(const Loop& loop) {
   const std::int64_t size = loop.out.sizes[at(loop.axis)];
   const bool inside = loop.index == bytecode::Storage::kI32
                           ? all_inside<std::int32_t>(loop.in[1], size)
                           : all_inside<std::int64_t>(loop.in[1], size);
-  if (!inside) return Status::kIndexOutOfRange;
+  return inside ? Status::kOk : Status::kIndexOutOfRange;
+}
+
+void scatter(const Loop& loop) {
   with_type(loop.storage, [&]<class T>(T) {
     if (loop.in[0].data != loop.out.data) copy<T>(loop.in[0], loop.out);
     switch (loop.what) {
@@ -122,7 +124,6 @@ Status scatter(const Loop& loop) {
         return scatter_by<What::kScatter, T>(loop);
     }
   });
-  return Status::kOk;
 }
 
 }  // namespace tilevm::exec::loops

@@ -11,7 +11,7 @@ namespace tilevm::exec::native {
 
 inline bool sums_doubles(bytecode::Op op) {
   using bytecode::Op;
-  return op == Op::sum_f32 || op == Op::mean_f32 || op == Op::prod_f32;
+  return op == Op::sum_f32 || op == Op::mean_f32 || op == Op::total_f32 || op == Op::prod_f32;
 }
 // Two registers a lane half: the sum, and what its rounding lost.
 inline bool compensated(bytecode::Op op) {
@@ -30,10 +30,10 @@ inline bool is_extremum(bytecode::Op op) {
 }
 inline bool is_sum(bytecode::Op op) {
   using bytecode::Op;
-  return op == Op::sum_f32 || op == Op::mean_f32;
+  return op == Op::sum_f32 || op == Op::mean_f32 || op == Op::total_f32;
 }
 // What copies fold among themselves before the accumulator sees it.
-inline bool in_trees(bytecode::Op op) { return is_sum(op) || is_extremum(op); }
+inline bool in_trees(bytecode::Op op) { return is_sum(op) || is_extremum(op) || compensated(op); }
 inline bool is_arg(bytecode::Op op) {
   using bytecode::Op;
   return op == Op::argmax_f64 || op == Op::argmin_f64 || op == Op::argmax_f32 ||
@@ -90,6 +90,7 @@ typename T::F Emitter<T>::neutral(Op op) {
   switch (op) {
     case Op::sum_f32:
     case Op::mean_f32:
+    case Op::total_f32:
     case Op::sum_i64:
     case Op::sum_f64:
     case Op::mean_f64:
@@ -247,6 +248,7 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
   switch (op) {
     case Op::sum_f32:
     case Op::mean_f32:
+    case Op::total_f32:
       t_.add_double_to(acc.lo, x.lo);
       t_.add_double_to(acc.hi, x.hi);
       return;
@@ -329,6 +331,31 @@ void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
   t_.add_double_to(acc.hi, doubles.hi);
 }
 
+// The same of float64: what the additions of a tree lose is less than a unit in the last place of
+// each element, and only what is added to the accumulator is worth the six additions of an exact
+// one.
+template <class T>
+void Emitter<T>::accumulate_tree64(Accumulator& acc, const Value<T>& x) {
+  if (copy_ % 2 == 0) {
+    acc.even = t_.in_register(x.lo);
+    acc.even_hi = t_.in_register(x.hi);
+    return;
+  }
+  F lo = t_.addpd(std::exchange(acc.even, {}), x.lo);
+  F hi = t_.addpd(std::exchange(acc.even_hi, {}), x.hi);
+  if (in_trees_ == 4 && copy_ == 1) {
+    acc.pair = std::move(lo);
+    acc.pair_hi = std::move(hi);
+    return;
+  }
+  if (in_trees_ == 4) {
+    lo = t_.addpd(std::exchange(acc.pair, {}), lo);
+    hi = t_.addpd(std::exchange(acc.pair_hi, {}), hi);
+  }
+  add_exactly(acc.lo, acc.index_lo, lo, {});
+  add_exactly(acc.hi, acc.index_hi, hi, {});
+}
+
 // The shift is the first value, if it is infinite so far.
 template <class T>
 void Emitter<T>::find_shift(Accumulator& acc, const F& x) {
@@ -400,6 +427,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
   const auto op = static_cast<Op>(instr.op);
   const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
   const auto& given = operand(instr.a);
+  if (in_trees_ > 1 && compensated(op)) return accumulate_tree64(fold(0, instr.dst), given);
   if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, fold(0, instr.dst), given.lo);
   if (adds_rows(op)) return t_.add_to(fold(instr.dst).even, given.lo);
   if (in_tree_ && (is_sum(op) || is_deviations(op) || masks_nan(op))) {
@@ -480,7 +508,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
   }
   const bool wide = !acc.hi.empty();
   if (wide || is_arg(op)) {  // the halves first
-    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}, {}, {}, {}};
+    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}, {}, {}, {}, {}, {}};
     if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
     combine(op, acc, upper);
     if (is_sum(op)) {  // one half is enough from here on
@@ -560,6 +588,8 @@ void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
     if (is_deviations(op(i))) {
       give(acc.lo, deviations_of(op(i), acc));
       acc.hi = acc.index_lo = acc.index_hi = acc.shift = {};
+    } else if (op(i) == Op::total_f32) {
+      continue;
     } else if (sums_doubles(op(i))) {
       const bool mean = op(i) == Op::mean_f32;
       Pair sum{std::move(acc.lo), std::move(acc.hi)};

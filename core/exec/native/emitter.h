@@ -129,6 +129,7 @@ class Emitter final : private Owner {
     F index_lo, index_hi;  // of a sum of float64: what rounding lost; of a variance: squares
     M mask;                // of an extremum of float32: where there was a NaN
     F even, pair;          // copies at hand that wait for the next one, or for the next two
+    F even_hi, pair_hi;    // of float64
     F shift;               // of a variance: it is taken from values; NaN where one is not finite
     F odd;                 // of a tree of rows: 0, or NaN where a value is not finite
     std::array<F, kTreeLevels> level;  // of a tree of rows: the left part
@@ -767,6 +768,7 @@ class Emitter final : private Owner {
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
   void accumulate_tree(Op op, Accumulator& acc, const F& x);
+  void accumulate_tree64(Accumulator& acc, const Value<T>& x);
   void accumulate_in_tree(Op op, Accumulator& acc, const F& x);
   void find_shift(Accumulator& acc, const F& x);
   F deviations_of(Op op, const Accumulator& acc);
