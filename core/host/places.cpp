@@ -125,7 +125,7 @@ void Executable::scatter_in_place() {
     made->view.op = Op::permute;
     made->view.axes.resize(static_cast<std::size_t>(program.type(in).shape.rank));
     std::iota(made->view.axes.begin(), made->view.axes.end(), 0);
-    roots_[index(out)] = {in};
+    for (std::vector<ValueId>& roots : roots_) std::ranges::replace(roots, out, in);
   }
 }
 

@@ -92,9 +92,9 @@ struct Parts {
     parallel(
         n, each,
         [](void* data, int i) {
-          auto& [parts, call] = *static_cast<Job*>(data);
-          const Status s = guarded([&] { return call(parts.part(i)); });
-          if (s != Status::kOk) parts.status.store(s, std::memory_order_relaxed);
+          const auto& of = *static_cast<Job*>(data);
+          const Status s = guarded([&] { return of.work(of.parts.part(i)); });
+          if (s != Status::kOk) of.parts.status.store(s, std::memory_order_relaxed);
         },
         &job);
     return status.load();

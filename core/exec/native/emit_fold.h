@@ -83,6 +83,14 @@ bool Emitter<T>::any_adds_rows(int begin, int end) const {
   });
 }
 
+// Whether all folds of a pass are such.
+template <class T>
+bool Emitter<T>::all_in_trees(int begin, int end) const {
+  return std::all_of(p_.code.begin() + begin, p_.code.begin() + end, [](const Instr& instr) {
+    return info(instr).cls != Class::kFold || in_trees(static_cast<Op>(instr.op));
+  });
+}
+
 // The value that changes nothing; of sums and products of floats, a double.
 template <class T>
 typename T::F Emitter<T>::neutral(Op op) {
@@ -227,13 +235,13 @@ typename T::M Emitter<T>::wins(Op op, const Accumulator& acc, const Accumulator&
 }
 
 // sum + lost = sum + lost + x + rest. Source: D. E. Knuth, "The art of computer programming", vol.
-// 2, 4.2.2, theorem B. What is not finite loses nothing, lest infinities become NaN.
+// 2, 4.2.2, theorem B. What a sum that is not finite has lost is NaN, and not asked for.
 template <class T>
 void Emitter<T>::add_exactly(F& sum, F& lost, const F& x, const F& rest) {
   const F total = t_.addpd(sum, x);
   const F added = t_.subpd(total, sum);
   const F error = t_.addpd(t_.subpd(sum, t_.subpd(total, added)), t_.subpd(x, added));
-  t_.set(lost, t_.addpd(lost, t_.finite_or_zero(error)));
+  t_.set(lost, t_.addpd(lost, error));
   if (!rest.empty()) t_.set(lost, t_.addpd(lost, rest));
   t_.set(sum, total);
 }
@@ -305,55 +313,41 @@ void Emitter<T>::combine(Op op, Accumulator& acc, const Accumulator& x) {
   }
 }
 
-// Elements of two or four copies are added in float32, with an error of less than a unit in the
-// last place of each, and then to the double: conversions cost more than additions. Of extrema,
-// whether one is NaN is asked of two copies at once.
+// Elements of two, four or eight copies are added in their own type, with an error of less than a
+// unit in the last place of each, and then to the accumulator: conversions to double, or the six
+// additions of an exact one, cost more than additions. Of extrema, whether one is NaN is asked of
+// two copies at once. `level` has what is complete to the left of x.
 template <class T>
-void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const F& x) {
+void Emitter<T>::accumulate_tree(Op op, Accumulator& acc, const Value<T>& x) {
+  const bool wide = compensated(op);
   const auto joined = [&](const F& a, const F& b) {
-    return op == Op::max_f32 ? t_.max(a, b) : op == Op::min_f32 ? t_.min(a, b) : t_.add(a, b);
+    return wide                ? t_.addpd(a, b)
+           : op == Op::max_f32 ? t_.max(a, b)
+           : op == Op::min_f32 ? t_.min(a, b)
+                               : t_.add(a, b);
   };
-  if (copy_ % 2 == 0) {
-    acc.even = t_.in_register(x);
-    return;
+  F sum = t_.in_register(x.lo), upper;
+  if (wide) upper = t_.in_register(x.hi);
+  for (int k = 0; 1 << k < in_trees_; ++k) {
+    F &left = acc.level[at(k)], &left_upper = acc.level_hi[at(k)];
+    if ((copy_ >> k) % 2 == 0) {
+      left = std::move(sum);
+      left_upper = std::move(upper);
+      return;
+    }
+    if (k == 0 && !acc.mask.empty()) t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(left, sum)));
+    sum = joined(std::exchange(left, {}), sum);
+    if (wide) upper = joined(std::exchange(left_upper, {}), upper);
   }
-  if (!acc.mask.empty()) t_.set(acc.mask, t_.mor(acc.mask, t_.unordered(acc.even, x)));
-  F sum = joined(std::exchange(acc.even, {}), x);
-  if (in_trees_ == 4 && copy_ == 1) {
-    acc.pair = std::move(sum);
-    return;
-  }
-  if (in_trees_ == 4) sum = joined(std::exchange(acc.pair, {}), sum);
   if (op == Op::max_f32) return t_.max_to(acc.lo, sum);
   if (op == Op::min_f32) return t_.min_to(acc.lo, sum);
+  if (wide) {
+    add_exactly(acc.lo, acc.index_lo, sum, {});
+    return add_exactly(acc.hi, acc.index_hi, upper, {});
+  }
   const Pair doubles = t_.to_double(sum);
   t_.add_double_to(acc.lo, doubles.lo);
   t_.add_double_to(acc.hi, doubles.hi);
-}
-
-// The same of float64: what the additions of a tree lose is less than a unit in the last place of
-// each element, and only what is added to the accumulator is worth the six additions of an exact
-// one.
-template <class T>
-void Emitter<T>::accumulate_tree64(Accumulator& acc, const Value<T>& x) {
-  if (copy_ % 2 == 0) {
-    acc.even = t_.in_register(x.lo);
-    acc.even_hi = t_.in_register(x.hi);
-    return;
-  }
-  F lo = t_.addpd(std::exchange(acc.even, {}), x.lo);
-  F hi = t_.addpd(std::exchange(acc.even_hi, {}), x.hi);
-  if (in_trees_ == 4 && copy_ == 1) {
-    acc.pair = std::move(lo);
-    acc.pair_hi = std::move(hi);
-    return;
-  }
-  if (in_trees_ == 4) {
-    lo = t_.addpd(std::exchange(acc.pair, {}), lo);
-    hi = t_.addpd(std::exchange(acc.pair_hi, {}), hi);
-  }
-  add_exactly(acc.lo, acc.index_lo, lo, {});
-  add_exactly(acc.hi, acc.index_hi, hi, {});
 }
 
 // The shift is the first value, if it is infinite so far.
@@ -427,8 +421,7 @@ void Emitter<T>::accumulate(const Instr& instr) {
   const auto op = static_cast<Op>(instr.op);
   const bool rest = t_.masked && lanes_fold();  // lanes that are not of the operands fold too
   const auto& given = operand(instr.a);
-  if (in_trees_ > 1 && compensated(op)) return accumulate_tree64(fold(0, instr.dst), given);
-  if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, fold(0, instr.dst), given.lo);
+  if (in_trees_ > 1 && in_trees(op)) return accumulate_tree(op, fold(0, instr.dst), given);
   if (adds_rows(op)) return t_.add_to(fold(instr.dst).even, given.lo);
   if (in_tree_ && (is_sum(op) || is_deviations(op) || masks_nan(op))) {
     return accumulate_in_tree(op, fold(instr.dst), t_.in_register(given.lo));
@@ -508,7 +501,7 @@ void Emitter<T>::fold_lanes(Op op, Accumulator& acc) {
   }
   const bool wide = !acc.hi.empty();
   if (wide || is_arg(op)) {  // the halves first
-    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}, {}, {}, {}, {}, {}};
+    Accumulator upper{acc.hi, acc.hi, acc.index_hi, acc.index_hi, {}, {}, {}, {}, {}, {}, {}};
     if (!wide) upper.lo = t_.turned(acc.lo, T::kLanes / 2);
     combine(op, acc, upper);
     if (is_sum(op)) {  // one half is enough from here on
@@ -602,8 +595,11 @@ void Emitter<T>::finish_folds(int begin, int end, bool in_place) {
       give(acc.lo, t_.from_double(sum));
     } else if (compensated(op(i))) {
       const bool mean = op(i) == Op::mean_f64;
-      give(acc.lo, mean ? mean_of(acc.lo, acc.index_lo) : t_.addpd(acc.lo, acc.index_lo));
-      give(acc.hi, mean ? mean_of(acc.hi, acc.index_hi) : t_.addpd(acc.hi, acc.index_hi));
+      const auto result = [&](const F& sum, const F& lost) {
+        return mean ? mean_of(sum, lost) : t_.addpd(sum, t_.finite_or_zero(lost));
+      };
+      give(acc.lo, result(acc.lo, acc.index_lo));
+      give(acc.hi, result(acc.hi, acc.index_hi));
       acc.index_lo = acc.index_hi = {};
     } else if (is_arg(op(i))) {
       acc.lo = std::move(acc.index_lo);

@@ -64,7 +64,7 @@ class Emitter final : private Owner {
     for (const Instr& instr : p_.code) {
       if (info(instr).cls == Class::kFold) fold_at_[instr.dst] = n_folds++;
     }
-    for (int copy = 0; copy < copies_; ++copy) {
+    for (int copy = 0; copy < most_copies(); ++copy) {
       values_[at(copy)].resize(p_.header->n_registers);
       folds_[at(copy)].resize(n_folds);
     }
@@ -108,10 +108,12 @@ class Emitter final : private Owner {
   // Bodies of at least this many operations (a function counts for several) are emitted once.
   static constexpr int kLongBody = 40;
   static constexpr int kShortBody = 8;
+  static constexpr int kTinyBody = 4;
   static constexpr int kRowsAdded = 4;  // in float32, before a fold over rows takes their sum
   // Of short bodies so many rows are emitted one after the other, and folded in trees.
   static constexpr int kTreeLevels = 3;
   static constexpr int kRowsInTree = 1 << kTreeLevels;
+  static constexpr int kMostCopies = kRowsInTree;
   static constexpr int kNarrowRegisters = 10;  // of a program that is emitted as such: see narrow()
   // Names of the loops over columns in listings.
   static constexpr const char* kSideBySide = "main loop: vectors side by side";
@@ -128,11 +130,11 @@ class Emitter final : private Owner {
     F lo, hi;
     F index_lo, index_hi;  // of a sum of float64: what rounding lost; of a variance: squares
     M mask;                // of an extremum of float32: where there was a NaN
-    F even, pair;          // copies at hand that wait for the next one, or for the next two
-    F even_hi, pair_hi;    // of float64
+    F even, pair;          // rows added so far; of a variance: squares of parts of a tree
     F shift;               // of a variance: it is taken from values; NaN where one is not finite
     F odd;                 // of a tree of rows: 0, or NaN where a value is not finite
-    std::array<F, kTreeLevels> level;  // of a tree of rows: the left part
+    // Of a tree of rows or copies: the left part.
+    std::array<F, kTreeLevels> level, level_hi;
   };
   // A value whose register was given up.
   struct Move {
@@ -331,7 +333,12 @@ class Emitter final : private Owner {
     const int sum = weight(begin, end, [](const Instr&) { return true; });
     constexpr int kTwice = T::kManyRegisters ? kLongBody : 2 * kShortBody;
     if (interleaves(begin, end)) return 2;
+    if (sum <= kTinyBody && all_in_trees(begin, end)) return most_copies();
     return std::min(copies_, sum <= kShortBody ? 4 : sum <= kTwice ? 2 : 1);
+  }
+  // Side by side, where folds share their accumulators.
+  int most_copies() const {
+    return copies_ == kMaxCopies && p_.header->fold == Fold::kColumns ? kMostCopies : copies_;
   }
 
   template <class Filter>
@@ -765,10 +772,10 @@ class Emitter final : private Owner {
   F neutral(Op op);
   void start(int begin, int i, Accumulator& acc);
   int kept(int begin, int i) const;
+  bool all_in_trees(int begin, int end) const;
   void accumulate(const Instr& instr);
   void combine(Op op, Accumulator& acc, const Accumulator& x);
-  void accumulate_tree(Op op, Accumulator& acc, const F& x);
-  void accumulate_tree64(Accumulator& acc, const Value<T>& x);
+  void accumulate_tree(Op op, Accumulator& acc, const Value<T>& x);
   void accumulate_in_tree(Op op, Accumulator& acc, const F& x);
   void find_shift(Accumulator& acc, const F& x);
   F deviations_of(Op op, const Accumulator& acc);
@@ -807,8 +814,8 @@ class Emitter final : private Owner {
   Listing* listing_;  // null but for list()
   T t_;
   asmjit::Label leave_;  // the end of a block of columns
-  std::array<std::vector<Value<T>>, kMaxCopies> values_;
-  std::array<std::vector<Accumulator>, kMaxCopies> folds_;
+  std::array<std::vector<Value<T>>, kMostCopies> values_;
+  std::array<std::vector<Accumulator>, kMostCopies> folds_;
   std::vector<std::size_t> fold_at_;  // by register
   bool stores_at_last_ = false;
   std::vector<int> made_at_, first_use_, last_use_;  // by register
