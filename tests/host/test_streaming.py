@@ -10,7 +10,7 @@ import torch
 
 import tilevm
 
-ROWS, COLUMNS, CHUNK = 2048, 4096, 64  # at least 16 MiB of any dtype here; chunks stay in caches
+ROWS, COLUMNS, CHUNK = 2048, 4096, 16  # at least 16 MiB of any dtype here; chunks stay in caches
 LAYOUT = "outputs past the caches"
 
 
