@@ -208,7 +208,10 @@ Kernel::Kernel(fuse::KernelGraph graph, std::string where, const Settings& setti
   impl_->settings = settings;
   impl_->graph = std::move(graph);
   impl_->where = std::move(where);
-  impl_->can_split = Split::can_join(impl_->graph);
+  // A stage has some of its operands, and at most a buffer a node: an arg fold's second one stands
+  // for the node that is its index.
+  impl_->can_split = impl_->graph.operands.size() + impl_->graph.nodes.size() <= kMaxBindings &&
+                     Split::can_join(impl_->graph);
   if (impl_->graph.operands.size() > kMaxBindings)
     throw std::length_error("kernel has too many operands");
 }

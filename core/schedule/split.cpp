@@ -269,9 +269,11 @@ class Split::Maker {
     for (const auto& [node, buffer] : std::exchange(later_, {})) results_[at(node)] = buffer;
   }
 
-  // Whether a value that stages behind this one read is dear to compute again.
+  // Whether a value that stages behind this one read is dear to compute again. It must have all
+  // axes that are folded: several parts would write it otherwise.
   bool worth_keeping(int i, int time) const {
-    if (costs_[at(i)] <= kCheapAgain) return false;
+    const bool whole = (nodes_[i].axes & graph_.reduced) == graph_.reduced;
+    if (costs_[at(i)] <= kCheapAgain || !whole) return false;
     for (int reader = i + 1; reader < nodes_.count(); ++reader) {
       const auto& in = nodes_[reader].in;
       if (nodes_.time(reader) > time && std::ranges::find(in, i) != in.end()) return true;
