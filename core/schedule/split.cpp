@@ -382,10 +382,12 @@ bool Split::can_join(const KernelGraph& graph) {
 }
 
 bool Split::takes(const KernelGraph& graph, std::span<const std::int64_t> axis_sizes) {
+  // Beside a size of 0 others may multiply to more than can be counted.
+  if (std::ranges::find(axis_sizes, 0) != axis_sizes.end()) return false;
   std::int64_t rows = 1, length = 1;
   for (std::size_t a = 0; a < axis_sizes.size(); ++a)
     (((graph.reduced >> a) & 1) != 0 ? length : rows) *= axis_sizes[a];
-  if (length < kLongRow || rows < 1 || rows > kFewRows) return false;
+  if (length < kLongRow || rows > kFewRows) return false;
   if (rows == 1 || (rows <= kFewLongRows && length >= kBeyondCaches)) return true;
   // Else what goes through a row once, and leaves nothing of its length.
   const Nodes nodes(graph);
