@@ -112,9 +112,9 @@ void Executable::scatter_in_place() {
     if (steps_[i].kind != Kind::kLoop) continue;
     const Node& node = program.nodes[static_cast<std::size_t>(steps_[i].node)];
     const ValueId in = node.inputs[0], out = node.out;
-    const bool is_target =
-        std::ranges::find(outputs_, out, &Source::value) != outputs_.end() && writes_;
-    if (is_target || !dense_buffer(in) || !dense_buffer(out) || uses.readers[index(in)] != 1 ||
+    const bool may_have_target =
+        writes_ && std::ranges::find(outputs_, out, &Source::value) != outputs_.end();
+    if (may_have_target || !dense_buffer(in) || !dense_buffer(out) || uses.readers[index(in)] != 1 ||
         !may_replace(steps_[i], in, out))
       continue;
     const auto made = std::find_if(steps_.begin(), steps_.end(), [&](const HostStep& step) {

@@ -106,7 +106,7 @@ struct Kernel::Impl {
   int n_variants = 0;
   std::atomic<const Variant*> variants{nullptr};
   std::mutex encoding;
-  bool can_split = false;
+  Split::Sweeps sweeps = Split::Sweeps::kWhole;
   std::atomic<Split*> split{nullptr};  // made when it is first needed
 
   // Throws std::bad_alloc.
@@ -210,8 +210,8 @@ Kernel::Kernel(fuse::KernelGraph graph, std::string where, const Settings& setti
   impl_->where = std::move(where);
   // A stage has some of its operands, and at most a buffer a node: an arg fold's second one stands
   // for the node that is its index.
-  impl_->can_split = impl_->graph.operands.size() + impl_->graph.nodes.size() <= kMaxBindings &&
-                     Split::can_join(impl_->graph);
+  if (impl_->graph.operands.size() + impl_->graph.nodes.size() <= kMaxBindings)
+    impl_->sweeps = Split::sweeps_of(impl_->graph);
   if (impl_->graph.operands.size() > kMaxBindings)
     throw std::length_error("kernel has too many operands");
 }
@@ -382,7 +382,7 @@ exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
 exec::Status Kernel::run_alone(std::span<const std::int64_t> axis_sizes,
                                std::span<const OperandView> operands, int threads, bool large,
                                Tape* tape) noexcept try {
-  if (!impl_->can_split || !Split::takes(impl_->graph, axis_sizes))
+  if (!Split::takes(impl_->sweeps, impl_->graph.reduced, axis_sizes))
     return run(axis_sizes, operands, threads, large, tape);
   if (tape != nullptr) tape->refused = true;
   return impl_->in_parts().run(axis_sizes, operands, threads, large);

@@ -4,8 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstring>
-#include <optional>
+#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -374,27 +373,27 @@ class Split::Maker {
   std::vector<std::pair<int, std::size_t>> later_;  // nodes that stages behind it find in a buffer
 };
 
-bool Split::can_join(const KernelGraph& graph) {
-  if (graph.reduced == 0) return false;
-  return std::ranges::all_of(graph.nodes, [](const KernelNode& node) {
+Split::Sweeps Split::sweeps_of(const KernelGraph& graph) {
+  const bool joins = std::ranges::all_of(graph.nodes, [](const KernelNode& node) {
     return node.kind != Kind::kFold || row_of(op_of(node)).join != Join::kNone;
   });
+  if (graph.reduced == 0 || !joins) return Sweeps::kWhole;
+  const Nodes nodes(graph);
+  for (int i = 0; i < nodes.count(); ++i) {
+    if (nodes.along(i) && (nodes.time(i) > 0 || nodes.stores(i))) return Sweeps::kAgain;
+  }
+  return Sweeps::kOnce;
 }
 
-bool Split::takes(const KernelGraph& graph, std::span<const std::int64_t> axis_sizes) {
+bool Split::takes(Sweeps sweeps, fuse::AxisMask reduced, std::span<const std::int64_t> axis_sizes) {
+  if (sweeps == Sweeps::kWhole) return false;
   // Beside a size of 0 others may multiply to more than can be counted.
   if (std::ranges::find(axis_sizes, 0) != axis_sizes.end()) return false;
   std::int64_t rows = 1, length = 1;
   for (std::size_t a = 0; a < axis_sizes.size(); ++a)
-    (((graph.reduced >> a) & 1) != 0 ? length : rows) *= axis_sizes[a];
+    (((reduced >> a) & 1) != 0 ? length : rows) *= axis_sizes[a];
   if (length < kLongRow || rows > kFewRows) return false;
-  if (rows == 1 || (rows <= kFewLongRows && length >= kBeyondCaches)) return true;
-  // Else what goes through a row once, and leaves nothing of its length.
-  const Nodes nodes(graph);
-  for (int i = 0; i < nodes.count(); ++i) {
-    if (nodes.along(i) && (nodes.time(i) > 0 || nodes.stores(i))) return false;
-  }
-  return true;
+  return sweeps == Sweeps::kOnce || rows == 1 || (rows <= kFewLongRows && length >= kBeyondCaches);
 }
 
 Split::Split(const KernelGraph& graph, const std::string& where, const Settings& settings)

@@ -15,13 +15,19 @@ namespace tilevm::schedule {
 
 class Split {
  public:
-  // Whether what parts of a kernel's rows come to says what the whole does.
-  static bool can_join(const fuse::KernelGraph& graph);
+  // How a kernel goes through its rows.
+  enum class Sweeps : std::uint8_t {
+    kWhole,  // it has none, or what parts of them come to does not say what the whole does
+    kOnce,   // and leaves nothing of their length
+    kAgain,
+  };
+  static Sweeps sweeps_of(const fuse::KernelGraph& graph);
   // Whether a launch over these axes is for threads to share: by sizes alone, so that no result
   // depends on how many there are.
-  static bool takes(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes);
+  static bool takes(Sweeps sweeps, fuse::AxisMask reduced,
+                    std::span<const std::int64_t> axis_sizes);
 
-  // Of a kernel that can be joined. `where`, `settings`: as a kernel's.
+  // Of a kernel whose rows can be joined. `where`, `settings`: as a kernel's.
   Split(const fuse::KernelGraph& graph, const std::string& where, const Settings& settings);
 
   // As Kernel::run().

@@ -464,7 +464,7 @@ _FOLDS = (
             _fold(f"prod_{t.value}", t, (t,), "dst = product of a; 1 if empty", _once(t, np.prod)),
         )
     ),
-    _fold("total_f32", F64, (F32,), "dst = sum of a, accumulated in f64 and not rounded to f32; 0 if empty", lambda a: np.sum(np.asarray(a, np.float64))),
+    _fold("total_f32", F64, (F32,), "dst = sum of a as sum_f32 accumulates it, in f64 and not rounded; 0 if empty", lambda a: np.sum(np.asarray(a, np.float64))),
     _fold("deviations_f32", F32, (F32,), "dst = sum of squared deviations of a from its mean, in one sweep; 0 if empty", _once(F32, lambda a: np.sum(np.square(a - np.mean(a))) if np.size(a) else 0.0)),
     _fold("variance_f32", F32, (F32,), "dst = mean of squared deviations of a from its mean, in one sweep; NaN if empty", _once(F32, np.var)),
     _fold("sum_i64", I64, (I64,), "dst = sum of a, wrapping; 0 if empty", np.sum),
