@@ -91,7 +91,8 @@ std::int64_t SizeTable::Impl::lower_bound(Terms poly, int depth) const {
       const std::int64_t slack = times > 0 ? end_mul(times, *c - 1) : 0;
       const std::int64_t low = lower_bound(next, depth - 1);
       if (low != kMinusInf && low != kInf) {
-        best = std::max(best, -floor_div(-saturate(static_cast<Wide>(low) - slack), scale));
+        const Wide least = static_cast<Wide>(low) - slack;
+        best = std::max(best, saturate(least / scale + (least % scale > 0)));  // rounded up
       }
     }
   }

@@ -25,9 +25,10 @@ struct Symbol {
   Range range;
 };
 // Small ranges, so that random points meet the corners.
-const Symbol kSymbols[] = {{"a", {0, 9, 1}},  {"b", {1, 7, 1}},   {"c", {2, 40, 4}},
-                           {"d", {}},         {"e", {-5, 5, 1}},  {"f", {8, 8, 8}},
-                           {"g", {0, 24, 6}}, {"h", {1, 1024, 1}}};
+const Symbol kSymbols[] = {
+    {"a", {0, 9, 1}},  {"b", {1, 7, 1}},    {"c", {2, 40, 4}},
+    {"d", {}},         {"e", {-5, 5, 1}},   {"f", {8, 8, 8}},
+    {"g", {0, 24, 6}}, {"h", {1, 1024, 1}}, {"i", {-INT64_MAX, INT64_MAX, 1}}};
 constexpr int kCount = sizeof(kSymbols) / sizeof(kSymbols[0]);
 
 // The random expression beside the table: a tree that is evaluated as Python does.
@@ -134,8 +135,9 @@ void random_expressions(unsigned seed) {
     for (int i = 0; i < kCount; ++i) {
       const Range r = kSymbols[i].range;
       const std::int64_t max = std::min<std::int64_t>(r.max, 50);
+      const std::int64_t min = std::max<std::int64_t>(r.min, -50);
       do {
-        env[i] = r.min + below(static_cast<int>(max - r.min + 1));
+        env[i] = min + below(static_cast<int>(max - min + 1));
       } while (env[i] % r.multiple_of != 0);
       regs[static_cast<std::size_t>(symbols[static_cast<std::size_t>(i)])] = env[i];
     }

@@ -80,7 +80,7 @@ def capture(
             continue
         tried.add(plan)
         try:
-            call = Call(fn, modules, tree, leaves, outside)
+            call = Call(fn, modules, tree, leaves, outside, plan.conversions)
             made, conditions = _attempt(call, plan, facts, knobs, freeze)
         except Exception as error:
             if call.seen.missed:
@@ -97,6 +97,8 @@ def capture(
             if isinstance(error, GuardOnDataDependentSymNode):
                 # PyTorch then takes for granted that sizes are 2 or more, unless they are fixed.
                 plans.insert(0, replace(plan, fixed=small, oblivious=False))
+            elif call.seen.converts:  # to what needs plain numbers
+                plans.append(replace(plan, conversions=False))
         else:
             failing = [c for c in conditions if not _holds(c, made.binds, leaves)]
             if found is not None:

@@ -7,10 +7,11 @@ The originals run where these do not know what to do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn import functional
 
 Tensor = torch.Tensor
@@ -151,6 +152,86 @@ def affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> 
     return grid
 
 
+# Of these, PyTorch takes sizes for numbers that do not change.
+_tensor = torch.tensor
+
+
+def _has_symbols(data: Any) -> bool:
+    kinds = torch.SymInt | torch.SymFloat
+    return isinstance(data, kinds) or (
+        isinstance(data, list | tuple) and any(map(_has_symbols, data))
+    )
+
+
+def _numbers(data: Any) -> Iterator[Any]:
+    for item in data:
+        yield from _numbers(item) if isinstance(item, list | tuple) else (item,)
+
+
+def tensor(data: Any, **options: Any) -> Tensor:
+    """Of a list or a `torch.Size`: each number by itself."""
+    if not isinstance(data, list | tuple) or not _has_symbols(data):
+        return _tensor(data, **options)
+    floats = any(isinstance(x, float | torch.SymFloat) for x in _numbers(data))
+    dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else torch.int64)
+    with_grad = options.pop("requires_grad", False)
+    made = torch.stack([tensor(item, dtype=dtype, **options) for item in data])
+    return made.requires_grad_() if with_grad else made
+
+
+def as_tensor(data: Any, dtype: Any = None, device: Any = None) -> Tensor:
+    """A tensor of sizes has memory of its own anyway."""
+    make = tensor if _has_symbols(data) else torch.as_tensor
+    return make(data, dtype=dtype, device=device)
+
+
+def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
+    """With the type of `x`."""
+    if not _has_symbols(data):
+        return x.new_tensor(data, **options)
+    return tensor(data, **{"dtype": x.dtype, "device": x.device, **options})
+
+
+# What may be said of windows that changes nothing where there is one.
+_ONE_WINDOW = {"dilation": 1, "ceil_mode": False, "return_indices": False}
+
+
+def _pooling(original: Callable[..., Any], rank: int, largest: bool) -> Callable[..., Any]:
+    def pool(
+        x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *more: Any, **named: Any
+    ) -> Any:
+        """Over windows as long as their dims: one place each, whatever its size is."""
+        widths = list(kernel_size) if isinstance(kernel_size, list | tuple) else [kernel_size]
+        widths = widths * rank if len(widths) == 1 else widths
+        whole = []
+        plain = not stride and padding == 0 and not more
+        if plain and all(_ONE_WINDOW.get(k) == v for k, v in named.items()):
+            whole = _whole_dims(x, widths, rank)
+        if not whole or any(x.shape[d] <= 0 for d in whole):
+            return original(x, kernel_size, stride, padding, *more, **named)
+        if not largest:
+            return x.mean(whole, keepdim=True)
+        shape = [1 if d - x.dim() in whole else n for d, n in enumerate(x.shape)]
+        # The first of equal ones has the gradient, as it has in a window.
+        flat = x.flatten(-2) if len(whole) == 2 else x.movedim(whole[0], -1)
+        return flat.max(-1).values.reshape(shape)
+
+    return pool
+
+
+def _whole_dims(x: Tensor, widths: list[Any], rank: int) -> list[int]:
+    """The last dims that windows cover, where these are of one element in the others."""
+    if len(widths) != rank or rank > x.dim():
+        return []
+    pairs = list(zip(range(-rank, 0), widths, strict=True))
+    whole = [d for d, n in pairs if _is_size(n, x.shape[d])]
+    return whole if all(type(n) is int and n == 1 for d, n in pairs if d not in whole) else []
+
+
+def _is_size(width: Any, size: Any) -> bool:
+    return isinstance(width, torch.SymInt) and statically_known_true(width == size)
+
+
 COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.cov: cov,
     torch.Tensor.cov: cov,
@@ -160,4 +241,11 @@ COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     functional.affine_grid: affine_grid,
     torch.linspace: linspace,
     torch.logspace: logspace,
+    torch.tensor: tensor,
+    torch.as_tensor: as_tensor,
+    torch.Tensor.new_tensor: new_tensor,
+    functional.max_pool1d: _pooling(functional.max_pool1d, 1, largest=True),
+    functional.max_pool2d: _pooling(functional.max_pool2d, 2, largest=True),
+    torch.avg_pool1d: _pooling(torch.avg_pool1d, 1, largest=False),
+    functional.avg_pool2d: _pooling(functional.avg_pool2d, 2, largest=False),
 }

@@ -14,6 +14,7 @@ from tilevm.frontends import generated, torch_strides, torch_tree
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import Captured, FloatInput
+from tilevm.frontends.torch_sizes import MODULES
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def predicate(conditions: Sequence[Condition], binds: Sequence[str]) -> Any:
     if "//" in test or "%" in test:
         body = [f"  {line}" for line in lines]
         lines = ["try:", *body, "except ZeroDivisionError:", "  return False"]
-    return generated.function("holds(l)", lines, {"math": math})
+    return generated.function("holds(l)", lines, MODULES)
 
 
 def spelled(source: str, binds: Sequence[str]) -> str:

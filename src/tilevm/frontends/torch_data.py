@@ -15,6 +15,7 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor, Unsupported
@@ -65,11 +66,10 @@ def infers(b: Importer, name: str, arguments: list[Any]) -> bool:
         if not isinstance(bound, torch.SymInt):
             continue
         expr = b.sizes.expr(bound)
-        within = b.sizes.env.bound_sympy(expr)
         if not b.sizes.depends_on_data(bound):
-            if within.lower < 0:
+            if not statically_known_true(bound >= 0):
                 raise Refused(f"nobody knows whether a slice's bound {expr} is negative")
-        elif within.upper <= 0:
+        elif b.sizes.env.bound_sympy(expr).upper <= 0:
             return False
     return True
 
@@ -133,7 +133,8 @@ def _pin(b: Importer, name: str, known: Any) -> None:
 
 
 # How floats become ints: sympy's name, the operator that a cast to int needs first.
-_ROUNDED = {"TruncToInt": "", "FloorToInt": "floor", "CeilToInt": "ceil"}
+_ROUNDED = {"TruncToInt": "", "FloorToInt": "floor", "CeilToInt": "ceil", "RoundToInt": "round"}
+_EXACT = 2.0**53  # from here on floats are no more all integers
 
 
 def compute(b: Importer, size: Any) -> bool:
@@ -147,6 +148,9 @@ def compute(b: Importer, size: Any) -> bool:
         if rounded is None or part.args[0].is_integer:
             continue
         value = b.cast(b.float_of(part.args[0]), torch.float64)
+        if b.sizes.depends_on_data(part.args[0]):  # NaN, of which Python makes no int, is not less
+            within = b.add("lt", b.add("abs", value), b.number(_EXACT))
+            _refuse(b, b.add("logical_not", within), "a float of data that is no int of 53 bits")
         value = b.cast(b.add(rounded, value) if rounded else value, torch.int64)
         name, low, high = b.sizes.compute(part)
         b.program.symbol(name, low, high, 1)
@@ -226,7 +230,7 @@ COUNTING = frozenset(
     aten.nonzero.default aten.nonzero_numpy.default aten.argwhere.default
     aten.masked_select.default
     aten.combinations.default aten._unique2.default aten.unique_consecutive.default
-    aten.repeat_interleave.self_Tensor aten.repeat_interleave.Tensor
+    aten.repeat_interleave.self_Tensor aten.repeat_interleave.Tensor aten.index.Tensor
     """.split()
 )
 
@@ -241,6 +245,11 @@ def count_of(b: Importer, total: int) -> str:
     return name
 
 
+def must_be(b: Importer, value: int, size: Any, message: str) -> None:
+    """Let calls check that a number of the data is this size."""
+    _refuse(b, b.add("ne", value, b.add("size_value", size=b.size(size))), message)
+
+
 def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None:
     """Let calls check that no element is above `most`; NaN is not. A call that has one runs
     eagerly.
@@ -248,11 +257,16 @@ def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None
     above = b.add("gt", value, b.number(float(most)))
     if rank:
         above = b.add("any", above, axes=list(range(rank)), keepdims=False)
+    _refuse(b, above, message)
+
+
+def _refuse(b: Importer, condition: int, message: str) -> None:
+    """Let calls check that a bool of the graph is False."""
     b.result.brings = True
-    name = f"above{len(b.result.pinned)}"
+    name = f"refused{len(b.result.pinned)}"
     b.result.pinned.append(message)
     b.program.symbol(name, 0, 1, 1)
-    b.program.item(b.cast(above, torch.int64), name, b.line)
+    b.program.item(b.cast(condition, torch.int64), name, b.line)
     b.program.check(name, 0, message)
 
 
@@ -282,6 +296,11 @@ def require(b: Importer, condition: Any, message: str) -> None:
         return
     if condition == sympy.true:
         return
+    if isinstance(condition, sympy.Or) and all(isinstance(p, sympy.Eq) for p in condition.args):
+        apart = (_apart(*(str(b.size(side)) for side in part.args)) for part in condition.args)
+        least = functools.reduce(lambda x, y: f"min({x}, {y})", apart)
+        b.program.check(least, 0, message)
+        return
     if not isinstance(condition, Relational):
         raise Refused(f"the graph asserts {condition}")
     relation: str = condition.rel_op
@@ -293,7 +312,12 @@ def require(b: Importer, condition: Any, message: str) -> None:
         b.result.pinned.append(str(condition))
         b.program.check(x, y, message)
     elif relation == "!=":
-        b.program.check(f"min(max({x} - {y}, {y} - {x}), 1)", 1, message)
+        b.program.check(f"min({_apart(x, y)}, 1)", 1, message)
     else:
         least = y if relation == ">=" else f"{y} + 1"
         b.program.check(f"max({x}, {least})", x, message)
+
+
+def _apart(x: str, y: str) -> str:
+    """How far two sizes are from each other."""
+    return f"max({x} - {y}, {y} - {x})"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tilevm.frontends import (
+    torch_conversions,
     torch_effects,
     torch_memory,
     torch_strides,
@@ -31,7 +32,8 @@ class Plan:
     unify: whether guards may make sizes equal that are equal in this call. positive: whether a
     guard excludes sizes of 0, which lets PyTorch know that x[:1] has a size of 1. oblivious:
     whether questions that sizes do not decide have an answer that is right for most: x[:n] is then
-    as long as the data say; else a guard says that n is no more than x.shape[0].
+    as long as the data say; else a guard says that n is no more than x.shape[0]. conversions:
+    whether Python's `int`, `float`, `len` and `round` leave symbols what they are.
     """
 
     fixed: frozenset[tuple[int, int]]
@@ -39,6 +41,7 @@ class Plan:
     unify: bool = True
     positive: bool = False
     oblivious: bool = True
+    conversions: bool = True
 
 
 class Seen:
@@ -50,6 +53,7 @@ class Seen:
     made: torch_effects.Made
     strides: bool = False  # whether it read strides of tensors
     data: bool = False  # whether it read `data` of tensors
+    converts: bool = False  # whether it calls what `torch_conversions` has instead
     missed: Sequence[torch.Tensor] = ()  # that it needs and has not
 
 
@@ -63,6 +67,7 @@ class Call(nn.Module):
     held: dict[int, str]  # names of parameters and buffers, by id
     outside: Outside
     seen: Seen
+    conversions: bool  # as in Plan
 
     def __init__(
         self,
@@ -71,6 +76,7 @@ class Call(nn.Module):
         tree: Tree,
         leaves: list[Any],
         outside: Outside,
+        conversions: bool = True,
     ) -> None:
         super().__init__()
         for name, module in modules.items():
@@ -83,6 +89,7 @@ class Call(nn.Module):
         self.__dict__["constants"] = leaves
         self.__dict__["given"] = []
         self.__dict__["seen"] = Seen()
+        self.__dict__["conversions"] = conversions
 
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         """All tensors of the result and of what the function wrote to its arguments."""
@@ -102,8 +109,10 @@ class Call(nn.Module):
         outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
         self.seen.missed = outside.missed
         try:
-            with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
-                result = self.function(*args, **kwargs)
+            converting = called if self.conversions else ()
+            with torch_conversions.symbolic(converting) as self.seen.converts:
+                with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
+                    result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
             self.seen.data = outside.reads_data

@@ -37,6 +37,7 @@ from tilevm.ir.types import MAX_RANK
 from tilevm.runtime import program as runtime
 
 if TYPE_CHECKING:
+    from tilevm.frontends.torch_masks import Chosen
     from tilevm.frontends.torch_program import Captured
 
 # Called out by design: the reason is always the same.
@@ -136,6 +137,7 @@ class Importer:
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
+        self.chosen: dict[int, Chosen] = {}  # by the mask
         # Of templates: values, and what none of their elements is above.
         self.limits: list[tuple[int, float]] | None = None
         self.line: str | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends import torch_masks
 from tilevm.frontends.torch_norms import ROWS
 from tilevm.frontends.torch_ops import (
     Tensor,
@@ -264,32 +265,18 @@ def _masked_index(
     return b.add("where", mask.id, b.add("take", flat, position, axis=first), b.operand(fill))
 
 
-def _masked_put(b: Importer, x: Tensor, mask: Tensor, value: Tensor, accumulate: bool) -> int:
-    """x[mask] = the same wherever the mask is true."""
-    number = b.cast(value.id, x.dtype)
-    if value.rank > x.rank - mask.rank:
-        number = b.add("reshape", number, shape=[])
-    wide = mask.id
-    for _ in range(x.rank - mask.rank):
-        wide = b.add("unsqueeze", wide, axis=len(b.program.type(wide)[2]))
-    return b.add("where", wide, b.add("add", x.id, number) if accumulate else number, x.id)
-
-
 @row("index_put", "_unsafe_index_put")
 def _index_put(
     b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None], values: Tensor,
     accumulate: bool = False, *_: Any,
 ) -> int:  # fmt: skip
-    """Integer tensors, or a mask on the first axes with the same value wherever it is true."""
+    """Integer tensors, or a mask."""
     axes = [a for a, index in enumerate(indices) if index is not None]
     used = [index for index in indices if index is not None]
     if values.dtype != x.dtype:
         raise Unsupported("other dtypes")  # PyTorch says so
-    if any(index.dtype in (torch.bool, torch.uint8) for index in used):
-        one = all(is_number(n) and n == 1 for n in values.shape)
-        if axes != [0] or not (one or values.rank <= x.rank - used[0].rank):
-            raise Unsupported("a mask as index")
-        return _masked_put(b, x, used[0], values, accumulate)
+    if torch_masks.has_mask(indices):
+        return torch_masks.index_put(b, x, indices, values, accumulate)
     x, axes, order = together(b, x, axes)
     first, last, position, total = sliced(b, x, axes, used)
     shape = [*x.shape[:first], total, *x.shape[last + 1 :]]

@@ -19,9 +19,9 @@ from torch.overrides import TorchFunctionMode
 
 from tilevm.frontends.torch_composed import COMPOSED
 from tilevm.frontends.torch_effects import Before
+from tilevm.frontends.torch_items import from_start, set_item
 from tilevm.frontends.torch_memory import Refused, changed_memory, storages
 from tilevm.frontends.torch_surroundings import functions_of
-from tilevm.frontends.torch_tracing import set_item
 
 _MOST = 256  # that are found ahead of a trace; of more, the trace finds those that it needs
 _PREFIX = "outside_"  # of the buffers
@@ -89,6 +89,8 @@ class Traced(TorchFunctionMode):
             return given[0].detach()
         if func is torch.Tensor.__setitem__:
             return set_item(*given, **named)
+        if func is torch.Tensor.__getitem__:
+            return func(given[0], from_start(*given))
         return COMPOSED.get(func, func)(*given, **named)
 
     def __enter__(self) -> Traced:

@@ -1,8 +1,5 @@
 """ATen operators whose results have as many elements as the data say: those that are not zero, that
 a mask chooses, that differ. Rows as in `torch_ops`.
-
-A scan says where each of them goes and how many there are, a scatter puts them there; the others go
-behind the last one, which is cut off.
 """
 
 from __future__ import annotations
@@ -14,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tilevm.frontends.torch_data import count_of, most_of
+from tilevm.frontends.torch_data import most_of
+from tilevm.frontends.torch_masks import Chosen, flattened
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
@@ -31,42 +29,6 @@ if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
 __all__ = ["ROWS"]
-
-
-class _Chosen:
-    """Which of `size` elements in a row are kept, and where each goes."""
-
-    def __init__(self, b: Importer, mask: int, size: Any, most: Any = None) -> None:
-        """mask: bool [size]. most: how many places there are; None: as many as are kept."""
-        self.b, self.size = b, size
-        ones = b.cast(mask, torch.int64)
-        self.rank = b.add("cumsum", ones, axis=0)
-        kept = mask
-        if most is None:
-            total = b.add("sum", ones, axes=[0], keepdims=False)
-            self.count: int | str = count_of(b, total)
-        else:
-            self.count = b.size(most)
-            fits = b.add("le", self.rank, b.number(most))
-            kept = b.add("logical_and", mask, fits)
-        self.room = self.count + 1 if isinstance(self.count, int) else f"({self.count}) + 1"
-        behind = b.add("size_value", size=self.count)
-        self.places = b.add("where", kept, b.add("sub", self.rank, b.number(1)), behind)
-
-    def put(self, value: int, dtype: str, fill: Any = 0) -> int:
-        """Those of the elements of `value`, [size], in a row."""
-        b = self.b
-        start = b.add("full", shape=[self.room], value=fill, dtype=dtype)
-        made = b.add("scatter", start, self.places, value, axis=0)
-        return b.add("slice", made, axis=0, start=0, stop=self.count, step=1)
-
-    def where(self, fill: int = 0) -> int:
-        """Their places."""
-        return self.put(self.b.add("iota", size=self.b.size(self.size)), "int64", fill)
-
-
-def _flat(b: Importer, value: int, size: Any) -> int:
-    return b.add("reshape", value, shape=[b.size(size)])
 
 
 def _coordinates(b: Importer, places: int, sizes: Sequence[Any]) -> list[int]:
@@ -86,10 +48,10 @@ def _table(b: Importer, columns: Sequence[int]) -> int:
     return wide[0] if len(wide) == 1 else b.add("concat", *wide, axis=1)
 
 
-def _not_zero(b: Importer, x: Tensor, most: Any = None) -> _Chosen:
+def _not_zero(b: Importer, x: Tensor, most: Any = None) -> Chosen:
     mask = x.id if x.dtype is torch.bool else b.add("ne", x.id, b.number(0))
     size = x.fake.numel()
-    return _Chosen(b, _flat(b, mask, size), size, most)
+    return Chosen(b, flattened(b, mask, size), size, most)
 
 
 def _no_columns(b: Importer, count: int | str) -> int:
@@ -131,8 +93,8 @@ def _masked_select(b: Importer, out: Any, x: Tensor, mask: Tensor) -> int:
     size = math.prod(shape)
     wide = b.shape(shape)
     values = (b.add("expand", v, shape=wide) if wide else v for v in (x.id, mask.id))
-    value, kept = (_flat(b, v, size) for v in values)
-    return _Chosen(b, kept, size).put(value, str(x.dtype)[6:])
+    value, kept = (flattened(b, v, size) for v in values)
+    return Chosen(b, kept, size).put(value, str(x.dtype)[6:])
 
 
 @row("combinations")
@@ -149,7 +111,7 @@ def _combinations(b: Importer, out: Any, x: Tensor, r: Any, again: bool) -> int:
     for one, following in pairwise(columns):
         ascends = b.add("le" if again else "lt", one, following)
         kept = b.add("logical_and", kept, ascends)
-    chosen = _coordinates(b, _Chosen(b, kept, size).where(), [n] * r)
+    chosen = _coordinates(b, Chosen(b, kept, size).where(), [n] * r)
     return _table(b, [b.add("take", x.id, c, axis=0) for c in chosen])
 
 
@@ -163,7 +125,7 @@ def _runs(b: Importer, out: Any, x: Tensor, line: int, size: Any, order: int | N
     place, before = _neighbours(b, size)
     begins = b.add("ne", line, b.add("take", line, before, axis=0))
     begins = b.add("logical_or", begins, b.add("eq", place, b.number(0)))
-    chosen = _Chosen(b, begins, size)
+    chosen = Chosen(b, begins, size)
     value = chosen.put(line, str(x.dtype)[6:])
     run = b.add("sub", chosen.rank, b.number(1))
     inverse = None
@@ -188,7 +150,7 @@ def _check_runs(b: Importer, x: Tensor, inverse: bool, counts: bool) -> Any:
 @row("_unique2")
 def _unique(b: Importer, out: Any, x: Tensor, in_order: bool, inverse: bool, counts: bool) -> Any:
     size = _check_runs(b, x, inverse, counts)
-    flat = _flat(b, x.id, size)
+    flat = flattened(b, x.id, size)
     order = b.add("argsort", flat, axis=0)
     return _runs(b, out, x, b.add("gather", flat, order, axis=0), size, order)
 
@@ -204,7 +166,7 @@ def _unique_consecutive(
     size = _check_runs(b, x, inverse, counts)
     if not is_small(b, size, _MOST_IN_RUNS):
         raise Unsupported("many elements")  # two loops: PyTorch's one is quicker
-    return _runs(b, out, x, _flat(b, x.id, size), size, None)
+    return _runs(b, out, x, flattened(b, x.id, size), size, None)
 
 
 def _neighbours(b: Importer, size: Any) -> tuple[int, int]:
@@ -225,13 +187,13 @@ def _runs_of_slices(b: Importer, x: Tensor, axis: int, inverse: bool, counts: bo
     others = [d for d in range(x.rank) if d != axis]
     begins = b.add("any", differs, axes=others, keepdims=False)
     begins = b.add("logical_or", begins, b.add("eq", place, b.number(0)))
-    chosen = _Chosen(b, begins, size)
+    chosen = Chosen(b, begins, size)
     run = b.add("sub", chosen.rank, b.number(1))
     value = b.add("take", x.id, chosen.where(), axis=axis)
     return value, run if b.used(1) else None, _lengths(b, run, size, chosen)
 
 
-def _lengths(b: Importer, run: int, size: Any, chosen: _Chosen) -> int | None:
+def _lengths(b: Importer, run: int, size: Any, chosen: Chosen) -> int | None:
     """How many elements each run has, if that is used."""
     if not b.used(2):
         return None
@@ -253,7 +215,7 @@ def _histc(b: Importer, out: Any, x: Tensor, bins: Any, low: Any, high: Any) -> 
         return filled(b, 0, x.dtype, out.shape)
     for n in x.shape:
         b.at_least(n, 1)
-    flat = _flat(b, x.id, size)
+    flat = flattened(b, x.id, size)
     known = is_number(low) and is_number(high) and low < high
     left, right = (b.cast(b.number(v), x.dtype) for v in (low, high))
     if not known:
@@ -312,7 +274,7 @@ def _histogram(
     size, count = x.fake.numel(), out[0].shape[0]
     if is_number(size) and size == 0:
         raise Unsupported("no elements")
-    flat = _flat(b, x.id, size)
+    flat = flattened(b, x.id, size)
     left, right = _edges(b, x, flat, *(ends or (None, None)))
     i = b.add("iota", size=b.size(count + 1))
     many = b.cast(b.number(count), x.dtype)
@@ -331,7 +293,7 @@ def _histogram(
     if weight is None:
         start, ones = filled(b, 0, torch.int64, [count + 1]), filled(b, 1, torch.int64, [size])
     else:
-        start, ones = filled(b, 0, x.dtype, [count + 1]), _flat(b, weight.id, size)
+        start, ones = filled(b, 0, x.dtype, [count + 1]), flattened(b, weight.id, size)
     counts = b.add("scatter_add", start, place, ones, axis=0)
     counts = b.add("slice", counts, axis=0, start=0, stop=b.size(count), step=1)
     counts = b.cast(counts, x.dtype)

@@ -67,6 +67,9 @@ def _text(expr: Any, name: Callable[[Any], str]) -> str:
         for part in parts[1:]:
             out = f"{kind.lower()}({out}, {part})"
         return out
+    if kind == "Abs":
+        (a,) = (_text(x, name) for x in expr.args)
+        return f"max({a}, 0 - {a})"
     if kind in ("Identity", "TruncToInt") and len(expr.args) == 1:
         return _text(expr.args[0], name)
     raise Untranslatable(str(expr))

@@ -40,6 +40,7 @@ _traced: tuple[frozenset[int], int] = frozenset(), 0
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
 _TORCH = str(Path(torch.__file__).parent)
+_COMPILERS = (_TORCH, str(Path(__file__).parent.parent))
 _TESTING = str(Path(torch.__file__).parent / "testing")
 os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -49,7 +50,7 @@ def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     """All that holds for every trace, which goes through `modules`."""
     _import_what_draws()
     with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _grouped_products():
-        with _alone(modules), _of_this_thread():
+        with _alone(modules), _of_this_thread(), _texts_of_numbers():
             yield
 
 
@@ -203,10 +204,15 @@ def _sizes_as_arguments() -> Iterator[None]:
     _instead(attention_of_sizes, attention)
     with _changing, _no_sizes_beyond():
         modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
+        symbols: tuple[Any, ...] = torch.SymInt, torch.SymFloat
+        for kind in symbols:
+            kind.sqrt = torch.sym_sqrt
         try:
             yield
         finally:
             modules[0].sqrt, modules[1].scaled_dot_product_attention = root, attention
+            for kind in symbols:
+                del kind.sqrt
 
 
 @contextmanager
@@ -249,27 +255,6 @@ def _recurrent() -> Iterator[None]:
                 setattr(module, name, function)
 
 
-def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """`tensor[index] = value`, for which PyTorch would take a symbol in `index` for one number."""
-    items = index if isinstance(index, tuple) else (index,)
-    symbols = any(issubclass(type(item), torch.SymInt) for item in items)
-    basic = all(isinstance(i, slice | int) and type(i) is not bool for i in _without_dots(items))
-    if not (symbols and basic):
-        tensor[index] = value
-        return
-    there = tensor[index]
-    if not isinstance(value, torch.Tensor):
-        there.fill_(value)
-        return
-    while value.dim() > there.dim() and value.shape[0] == 1:
-        value = value[0]
-    there.copy_(value)
-
-
-def _without_dots(items: tuple[Any, ...]) -> Iterator[Any]:
-    return (item for item in items if item is not None and item is not Ellipsis)
-
-
 def _asks(symbolic: type, plain: type) -> type:
     """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
 
@@ -295,6 +280,41 @@ def number(value: Any) -> Any:
     kinds: dict[type, Any] = {torch.SymInt: _Int, torch.SymFloat: _Float}
     kind = kinds.get(type(value))
     return value if kind is None else kind(value.node)
+
+
+@contextmanager
+def _texts_of_numbers() -> Iterator[None]:
+    """Texts that the function makes of symbols are those of the numbers, which the graph is for.
+
+    It may look something up by such a text. PyTorch and we have the symbol's.
+    """
+    kinds: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float}
+    names = ("__str__", "__repr__", "__format__")
+    before = [(kind, name, vars(kind).get(name)) for kind in kinds for name in names]
+
+    def text(kind: Any, name: str) -> Any:
+        of_symbol, plain = getattr(kind, name), kinds[kind]
+
+        @functools.wraps(of_symbol)
+        def make(self: Any, *args: Any) -> str:
+            asked_by = sys._getframe(1).f_code.co_filename
+            known = self if asked_by.startswith(_COMPILERS) else plain(self)
+            found: str = (of_symbol if known is self else getattr(plain, name))(known, *args)
+            return found
+
+        return make
+
+    with _changing:
+        for kind, name, _ in before:
+            setattr(kind, name, text(kind, name))
+        try:
+            yield
+        finally:
+            for kind, name, method in before:
+                if method is None:
+                    delattr(kind, name)
+                else:
+                    setattr(kind, name, method)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends import torch_masks
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
@@ -398,13 +399,13 @@ def _gather(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, *_: Any) 
 
 @row("index.Tensor", "_unsafe_index.Tensor")
 def _index(b: Importer, out: Any, x: Tensor, indices: Sequence[Tensor | None]) -> int:
-    """Integer tensors: one gather, at the position they say together. Where they are not on
-    neighbouring axes, these come first.
+    """A mask, or integer tensors: one gather, at the position they say together. Where they are not
+    on neighbouring axes, these come first.
     """
     axes = [a for a, index in enumerate(indices) if index is not None]
     used = [index for index in indices if index is not None]
-    if any(index.dtype is torch.bool for index in used):
-        raise Unsupported("a mask as index")
+    if torch_masks.has_mask(indices):
+        return torch_masks.index(b, out, x, indices)
     if axes == list(range(len(axes))) and (view := _all_of(b, x, used)) is not None:
         return view
     x, axes, _ = together(b, x, axes)
