@@ -149,6 +149,8 @@ OF_DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "bool": (lambda x, k: x * int(k > 2) + float(k > 3), False),
     "most": (lambda x, k: x[: int(k.abs().float().sqrt())] + 1, False),
     "arange": (lambda x, k: torch.arange(int(k.abs())) * 2, False),
+    "largest": (lambda x, k: x * max(int(k), len(x)) + min(len(x), int(k), 5), False),
+    "slice of most": (lambda x, k: x[: max(min(int(k), len(x)), 1)] * 2, False),
     "matches": (lambda x, k: torch.zeros(int(k), 7).copy_(x[: int(k)]) + 1, True),
     "pad": (lambda x, k: functional.pad(x, (0, int(k.abs()))), False),
     "mask": (lambda x, k: torch.arange(int(k.abs()))[None] < torch.tensor([[2], [4]]), False),

@@ -28,6 +28,7 @@ from tilevm.frontends import (
 )
 from tilevm.frontends.torch_assemble import Capture, assemble
 from tilevm.frontends.torch_conditions import Condition, predicate
+from tilevm.frontends.torch_differentiate import Transforms
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
@@ -88,6 +89,8 @@ def capture(
                 tried.remove(plan)
                 plans.insert(0, plan)
                 continue
+            if call.seen.transforms:  # Dynamo traces what is inside
+                raise Transforms("the function has transforms of torch.func") from error
             if isinstance(error, Effects):
                 raise
             first = first or error

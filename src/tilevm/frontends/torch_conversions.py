@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilevm.frontends.torch_tracing import number
 
@@ -63,6 +64,18 @@ def _to_divmod(x: Any, y: Any, /) -> Any:
     return divmod(x, y)
 
 
+def _extremum(plain: Callable[..., Any], of_symbols: Callable[..., Any]) -> Callable[..., Any]:
+    """Of ints that data give, of which nobody knows which is it. Others compare, with a guard."""
+
+    def find(*args: Any, **kwargs: Any) -> Any:
+        ints = len(args) > 1 and not kwargs and all(isinstance(x, int | torch.SymInt) for x in args)
+        if ints and any(isinstance(x, torch.SymInt) and free_unbacked_symbols(x) for x in args):
+            return number(functools.reduce(of_symbols, args))
+        return plain(*args, **kwargs)
+
+    return find
+
+
 def _type_of(*args: Any, **kwargs: Any) -> Any:
     """The type that the value has in a call."""
     found = type(*args, **kwargs)
@@ -87,7 +100,8 @@ def _plain(kind: type) -> type | None:
 
 _INSTEAD: dict[str, Callable[..., Any]] = {
     "int": _to_int, "float": _to_float, "len": _to_len, "round": _to_round,
-    "divmod": _to_divmod, "type": _type_of, "isinstance": _is_instance,
+    "divmod": _to_divmod, "max": _extremum(max, _torch.sym_max),
+    "min": _extremum(min, _torch.sym_min), "type": _type_of, "isinstance": _is_instance,
 }  # fmt: skip
 _PREFIX = "__tilevm_"
 

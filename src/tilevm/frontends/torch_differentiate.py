@@ -18,6 +18,8 @@ from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.autograd import forward_ad
 
+from tilevm.frontends.torch_memory import Refused
+
 _OWN = "<a function that tilevm differentiates>"
 
 
@@ -113,7 +115,13 @@ _DIFFERENTIATE = tuple(
 )
 
 
+class Transforms(Refused):
+    """Something in the function ran inside of a transform of torch.func, and the trace failed."""
+
+
 def is_differentiated(error: BaseException) -> bool:
-    """Whether a trace failed where the function differentiates, or inside of a transform."""
+    """Whether a trace failed where the function differentiates, or for its transforms."""
+    if isinstance(error, Transforms):
+        return True
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename.startswith(_DIFFERENTIATE) for frame, _ in frames)

@@ -53,6 +53,7 @@ class Seen:
     made: torch_effects.Made
     strides: bool = False  # whether it read strides of tensors
     data: bool = False  # whether it read `data` of tensors
+    transforms: bool = False  # whether it has transforms of torch.func
     converts: bool = False  # whether it calls what `torch_conversions` has instead
     missed: Sequence[torch.Tensor] = ()  # that it needs and has not
 
@@ -116,6 +117,7 @@ class Call(nn.Module):
         finally:
             self.seen.changed = around.undo(outside.known())
             self.seen.data = outside.reads_data
+            self.seen.transforms = outside.transforms
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
         _refuse_hidden(tree)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -53,7 +53,7 @@ def backend(
     placeholders = given.graph.find_nodes(op="placeholder")
     fakes = [node.meta.get("example_value") for node in placeholders]
     try:
-        if not _needs_gradients(gm, fakes):
+        if not _needs_gradients(gm, fakes) and not _differentiates(gm):
             try:
                 captured = capture(given, fakes, knobs, freeze=freeze)
                 run = torch_program.or_eager(captured, given)
@@ -152,12 +152,11 @@ def to_aten(
     """
     mode = next((f.fake_mode for f in fakes if hasattr(f, "fake_mode")), None)
     mode = mode or torch._guards.detect_fake_mode()  # of Dynamo, if no input is a tensor
-    # Autocast is resolved below the level at which composite operators are still whole.
-    autocast = torch.is_autocast_enabled("cpu") or any(
-        getattr(node.target, "__name__", "") in ("_enter_autocast", "wrap_with_autocast")
-        for module in gm.modules()
-        if isinstance(module, torch.fx.GraphModule)
-        for node in module.graph.nodes
+    # Autocast is resolved below the level at which composite operators are still whole, and so are
+    # transforms of torch.func.
+    below = torch.is_autocast_enabled("cpu") or any(
+        name in ("_enter_autocast", "wrap_with_autocast", "_vmap_increment_nesting")
+        for name in _functions_of(gm)
     )
     run: Callable[..., Any] = torch.fx.Interpreter(gm).run
     decompositions = _decomposed() | dict(more or {})
@@ -169,7 +168,7 @@ def to_aten(
             run,
             decomposition_table=decompositions,
             tracing_mode="real",
-            pre_dispatch=not (autocast or functional),
+            pre_dispatch=not (below or functional),
             _allow_non_fake_inputs=True,
         )
         return trace(*fakes)
@@ -181,6 +180,20 @@ def _needs_gradients(gm: torch.fx.GraphModule, fakes: Sequence[Any]) -> bool:
         node.target is torch._C._set_grad_enabled and node.args[0] for node in gm.graph.nodes
     )
     return required and (torch.is_grad_enabled() or enables)
+
+
+def _functions_of(gm: torch.fx.GraphModule) -> Iterator[str]:
+    """Names of what it and the graphs within it call."""
+    for module in gm.modules():
+        if isinstance(module, torch.fx.GraphModule):
+            for node in module.graph.nodes:
+                yield getattr(node.target, "__name__", "")
+
+
+def _differentiates(gm: torch.fx.GraphModule) -> bool:
+    """Whether the graph has transforms of torch.func that take derivatives."""
+    names = ("_grad_increment_nesting", "_jvp_increment_nesting", "_enter_dual_level")
+    return any(name in names for name in _functions_of(gm))
 
 
 def _through_autograd(

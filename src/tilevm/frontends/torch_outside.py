@@ -77,11 +77,13 @@ class Traced(TorchFunctionMode):
         self._strict = strict
         self.missed: list[torch.Tensor] = []
         self.reads_data = False  # whether `x.data` was asked for
+        self.transforms = False  # whether anything ran inside of a transform of torch.func
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         _check_question(func)
+        self.transforms |= torch._C._functorch.peek_interpreter_stack() is not None
         given = [self.stand_in(value) for value in args]
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
         if _owner(func) is _DATA and func.__name__ == "__get__":
