@@ -50,6 +50,11 @@ def own_len(x: Any) -> Any:
     return x * len(x)
 
 
+def attention(x: Any) -> Any:
+    x = x[None]
+    return functional.scaled_dot_product_attention(x, x, x, scale=1 / math.sqrt(x.shape[-1]))
+
+
 # Of sizes: a function of x, and how many captures sizes from 0 to 40 need at most.
 OF_SIZES: dict[str, tuple[Callable[[Any], Any], int]] = {
     "int of a float": (lambda x: x[: int(x.shape[0] * 0.5)] * 2, 1),
@@ -78,6 +83,7 @@ OF_SIZES: dict[str, tuple[Callable[[Any], Any], int]] = {
     "abs": (lambda x: x * abs(x.shape[0] - 20), 1),
     "divmod": (lambda x: x[: divmod(len(x), 3)[0]] * divmod(len(x), 3)[1], 1),
     "NumPy's root": (lambda x: x / np.sqrt(len(x) + 1), 1),
+    "scale of attention": (attention, 2),
     "tensor of sizes": (lambda x: x * torch.tensor(x.shape).prod(), 1),
     "as_tensor": (lambda x: x * torch.as_tensor(len(x)) + torch.as_tensor([1, len(x)]).sum(), 1),
     "new_tensor": (lambda x: x.new_tensor([len(x), 0.5]) + 1, 1),
@@ -144,6 +150,7 @@ OF_DATA: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
     "from the end": (lambda x, k: x[: -(k.item() // 2)] * 2, False),
     "sum": (lambda x, k: x[: int((x[:, 0] > 0).sum())] * 2, False),
     "number": (lambda x, k: x * int(k), False),
+    "of a dim": (lambda x, k: x * int(k[None]) + float(k[None, None]), False),
     "float": (lambda x, k: x / (float(k) + 0.5), False),
     "float of half": (lambda x, k: x / (float(k.half()) + 0.5), False),
     "bool": (lambda x, k: x * int(k > 2) + float(k > 3), False),

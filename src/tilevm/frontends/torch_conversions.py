@@ -44,7 +44,8 @@ def _item(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if len(args) != 1 or kwargs:
         return None
     (x,) = args
-    if isinstance(x, torch.Tensor) and x.dim() == 0 and not x.dtype.is_complex:
+    one = isinstance(x, torch.Tensor) and all(type(n) is int and n == 1 for n in x.shape)
+    if one and not x.dtype.is_complex:
         x = (x.to(torch.int64) if x.dtype is torch.bool else x).item()
     return x if isinstance(x, _SYMBOLS) else None
 
