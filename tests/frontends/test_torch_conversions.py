@@ -193,6 +193,51 @@ def test_floats_of_data_that_are_no_ints() -> None:
             compiled(x, torch.tensor(value))
 
 
+def test_what_data_say_is_checked() -> None:
+    """Where PyTorch raises, nothing is written, and nothing is returned."""
+
+    def written(x: Any, k: Any) -> Any:
+        x[: int(k)] = torch.arange(3.0)[:, None]
+        return x * 2
+
+    def counted(x: Any, k: Any) -> Any:
+        return torch.arange(-3, int(k), 2)
+
+    for function in (written, counted):
+        compiled = tilevm.compile(function)
+        for k in (3, 2, 5, 0, -1, -2, -3, -4, -5, 1):
+            x, y = (torch.linspace(0, 1, 35).reshape(7, 5) for _ in range(2))
+            found = outcome(compiled, x, torch.tensor(k))
+            assert_equal(found, outcome(function, y, torch.tensor(k)))
+            assert torch.equal(x, y)
+
+
+def test_numbers_that_are_rounded_to_tens() -> None:
+    compiled = tilevm.compile(
+        lambda x: (x * round(len(x), -1), x + round(number=len(x), ndigits=-1))
+    )
+    for n in (33, 7, 2):
+        x = torch.randn(n, 2)
+        assert_equal(compiled(x), (x * round(n, -1), x + round(n, -1)))
+
+
+def test_tensors_of_tensors_and_sizes() -> None:
+    compiled = tilevm.compile(lambda x: torch.tensor([x.sum(), len(x)]))
+    for n in (3, 4):
+        x = torch.full((n,), 0.3)
+        assert_equal(compiled(x), torch.tensor([x.sum(), n]))
+
+
+@pytest.mark.parametrize("sizes", [(0, 3), (1, 2, 3, 4), (2, 0)], ids=str)
+def test_windows_that_pytorch_refuses(sizes: tuple[int, ...]) -> None:
+    def largest(x: Any) -> Any:
+        return functional.max_pool1d(x, x.shape[-1])
+
+    for dtype in (torch.float32, torch.int64):
+        x = torch.ones(sizes, dtype=dtype)
+        assert_equal(outcome(tilevm.compile(largest), x), outcome(largest, x))
+
+
 def test_indices_from_the_end_by_numbers_of_the_call() -> None:
     def ends(x: Any, k: int) -> Any:
         x = x.clone()

@@ -170,7 +170,8 @@ def _numbers(data: Any) -> Iterator[Any]:
 
 def tensor(data: Any, **options: Any) -> Tensor:
     """Of a list or a `torch.Size`: each number by itself."""
-    if not isinstance(data, list | tuple) or not _has_symbols(data):
+    several = isinstance(data, list | tuple) and _has_symbols(data)
+    if not several or any(isinstance(x, Tensor) for x in _numbers(data)):
         return _tensor(data, **options)
     floats = any(isinstance(x, float | torch.SymFloat) for x in _numbers(data))
     dtype = options.pop("dtype", None) or (torch.get_default_dtype() if floats else torch.int64)
@@ -205,9 +206,10 @@ def _pooling(original: Callable[..., Any], rank: int, largest: bool) -> Callable
         widths = widths * rank if len(widths) == 1 else widths
         whole = []
         plain = not stride and padding == 0 and not more
+        plain = plain and x.is_floating_point() and x.dim() in (rank + 1, rank + 2)
         if plain and all(_ONE_WINDOW.get(k) == v for k, v in named.items()):
             whole = _whole_dims(x, widths, rank)
-        if not whole or any(x.shape[d] <= 0 for d in whole):
+        if not whole or any(n <= 0 for n in x.shape):
             return original(x, kernel_size, stride, padding, *more, **named)
         if not largest:
             return x.mean(whole, keepdim=True)
@@ -221,7 +223,7 @@ def _pooling(original: Callable[..., Any], rank: int, largest: bool) -> Callable
 
 def _whole_dims(x: Tensor, widths: list[Any], rank: int) -> list[int]:
     """The last dims that windows cover, where these are of one element in the others."""
-    if len(widths) != rank or rank > x.dim():
+    if len(widths) != rank:
         return []
     pairs = list(zip(range(-rank, 0), widths, strict=True))
     whole = [d for d, n in pairs if _is_size(n, x.shape[d])]

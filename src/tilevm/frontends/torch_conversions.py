@@ -56,6 +56,10 @@ def _to_len(*args: Any, **kwargs: Any) -> Any:
 
 
 def _to_round(*args: Any, **kwargs: Any) -> Any:
+    given = dict(zip(("number", "ndigits"), args, strict=False)) | kwargs
+    value = given.get("number")
+    if isinstance(value, torch.SymInt) and given.get("ndigits") is not None:
+        return round(int(value), given["ndigits"])  # PyTorch's overlooks them
     return number(round(*args, **kwargs))
 
 

@@ -169,6 +169,19 @@ def define(b: Importer, symbol: sympy.Symbol, fake: torch.Tensor, made: Any) -> 
             b.sizes.define(symbol, inferred)
 
 
+def check_slice(b: Importer, name: str, arguments: list[Any], fake: Any, made: Any) -> None:
+    """Let calls check what tracing has decided of a slice that data bound: that it is as long as
+    what is written to it.
+    """
+    if name != "aten.slice.Tensor" or not any(map(b.sizes.depends_on_data, arguments[2:4])):
+        return
+    shape = b.program.type(made.id if isinstance(made, Tensor) else made)[2]
+    for size, inferred in zip(fake.shape, shape, strict=True):
+        if (known := b.size(size)) != inferred:
+            message = f"{inferred}, which depends on data, must be {known}"
+            b.program.check(inferred, known, message)
+
+
 def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
     """The element of a tensor as a number, and, if it is an int, as a size."""
     source = b.values.get(b.resolve(node.args[0]))

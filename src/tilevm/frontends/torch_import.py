@@ -451,6 +451,8 @@ class Importer:
             out = row(self, value, *arguments)
             for symbol in [] if counts else symbols:
                 torch_data.define(self, symbol, value, out)
+            if not symbols:
+                torch_data.check_slice(self, name, arguments, value, out)
         except (Unsupported, Untranslatable, ShapeError, DTypeError) as reason:
             return self.call_out(target, name, arguments, value, str(reason))
         if isinstance(out, tuple):
