@@ -17,7 +17,8 @@ std::size_t at(SizeId id) { return static_cast<std::size_t>(id); }
 void SizeProgram::bind(const shape::SizeTable& sizes, const Dim& source, SizeId symbol, int stage) {
   bound_[at(symbol)] = stage;
   const shape::Range range = sizes.range(symbol);
-  const bool is_dim = source.dim >= 0 && source.size == symbol;
+  // Later stages bring items of tensors too, which may be negative.
+  const bool is_dim = source.dim >= 0 && source.size == symbol && stage == 0;
   const std::int64_t least = is_dim ? 0 : INT64_MIN;
   if (range.min > least || range.max != INT64_MAX || range.multiple_of > 1) {
     stages_.back().ranges.push_back({source, symbol, range});

@@ -235,6 +235,21 @@ def test_asserted_of_data() -> None:
             compiled(torch.full((2, 3), float(n)))
 
 
+def test_items_below_their_range() -> None:
+    """Tracing takes what is asserted for granted: the range of a symbol that an item brings."""
+
+    def function(x: Any, k: Any) -> Any:
+        n = k.item()
+        torch._check(n >= -2)
+        return x * n
+
+    compiled, x = tilevm.compile(function), torch.randn(5)
+    for k in (3, -2, 0):
+        same(compiled(x, torch.tensor(k)), x * k)
+    with pytest.raises(RuntimeError):
+        compiled(x, torch.tensor(-3))
+
+
 def test_random_numbers_are_drawn_once() -> None:
     """A call that fails on what it has read has drawn already; eager code draws the same."""
 
