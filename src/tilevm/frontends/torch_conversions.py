@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tilevm.frontends.torch_tracing import number
+from tilevm.frontends.torch_tracing import PLAIN, number
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
 _torch: Any = torch  # whose functions of symbols have no types
@@ -99,8 +99,7 @@ def _is_instance(*args: Any, **kwargs: Any) -> bool:
 
 def _plain(kind: type) -> type | None:
     """What a symbol of this type stands for."""
-    plain = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-    return next((plain[symbol] for symbol in plain if issubclass(kind, symbol)), None)
+    return next((plain for symbol, plain in PLAIN.items() if issubclass(kind, symbol)), None)
 
 
 _INSTEAD: dict[str, Callable[..., Any]] = {

@@ -39,8 +39,8 @@ MOST_WAITING_S = 60.0  # a trace that waits for the thread that waits for it
 _traced: tuple[frozenset[int], int] = frozenset(), 0
 # One thread at a time changes what all of them see.
 _changing = threading.RLock()
-_TORCH = str(Path(torch.__file__).parent)
-_COMPILERS = (_TORCH, str(Path(__file__).parent.parent))
+_TORCH = str(Path(torch.__file__).parent) + os.sep  # and not torchvision
+_COMPILERS = (_TORCH, str(Path(__file__).parent.parent) + os.sep)
 _TESTING = str(Path(torch.__file__).parent / "testing")
 os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -255,6 +255,10 @@ def _recurrent() -> Iterator[None]:
                 setattr(module, name, function)
 
 
+# What symbols stand for.
+PLAIN: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
 def _asks(symbolic: type, plain: type) -> type:
     """What `__class__` is for the code that asks: a plain number's, but for PyTorch itself.
 
@@ -288,12 +292,11 @@ def _texts_of_numbers() -> Iterator[None]:
 
     It may look something up by such a text. PyTorch and we have the symbol's.
     """
-    kinds: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float}
     names = ("__str__", "__repr__", "__format__")
-    before = [(kind, name, vars(kind).get(name)) for kind in kinds for name in names]
+    before = [(kind, name, vars(kind).get(name)) for kind in PLAIN for name in names]
 
     def text(kind: Any, name: str) -> Any:
-        of_symbol, plain = getattr(kind, name), kinds[kind]
+        of_symbol, plain = getattr(kind, name), PLAIN[kind]
 
         @functools.wraps(of_symbol)
         def make(self: Any, *args: Any) -> str:

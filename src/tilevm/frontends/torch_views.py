@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 
-from tilevm.frontends import torch_data, torch_masks
+from tilevm.frontends import torch_masks
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
@@ -558,11 +557,4 @@ def _arange_step(b: Importer, out: Any, start: Any, end: Any, step: Any, *_: Any
         # PyTorch says what is wrong.
         if not all(map(is_number, numbers)) or not step or (end - start) / step < 0:
             raise Unsupported("bounds that may be inconsistent")
-    elif any(map(b.sizes.depends_on_data, (start, end))) and is_number(step):
-        low, high = (start, end) if step > 0 else (end, start)
-        # The size, which is rounded, does not say it.
-        ordered = sympy.Ge(b.sizes.expr(high), b.sizes.expr(low))
-        torch_data.require(
-            b, ordered, "bounds of arange are inconsistent with the sign of its step"
-        )
     return _range(b, out, start, step)
