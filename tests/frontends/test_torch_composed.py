@@ -175,3 +175,112 @@ def test_affine_grids_that_pytorch_refuses_are_refused() -> None:
             functional.affine_grid(theta, size, align_corners=False)
         with pytest.raises(type(expected.value)):
             compiled(theta, size)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {}, {"stride": 1}, {"stride": 3, "padding": 1}, {"dilation": 2}, {"ceil_mode": True},
+        {"return_indices": True}, {"stride": (2,), "padding": (1,), "return_indices": True},
+    ],
+)  # fmt: skip
+def test_maxima_of_windows_in_one_dim_for_any_length(how: dict[str, Any]) -> None:
+    def direct(x: Any) -> Any:
+        return functional.max_pool1d(x, 3, **how)
+
+    layer = torch.nn.MaxPool1d(3, **how)
+    for function in (direct, layer):
+        compiled = tilevm.compile(function)
+        tilevm.stats.reset()
+        for rows, n in ((2, 17), (5, 9), (3, 101), (4, 10)):
+            x = torch.randn(rows, 4, n)
+            x[0, 0, 3] = float("nan")
+            torch.testing.assert_close(compiled(x), function(x), equal_nan=True)
+        assert tilevm.stats()["captures"] == 1
+        assert not tilevm.stats()["flushes"] and not tilevm.stats()["callouts"]
+    unbatched = torch.randn(4, 9)
+    torch.testing.assert_close(tilevm.compile(direct)(unbatched), direct(unbatched))
+    with pytest.raises(RuntimeError):
+        tilevm.compile(direct)(torch.randn(2, 4, 0))
+
+
+def test_whether_tensors_are_equal_as_a_result() -> None:
+    def function(x: Any, y: Any) -> Any:
+        return torch.allclose(x, y), torch.equal(x, y), x.equal(y), x.allclose(y, atol=1.0)
+
+    compiled = tilevm.compile(function)
+    x = torch.randn(4, 5)
+    for y in (x, x + 1e-6, x + 0.5, x + 9, x[:3], x * float("nan")):
+        try:
+            expected: Any = function(x, y)
+        except RuntimeError:
+            with pytest.raises(RuntimeError):
+                compiled(x, y)
+            continue
+        assert compiled(x, y) == expected
+
+
+def test_tensors_of_the_same_sizes() -> None:
+    def function(x: Any, y: Any) -> Any:
+        a, b, c = torch.broadcast_tensors(x, y, torch.ones(()))
+        d, e = torch.broadcast_tensors(x[:, :1], x)
+        return a + b * c, d + e, torch._is_all_true(x > 0), torch._is_any_true(x > 2)
+
+    tensors = [(torch.randn(n, m), torch.randn(m)) for n, m in ((3, 4), (5, 7), (2, 9))]
+    check(function, *tensors)
+
+
+def test_windows_of_spectra() -> None:
+    check(lambda x: x * torch.hann_window(16), (torch.randn(3, 16),), (torch.randn(5, 16),))
+
+
+def test_pixels_from_channels() -> None:
+    convolution = torch.nn.Conv2d(3, 8, 1).eval()
+
+    def function(x: Any) -> Any:
+        return functional.pixel_shuffle(convolution(x), 2)
+
+    with torch.no_grad():
+        check(function, *((torch.randn(2, 3, h, w),) for h, w in ((5, 7), (3, 4), (8, 2))))
+
+
+@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_weights_as_directions_and_lengths(dim: int | None, dtype: Any) -> None:
+    layer = torch.nn.Linear(7, 5).to(dtype)
+    layer = torch.nn.utils.parametrizations.weight_norm(layer, dim=dim)
+    compiled = tilevm.compile(layer)
+    near = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    tilevm.stats.reset()
+    for rows in (3, 8):
+        x = torch.randn(rows, 7, dtype=dtype)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), layer(x), **near)
+        if dtype is torch.bfloat16:  # gradients are rounded at other places
+            continue
+        found = []
+        for run in (compiled, layer):
+            layer.zero_grad()
+            run(x).square().sum().backward()
+            found.append([p.grad for p in layer.parameters()])
+        torch.testing.assert_close(found[0], found[1])
+    assert not tilevm.stats()["flushes"]
+    assert not any("weight_norm" in name for name in tilevm.stats()["callouts"])
+
+
+def test_masks_of_transformers_are_taken_as_they_are() -> None:
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2).eval()
+    square = torch.nn.Transformer.generate_square_subsequent_mask
+
+    def causal(x: Any) -> Any:
+        return encoder(x, mask=square(x.shape[1]))
+
+    with torch.no_grad():
+        for function in (causal, lambda x: encoder(x, mask=torch.zeros(x.shape[1], x.shape[1]))):
+            compiled = tilevm.compile(function)
+            tilevm.stats.reset()
+            for n in (5, 9, 3):
+                x = torch.randn(2, n, 16)
+                torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
+            assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["flushes"]

@@ -259,3 +259,18 @@ def test_second_derivatives_in_what_a_function_calls() -> None:
             found.append([p.grad for p in module.parameters() if p.grad is not None])
         torch.testing.assert_close(found[1], found[0])
         assert found[0]
+
+
+def test_second_derivatives_in_a_function_that_a_module_holds() -> None:
+    module, x = Penalised(), torch.randn(5, 3)
+    outer = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    outer.register_module("held", module)
+    outer.forward = lambda x: outer.loss(module, x)
+    outer.loss = lambda of, x: of.penalty(x) * 2
+    expected = outer(x)
+    expected.backward()
+    gradients = [p.grad.clone() for p in module.parameters() if p.grad is not None]
+    module.zero_grad()
+    tilevm.compile(outer)(x).backward()
+    found = [p.grad for p in module.parameters() if p.grad is not None]
+    torch.testing.assert_close(found, gradients)

@@ -192,3 +192,13 @@ def test_other_threads_train_during_a_trace() -> None:
         out = other.submit(lambda: layers(x)[0]).result()
     found = torch.autograd.grad(out.sum(), list(layers.parameters()))
     torch.testing.assert_close(found, exact)
+
+
+def test_training_that_pytorch_leaves_to_itself_is_counted() -> None:
+    layer = torch.nn.LSTM(4, 3)
+    compiled = tilevm.compile(layer)
+    tilevm.stats.reset()
+    for length in (5, 7):
+        compiled(torch.randn(length, 2, 4))[0].sum().backward()
+    ((reason, calls),) = tilevm.stats()["flushes"].items()
+    assert "makes no graph" in reason and calls == 2

@@ -145,3 +145,67 @@ def test_with_gradients() -> None:
     compiled(x).sum().backward()
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=3e-2, atol=3e-2)
+
+
+def test_gradients_enabled_where_nothing_requires_them() -> None:
+    weight = nn.Parameter(torch.randn(4))
+
+    def fn(x: Any) -> Any:
+        y = x * weight
+        with torch.enable_grad():
+            return y.exp() + x
+
+    def within(x: Any) -> Any:
+        with torch.enable_grad():
+            return x * weight
+
+    compiled, other = tilevm.compile(fn), tilevm.compile(within)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for rows in (3, 5):
+            x = torch.randn(rows, 4)
+            torch.testing.assert_close(compiled(x), fn(x))
+        assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["flushes"]
+        assert other(x).requires_grad  # of the weight
+        assert compiled(x.requires_grad_()).grad_fn is not None or not fn(x).requires_grad
+        assert compiled(x).requires_grad == fn(x).requires_grad
+
+
+def _made_with(x: Any) -> Any:
+    return x * torch.ones(3, requires_grad=True)
+
+
+def _made_so(x: Any) -> Any:
+    y = x.clone().requires_grad_()
+    return y * 2, y
+
+
+def _set_so(x: Any) -> Any:
+    y = x.clone()
+    y.requires_grad = True
+    return y * 2
+
+
+def _parameter(x: Any) -> Any:
+    return x * nn.Parameter(torch.ones(3)), x
+
+
+def _detached(x: Any) -> Any:
+    return _made_so(x)[0].detach(), x.clone().requires_grad_(False)
+
+
+MAKING = [_made_with, _made_so, _set_so, _parameter, _detached]
+
+
+@pytest.mark.parametrize("has_grad", [True, False])
+@pytest.mark.parametrize("function", MAKING)
+def test_tensors_that_are_made_to_require_gradients(function: Any, has_grad: bool) -> None:
+    compiled = tilevm.compile(function)
+    with torch.set_grad_enabled(has_grad):
+        for rows in (2, 4):
+            x = torch.randn(rows, 3)
+            found, expected = compiled(x), function(x)
+            torch.testing.assert_close(found, expected)
+            pair = [[r] if torch.is_tensor(r) else r for r in (found, expected)]
+            wants = [[t.requires_grad for t in tensors] for tensors in pair]
+            assert wants[0] == wants[1]

@@ -169,8 +169,7 @@ def _attempt(
     with torch_tracing.export(modules), from_zero, oblivious, kept, torch.no_grad():
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
-        if not has_grad:
-            torch_regions.check(program.graph_module)
+        torch_regions.check(program.graph_module, has_grad, call.seen.wants_gradients)
         try:
             return _checked(call, program, plan, facts, knobs, freeze)
         finally:

@@ -41,18 +41,19 @@ from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_assemble import Capture
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import (
+    NO_GRAPH,
     Differentiates,
     differentiates,
     is_differentiated,
     is_of_the_whole,
     leave_transforms,
-    own_code,
+    through_dynamo,
 )
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_program import reason_of
-from tilevm.frontends.torch_state import State
+from tilevm.frontends.torch_state import SEEN, UNSEEN, State
 from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.runtime.program import Dispatch, add_variant
 from tilevm.stats import stats
@@ -77,12 +78,6 @@ _transform = torch._C._functorch.peek_interpreter_stack
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _default_dtype = torch.get_default_dtype
-
-UNSEEN = (
-    "Not seen: attributes of objects with `__slots__`, of classes of arguments in installed\n"
-    "packages, names that only `getattr` knows, items of lists and dicts of more than 64 and of\n"
-    "other containers, elements of arrays of NumPy, contents of files, the clock."
-)
 
 
 _all: weakref.WeakSet[Compiled] = weakref.WeakSet()
@@ -110,6 +105,7 @@ class Family:
     branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
     differentiates: bool = False  # `reason`: it differentiates, or has transforms, by itself
     settled: bool = False  # the core knows that these calls are not captured
+    raised: int = 0  # calls that could not be captured, and raised
 
 
 @contextlib.contextmanager
@@ -148,6 +144,7 @@ class Compiled(Dispatch):
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
         self._differentiable: Callable[..., Any] | None = None
         self._differentiates: Differentiates | None = None
+        self._graphs: list[None] = []  # an item for each that Dynamo has made
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -391,7 +388,14 @@ class Compiled(Dispatch):
                 run = functools.partial(self._uncaptured, family)
         else:
             return self._run(capture, leaves, args, kwargs)
-        return run(args, kwargs)  # not while that error is handled, as in _run
+        try:
+            return run(args, kwargs)  # not while that error is handled, as in _run
+        except Exception:
+            # The error may be what the function raises for this call, and not for the next one.
+            family.raised += 1
+            if family.raised < MOST_EFFECTS:
+                family.reason = ""
+            raise
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly, but for branches on data: what lies between them is recorded and fused.
@@ -425,7 +429,8 @@ class Compiled(Dispatch):
         self._last = "through torch.compile", reason or _THROUGH_DYNAMO
         own = self._differentiates
         if own is None:
-            functions = functions_of(self._fn, list(self._modules.values()))
+            every = [m for module in self._modules.values() for m in module.modules()]
+            functions = functions_of(self._fn, every)
             own = self._differentiates = differentiates(self._fn, functions)
         if own.twice:
             return self._eager("it differentiates what it has differentiated", args, kwargs)
@@ -437,13 +442,7 @@ class Compiled(Dispatch):
             self._state.backward.update()
             self._differentiable = None
         if self._differentiable is None:
-            from tilevm.frontends.torch_graph import backend
-
-            self._differentiable = torch.compile(
-                own_code(self._fn),
-                backend=functools.partial(backend, options=self._knobs),
-                dynamic=True,
-            )
+            self._differentiable, self._graphs = through_dynamo(self._fn, self._knobs)
         torch_tracing.wait_for(self._modules.values())
         try:
             result = self._differentiable(*args, **kwargs)
@@ -455,6 +454,9 @@ class Compiled(Dispatch):
             leave_transforms()  # a call comes here outside of any
         else:
             self._untraced = 0
+            if not self._graphs:
+                self._last = "eager", NO_GRAPH
+                stats.add("flushes", f"eager: {NO_GRAPH}")
             return result
         self._untraced += 1
         if self._untraced >= MOST_EFFECTS:
@@ -488,7 +490,7 @@ class Compiled(Dispatch):
             for f in self._families.values()
             if f.reason
         ]
-        return "\n".join([*blocks, *eager, _STATE_TEXT, UNSEEN])
+        return "\n".join([*blocks, *eager, SEEN, UNSEEN])
 
     def explain(self, *args: Any, **kwargs: Any) -> Any:
         """Graph, kernels, bytecode and call-outs of the capture that runs for these arguments."""
@@ -553,14 +555,6 @@ _REMEDIES = {
     "through torch.compile": 'tilevm.trace("out.json") shows what is captured and run there.',
 }
 _THROUGH_DYNAMO = "it is in autocast, or an argument of it is something that the function reads"
-_STATE_TEXT = (
-    "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
-    "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
-    "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
-    "`training` and `forward` of each module; variables, attributes, methods and items that the\n"
-    "function's code names, of callables, modules and classes among the arguments too, functions\n"
-    "of PyTorch among them: of tensors the type; that tensors a function changes share no memory."
-)
 
 
 def _in_transform() -> bool:

@@ -6,6 +6,7 @@ The originals run where these do not know what to do.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ from torch.nn import functional
 
 Tensor = torch.Tensor
 _cov, _corrcoef = torch.cov, torch.corrcoef
+_max_pool1d: Any = functional.max_pool1d
 _linspace, _logspace = torch.linspace, torch.logspace
 _gaussian_nll_loss, _affine_grid = functional.gaussian_nll_loss, functional.affine_grid
 
@@ -197,6 +199,47 @@ def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
 _ONE_WINDOW = {"dilation": 1, "ceil_mode": False, "return_indices": False}
 
 
+def max_pool1d(
+    x: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    """As windows of one row: PyTorch's own, without gradients, is for one length only."""
+    lengths = [kernel_size, stride or kernel_size, padding, dilation]
+    lengths = [n[0] if isinstance(n, list | tuple) and len(n) == 1 else n for n in lengths]
+    fits = not any(isinstance(n, list | tuple) for n in lengths) and x.is_floating_point()
+    if not fits or x.dim() not in (2, 3):
+        return _max_pool1d(
+            x, kernel_size, stride, padding, dilation, ceil_mode, return_indices=return_indices
+        )
+    rows = [(neutral, n) for neutral, n in zip((1, 1, 0, 1), lengths, strict=True)]
+    pool: Any = functional.max_pool2d
+    found = pool(x.unsqueeze(-2), *rows, ceil_mode=ceil_mode, return_indices=return_indices)
+    return tuple(t.squeeze(-2) for t in found) if return_indices else found.squeeze(-2)
+
+
+def broadcast_tensors(*given: Tensor) -> tuple[Tensor, ...]:
+    """As the views that they are."""
+    shape: Any = torch.broadcast_shapes(*(t.shape for t in given))  # type: ignore[no-untyped-call]
+    return tuple(t.expand(shape) for t in given)
+
+
+def allclose(
+    x: Tensor, y: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> Any:
+    """Whether all are close: PyTorch asks for it where it is called."""
+    return torch.isclose(x, y, rtol, atol, equal_nan).all().item()
+
+
+def equal(x: Tensor, y: Tensor) -> Any:
+    """Whether sizes and all elements are equal."""
+    return tuple(x.shape) == tuple(y.shape) and (x == y).all().item()
+
+
 def _pooling(original: Callable[..., Any], rank: int, largest: bool) -> Callable[..., Any]:
     def pool(
         x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, *more: Any, **named: Any
@@ -246,7 +289,16 @@ COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.tensor: tensor,
     torch.as_tensor: as_tensor,
     torch.Tensor.new_tensor: new_tensor,
-    functional.max_pool1d: _pooling(functional.max_pool1d, 1, largest=True),
+    torch._is_all_true: torch.all,
+    torch._is_any_true: torch.any,
+    torch.allclose: allclose,
+    torch.Tensor.allclose: allclose,
+    torch.equal: equal,
+    torch.Tensor.equal: equal,
+    torch.broadcast_tensors: broadcast_tensors,
+    torch.max_pool1d: max_pool1d,
+    functional.max_pool1d: _pooling(max_pool1d, 1, largest=True),
+    functional.max_pool1d_with_indices: functools.partial(max_pool1d, return_indices=True),
     functional.max_pool2d: _pooling(functional.max_pool2d, 2, largest=True),
     torch.avg_pool1d: _pooling(torch.avg_pool1d, 1, largest=False),
     functional.avg_pool2d: _pooling(functional.avg_pool2d, 2, largest=False),

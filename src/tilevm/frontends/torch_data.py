@@ -191,9 +191,19 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
         return
     if not isinstance(source, Tensor):
         raise Refused("the value of a tensor is read")
-    if isinstance(value, torch.SymBool | bool):
-        raise UsedInPython("a bool of data is used")
     dtype = source.fake.dtype
+    if isinstance(value, torch.SymBool | bool):  # Eq(u0, 1)
+        flag = b.cast(source.id, torch.int64)
+        if symbols := brought(node):
+            b.program.item(flag, _declare(b, symbols[0]), b.line)
+            return
+        known = value.node.expr if isinstance(value, torch.SymBool) else value
+        if known not in (sympy.true, sympy.false):
+            raise UsedInPython("a bool of data is used")
+        # What the trace has found that it must be.
+        wrong = b.add("ne", b.add("reshape", flag, shape=[]), b.number(int(bool(known))))
+        _refuse(b, wrong, f"a bool of data must be {bool(known)}")
+        return
     if isinstance(value, torch.SymFloat) and not dtype.is_complex:
         wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
         number = b.program.item(b.cast(source.id, wide), None, b.line)
@@ -222,7 +232,7 @@ _LOGIC = {sympy.And: "logical_and", sympy.Or: "logical_or"}
 
 
 def truth(b: Importer, condition: Any) -> int:
-    """A condition over sizes, as a tensor of one bool. Raises: Refused."""
+    """A condition over sizes, or floats, as a tensor of one bool. Raises: Refused."""
     expr = condition.node.expr if isinstance(condition, torch.SymBool) else condition
     if expr in (sympy.true, sympy.false):  # True and False are equal to them
         return b.cast(b.number(bool(expr)), torch.bool)
@@ -233,7 +243,10 @@ def truth(b: Importer, condition: Any) -> int:
         return functools.reduce(lambda x, y: b.add(_LOGIC[type(expr)], x, y), parts)
     if not isinstance(expr, Relational):
         raise Refused(f"a condition is {condition}")
-    sides = [b.add("size_value", size=b.size(side)) for side in expr.args]
+    floats = not expr.free_symbols.isdisjoint(b.values)
+    sides = [
+        b.float_of(side) if floats else b.add("size_value", size=b.size(side)) for side in expr.args
+    ]
     return b.cast(b.add(_RELATIONS[expr.rel_op], *sides), torch.bool)
 
 
@@ -268,16 +281,21 @@ def most_of(b: Importer, value: int, rank: int, most: int, message: str) -> None
     eagerly.
     """
     above = b.add("gt", value, b.number(float(most)))
+    all_hold(b, b.add("logical_not", above), rank, message)
+
+
+def all_hold(b: Importer, conditions: int, rank: int, message: str) -> None:
+    """Let calls check that bools of the graph are all True. A call where not runs eagerly."""
     if rank:
-        above = b.add("any", above, axes=list(range(rank)), keepdims=False)
-    _refuse(b, above, message)
+        conditions = b.add("all", conditions, axes=list(range(rank)), keepdims=False)
+    _refuse(b, b.add("logical_not", conditions), message)
 
 
 def _refuse(b: Importer, condition: int, message: str) -> None:
     """Let calls check that a bool of the graph is False."""
     b.result.brings = True
-    name = f"refused{len(b.result.pinned)}"
-    b.result.pinned.append(message)
+    name = f"refused{b.result.refuses}"
+    b.result.refuses += 1
     b.program.symbol(name, 0, 1, 1)
     b.program.item(b.cast(condition, torch.int64), name, b.line)
     b.program.check(name, 0, message)
@@ -293,12 +311,22 @@ def operand_at_most(b: Importer, x: Tensor, most: int, message: str) -> None:
 
 def check_assertion(b: Importer, node: torch.fx.Node) -> None:
     """Let calls check what is asserted of data; guards check what is asserted of sizes."""
-    if str(node.target) != "aten._assert_scalar.default":
+    target = str(node.target)
+    if target.startswith("aten._assert_async."):
+        asserted = b.values[b.resolve(node.args[0])]
+        fails = b.add("eq", asserted.id, b.number(0))
+        _refuse(b, b.add("reshape", fails, shape=[]), str(node.args[1]))
+    if target != "aten._assert_scalar.default":
         return
     condition = node.args[0].meta["val"] if isinstance(node.args[0], torch.fx.Node) else None
     # Of where results begin in memory, which no symbol is declared for, nothing need be checked.
-    if isinstance(condition, torch.SymBool) and b.sizes.knows_data(condition):
-        require(b, condition.node.expr, str(node.args[1]))
+    if not isinstance(condition, torch.SymBool):
+        return
+    expr, message = condition.node.expr, str(node.args[1])
+    if not expr.free_symbols.isdisjoint(b.values):  # of floats
+        _refuse(b, b.add("logical_not", truth(b, expr)), message)
+    elif b.sizes.knows_data(condition):
+        require(b, expr, message)
 
 
 def require(b: Importer, condition: Any, message: str) -> None:
@@ -327,10 +355,10 @@ def require(b: Importer, condition: Any, message: str) -> None:
     elif relation == "!=":
         b.program.check(f"min({_apart(x, y)}, 1)", 1, message)
     else:
-        least = y if relation == ">=" else f"{y} + 1"
+        least = y if relation == ">=" else f"({y}) + 1"
         b.program.check(f"max({x}, {least})", x, message)
 
 
 def _apart(x: str, y: str) -> str:
     """How far two sizes are from each other."""
-    return f"max({x} - {y}, {y} - {x})"
+    return f"max(({x}) - ({y}), ({y}) - ({x}))"

@@ -31,7 +31,7 @@ NAMES = frozenset(
     channel_shuffle column_stack conj_physical cosine_embedding_loss cosine_similarity
     count_nonzero cross cross_entropy_loss cumulative_trapezoid deg2rad diag diag_embed diagflat
     diff dist dsplit dstack eye fft_fftshift fft_ifftshift fliplr flipud
-    float_power glu gradient heaviside hinge_embedding_loss hsplit hstack
+    float_power glu gradient hann_window heaviside hinge_embedding_loss hsplit hstack
     huber_loss huber_loss_backward instance_norm isclose isneginf isposinf isreal kl_div kron
     l1_loss ldexp linalg_cross linalg_matrix_norm linalg_matrix_power
     linalg_multi_dot linalg_norm linalg_vander linalg_vecdot linspace log_sigmoid_backward

@@ -7,13 +7,14 @@ import contextlib
 import dis
 import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
+import torch.fx
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch.autograd import forward_ad
@@ -58,6 +59,24 @@ def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     exec(builtins.compile(text, _OWN, "exec"), scope)
     made: Callable[..., Any] = scope["enclose"](function)
     return made
+
+
+NO_GRAPH = "PyTorch's compiler makes no graph of it, as of LSTMs, and says nothing"
+
+
+def through_dynamo(
+    fn: Callable[..., Any], knobs: Mapping[str, Any]
+) -> tuple[Callable[..., Any], list[None]]:
+    """A function that Dynamo captures for our backend; and a list, with an item for each graph."""
+    from tilevm.frontends.torch_graph import backend  # which stands above captures
+
+    graphs: list[None] = []
+
+    def counted(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        graphs.append(None)
+        return backend(gm, inputs, options=dict(knobs))
+
+    return torch.compile(own_code(fn), backend=counted, dynamic=True), graphs
 
 
 @dataclass(frozen=True)

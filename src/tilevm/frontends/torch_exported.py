@@ -14,6 +14,7 @@ from tilevm.frontends import (
     torch_conversions,
     torch_effects,
     torch_memory,
+    torch_raises,
     torch_strides,
     torch_surroundings,
     torch_tracing,
@@ -54,6 +55,7 @@ class Seen:
     strides: bool = False  # whether it read strides of tensors
     data: bool = False  # whether it read `data` of tensors
     transforms: bool = False  # whether it has transforms of torch.func
+    wants_gradients: bool = False  # whether it makes tensors that require gradients
     converts: bool = False  # whether it calls what `torch_conversions` has instead
     missed: Sequence[torch.Tensor] = ()  # that it needs and has not
 
@@ -113,11 +115,13 @@ class Call(nn.Module):
             converting = called if self.conversions else ()
             with torch_conversions.symbolic(converting) as self.seen.converts:
                 with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
-                    result = self.function(*args, **kwargs)
+                    with torch_raises.not_taken():
+                        result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
             self.seen.data = outside.reads_data
             self.seen.transforms = outside.transforms
+            self.seen.wants_gradients = outside.wants_gradients
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
         _refuse_hidden(tree)
@@ -134,6 +138,9 @@ class Call(nn.Module):
         self.seen.strides = reads.any
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
+        kept = set(map(id, given))
+        if any(t.requires_grad for t in out if isinstance(t, torch.Tensor) and id(t) not in kept):
+            raise Refused("the function returns a tensor that it lets require gradients")
         out = [outside.stand_in(value) for value in out]
         if outside.missed:
             raise Refused("the function has tensors that no argument brings")

@@ -73,6 +73,7 @@ class Imported:
     draws: bool = False  # whether it draws random numbers
     brings: bool = False  # whether data bring sizes
     pinned: list[str] = field(default_factory=list)  # what calls check of sizes of data
+    refuses: int = 0  # what they check of other data
 
     def compile(
         self,

@@ -211,3 +211,41 @@ def follows(graph: torch.fx.Graph) -> dict[Any, Any]:
         for node in graph.nodes
         if node.target in FOLLOWING and node.args[5] and (node.args[3] or node.args[4]) is not None
     }
+
+
+# Weights as directions and lengths: of each index of `dim`; -1, of all.
+
+
+def _lengths(b: Importer, x: int, rank: int, dim: int) -> int:
+    return b.add("sqrt", _of_each(b, b.add("mul", x, x), rank, dim))
+
+
+def _of_each(b: Importer, x: int, rank: int, dim: int) -> int:
+    """Sums over all axes but `dim`."""
+    return b.add("sum", x, axes=[axis for axis in range(rank) if axis != dim], keepdims=True)
+
+
+@row("_weight_norm", "_weight_norm_interface")
+def _weight_norm(b: Importer, out: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    computed = torch.float64 if v.dtype is torch.float64 else torch.float32
+    directions, lengths = b.cast(v.id, computed), b.cast(g.id, computed)
+    found = _lengths(b, directions, v.rank, dim)
+    weight = b.add("mul", directions, b.add("div", lengths, found))
+    weight = b.cast(weight, v.dtype)
+    return (weight, b.cast(found, out[1].dtype)) if isinstance(out, tuple | list) else weight
+
+
+@row("_weight_norm_interface_backward")
+def _weight_norm_backward(
+    b: Importer, out: Any, gradient: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int
+) -> tuple[int, int]:
+    computed = torch.float64 if v.dtype is torch.float64 else torch.float32
+    of_weight, directions, lengths, found = (
+        b.cast(t.id, computed) for t in (gradient, v, g, norms)
+    )
+    along = _of_each(b, b.add("mul", of_weight, directions), v.rank, dim)
+    of_length = b.add("div", along, found)
+    away = b.add("mul", directions, b.add("div", along, b.add("mul", found, found)))
+    scale = b.add("div", lengths, found)
+    of_direction = b.add("mul", scale, b.add("sub", of_weight, away))
+    return b.cast(of_direction, v.dtype), b.cast(of_length, g.dtype)

@@ -48,8 +48,8 @@ class Tensor:
 
     @property
     def shape(self) -> Sequence[Any]:
-        """Sizes: ints and SymInts."""
-        return self.fake.shape
+        """Sizes: SymInts, and ints also where what was traced later says which they are."""
+        return [known(size) for size in self.fake.shape]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,6 +106,12 @@ def axes_of(dims: Any, rank: int) -> list[int]:
         return list(range(rank))
     given = dims if isinstance(dims, list | tuple) else [dims]
     return sorted({axis_of(d, rank) for d in given}) if rank else []
+
+
+def known(size: Any) -> Any:
+    """A size as an int if its value is known, as in `s0 * w` with 16 weights `w`."""
+    number = None if type(size) is int else size.node.maybe_as_int()
+    return size if number is None else number
 
 
 def is_number(value: Any) -> bool:

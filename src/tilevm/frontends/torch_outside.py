@@ -78,6 +78,7 @@ class Traced(TorchFunctionMode):
         self.missed: list[torch.Tensor] = []
         self.reads_data = False  # whether `x.data` was asked for
         self.transforms = False  # whether anything ran inside of a transform of torch.func
+        self.wants_gradients = False  # whether a tensor is made that requires gradients
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -93,7 +94,13 @@ class Traced(TorchFunctionMode):
             return set_item(*given, **named)
         if func is torch.Tensor.__getitem__:
             return func(given[0], from_start(*given))
-        return COMPOSED.get(func, func)(*given, **named)
+        if _owner(func) is _REQUIRES_GRAD and func.__name__ == "__set__":
+            self.wants_gradients |= given[-1] and not given[0].requires_grad
+        wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        result = COMPOSED.get(func, func)(*given, **named)
+        if not wanted and isinstance(result, torch.Tensor) and result.requires_grad:
+            self.wants_gradients = True
+        return result
 
     def __enter__(self) -> Traced:
         # Dynamo, which traces branches of `torch.cond`, would trace this too.
@@ -135,6 +142,7 @@ class Traced(TorchFunctionMode):
 
 
 _DATA: Any = torch.Tensor.data
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
 
 def _owner(func: Any) -> Any:

@@ -192,6 +192,18 @@ def _normal_around(b: Importer, out: Any, mean: Tensor, deviation: Any, generato
     return b.add("add", _normals(b, out, 0.0, deviation), mean.id)
 
 
+@row("normal.Tensor_Tensor")
+def _normal_of_both(
+    b: Importer, out: Any, mean: Tensor, deviation: Tensor, generator: Any = None
+) -> int:
+    if generator is not None:
+        raise Unsupported("random numbers of a generator")
+    fits = b.add("ge", deviation.id, b.number(0))
+    torch_data.all_hold(b, fits, deviation.rank, "normal expects all elements of std >= 0.0")
+    value = _normals(b, out, 0.0, 1.0)
+    return b.add("add", b.add("mul", value, deviation.id), mean.id)
+
+
 def _fractions(b: Importer, out: torch.Tensor, name: str, kind: _Kind = _FRACTIONS) -> int:
     if out.dtype not in (torch.float32, torch.float64):
         raise Unsupported(f"random numbers of {str(out.dtype)[6:]}")

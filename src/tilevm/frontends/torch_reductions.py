@@ -100,9 +100,9 @@ _NO_FREEDOM = (
 def _variance(b: Importer, x: Tensor, dims: Any, correction: Any, keep: bool) -> int:
     axes = axes_of(dims, x.rank)
     by = 1 if correction is None else correction
-    counts = [x.fake.shape[axis] for axis in axes]
+    counts = [x.shape[axis] for axis in axes]
     known = all(isinstance(n, int) for n in counts)
-    empty = any(n == 0 for n in x.fake.shape if isinstance(n, int))
+    empty = any(n == 0 for n in x.shape if isinstance(n, int))
     if empty or (known and math.prod(counts) <= by):
         where = f" ({b.line})" if b.line else ""
         warnings.warn(f"{packet(b)}(): {_NO_FREEDOM}{where}", UserWarning, stacklevel=1)

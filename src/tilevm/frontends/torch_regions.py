@@ -20,16 +20,34 @@ _GRADIENTS = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
 
 
-def check(gm: torch.fx.GraphModule) -> None:
-    """In a call without gradients, a region may want them: of what, no capture knows.
+def check(gm: torch.fx.GraphModule, has_grad: bool, makes: bool) -> None:
+    """Where gradients are enabled, nothing may require them: no capture has these.
 
     Export forgets modes of gradients within autocast, but ends a region where one begins.
 
+    has_grad: whether they are where the function is called, with nothing that requires them.
+    makes: whether the function makes tensors that require them.
+
     Raises: Refused.
     """
-    enabled = any(_name(node) == _GRADIENTS and node.args[0] for node in _all_nodes(gm))
-    if enabled or any(_is_parted(m) for m in gm.modules() if isinstance(m, torch.fx.GraphModule)):
+    if has_grad and makes:
+        raise Refused("the function makes tensors that require gradients")
+    given = gm.graph.find_nodes(op="placeholder")
+    enabled = False
+    for node in _all_nodes(gm):
+        if _name(node) == _GRADIENTS and node.args[0]:
+            # What is computed outside wants none. Of a region within another, anything may come in.
+            inputs = node.args if node.graph is gm.graph else given
+            enabled |= makes or any(map(_requires, inputs))
+    parted = any(_is_parted(m) for m in gm.modules() if isinstance(m, torch.fx.GraphModule))
+    if not has_grad and (enabled or parted):
         raise Refused("gradients may be enabled within, and are not where it is called")
+
+
+def _requires(argument: Any) -> bool:
+    """Whether PyTorch would differentiate by a tensor."""
+    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.requires_grad
 
 
 def _is_parted(gm: torch.fx.GraphModule) -> bool:

@@ -70,6 +70,10 @@ def _text(expr: Any, name: Callable[[Any], str]) -> str:
     if kind == "Abs":
         (a,) = (_text(x, name) for x in expr.args)
         return f"max({a}, 0 - {a})"
+    if kind == "Piecewise" and isinstance(equal := expr.args[0][1], sympy.Eq):
+        if [value for value, _ in expr.args] == [1, 0] and expr.args[1][1] == sympy.true:
+            a, b = (_text(x, name) for x in equal.args)  # the bool as an int
+            return f"(1 - min(max({a} - {b}, {b} - {a}), 1))"
     if kind in ("Identity", "TruncToInt") and len(expr.args) == 1:
         return _text(expr.args[0], name)
     raise Untranslatable(str(expr))

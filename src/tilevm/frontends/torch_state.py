@@ -25,6 +25,20 @@ _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSORS = ("_parameters", "_buffers")
 _SLOTS = (*_TENSORS, "_modules", *HOOKS)
 _ABSENT = object()
+# What calls are told apart by, here and by their arguments, for people.
+SEEN = (
+    "All: structure of the arguments, element types, ranks, strings, None and bools among them,\n"
+    "requires_grad, order of dims in memory, grad, inference and autocast mode, default dtype,\n"
+    "which arguments are the same tensor, identity of parameters, buffers and submodules, hooks,\n"
+    "`training` and `forward` of each module; variables, attributes, methods and items that the\n"
+    "function's code names, of callables, modules and classes among the arguments too, functions\n"
+    "of PyTorch among them: of tensors the type; that tensors a function changes share no memory."
+)
+UNSEEN = (
+    "Not seen: attributes of objects with `__slots__`, of classes of arguments in installed\n"
+    "packages, names that only `getattr` knows, items of lists and dicts of more than 64 and of\n"
+    "other containers, elements of arrays of NumPy, contents of files, the clock."
+)
 
 
 class State:

@@ -264,7 +264,10 @@ def _reach(
 
 def functions_of(fn: Callable[..., Any], modules: Sequence[nn.Module]) -> list[FunctionType]:
     """`fn`, its decorators, and functions that it may call, as far as its code shows."""
-    return _reach(fn, {type(m) for m in modules} | {type(getattr(fn, "__self__", fn))})[0]
+    owners = [*modules, _owner(fn)]
+    held = [v for owner in owners for v in (_attributes(owner) or {}).values()]
+    functions = [v for v in held if isinstance(v, FunctionType) and is_users(v)]
+    return _reach(fn, {type(owner) for owner in owners}, functions)[0]
 
 
 def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:

@@ -19,10 +19,12 @@ import torch
 from torch import nn
 from torch._dynamo import convert_frame
 from torch._subclasses import fake_impls
+from torch.distributions import constraints
 from torch.export import _trace
 from torch.fx import _symbolic_trace, graph_module
 from torch.fx.experimental import symbolic_shapes
 from torch.nn import functional
+from torch.nn.modules import transformer
 
 from tilevm.config import config
 from tilevm.frontends.torch_effects import FOLLOWING, Effects
@@ -38,19 +40,24 @@ MOST_WAITING_S = 60.0  # a trace that waits for the thread that waits for it
 # The modules whose parameters a trace has exchanged for its own, by id, and its thread.
 _traced: tuple[frozenset[int], int] = frozenset(), 0
 # One thread at a time changes what all of them see.
-_changing = threading.RLock()
+changing = threading.RLock()
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # and not torchvision
 _COMPILERS = (_TORCH, str(Path(__file__).parent.parent) + os.sep)
 _TESTING = str(Path(torch.__file__).parent / "testing")
-os.register_at_fork(after_in_child=_changing._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def is_of_torch(path: str) -> bool:
+    """Whether a file is PyTorch's."""
+    return path.startswith(_TORCH)
 
 
 @contextmanager
 def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     """All that holds for every trace, which goes through `modules`."""
     _import_what_draws()
-    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _grouped_products():
-        with _alone(modules), _of_this_thread(), _texts_of_numbers():
+    with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _more_operators():
+        with _alone(modules), _of_this_thread(), _texts_of_numbers(), _without_branches():
             yield
 
 
@@ -165,14 +172,14 @@ def no_seeds() -> Iterator[None]:
     def refusing(function: Any) -> Any:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             caller = sys._getframe(1).f_code.co_filename
-            compiler = caller.startswith(_TORCH) and not caller.startswith(_TESTING)
+            compiler = is_of_torch(caller) and not caller.startswith(_TESTING)
             if compiler or threading.get_ident() != mine:  # Dynamo puts back what it finds
                 return function(*args, **kwargs)
             raise Effects("the function sets the state of random numbers, which outlives the call")
 
         return refuse
 
-    with _changing:
+    with changing:
         for module, name, function in before:
             setattr(module, name, _instead(refusing(function), function))
         try:
@@ -202,7 +209,7 @@ def _sizes_as_arguments() -> Iterator[None]:
 
     modules: tuple[Any, Any] = math, functional
     _instead(attention_of_sizes, attention)
-    with _changing, _no_sizes_beyond():
+    with changing, _no_sizes_beyond():
         modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
         symbols: tuple[Any, ...] = torch.SymInt, torch.SymFloat
         for kind in symbols:
@@ -243,7 +250,7 @@ def _recurrent() -> Iterator[None]:
     """Recurrent cells are traced as what they consist of, layers as one operator."""
     modules: tuple[Any, Any] = torch, torch._VF
     traced = CELLS | LAYERS
-    with _changing:
+    with changing:
         before = [(module, name, getattr(module, name)) for module in modules for name in traced]
         for module, name, _ in before:
             original = getattr(torch._C._VariableFunctions, name)
@@ -255,6 +262,46 @@ def _recurrent() -> Iterator[None]:
                 setattr(module, name, function)
 
 
+def _is_causal(mask: Any, given: bool | None = None, size: Any = None) -> bool:
+    """Not a look at the elements: that a mask is causal is only a hint, which need not be given."""
+    return given is True
+
+
+def _is_symmetric(self: Any, value: Any) -> Any:
+    square = super(constraints._Symmetric, self).check(value)
+    if value.shape[-2] != value.shape[-1]:
+        return square
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def _is_positive_definite(self: Any, value: Any) -> Any:
+    """Not by another way for those that are not symmetric."""
+    symmetric = super(constraints._PositiveDefinite, self).check(value)
+    return symmetric & torch.linalg.cholesky_ex(value).info.eq(0)
+
+
+# Functions of PyTorch that branch on data, and what says the same without.
+_BRANCHES: tuple[tuple[Any, str, Any], ...] = (
+    (transformer, "_detect_is_causal_mask", _is_causal),
+    (constraints._Symmetric, "check", _is_symmetric),
+    (constraints._PositiveDefinite, "check", _is_positive_definite),
+)
+
+
+@contextmanager
+def _without_branches() -> Iterator[None]:
+    """Some functions of PyTorch ask no data."""
+    with changing:
+        before = [getattr(owner, name) for owner, name, _ in _BRANCHES]
+        for (owner, name, made), original in zip(_BRANCHES, before, strict=True):
+            setattr(owner, name, _instead(made, original))
+        try:
+            yield
+        finally:
+            for (owner, name, _), original in zip(_BRANCHES, before, strict=True):
+                setattr(owner, name, original)
+
+
 # What symbols stand for.
 PLAIN: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -264,7 +311,7 @@ def _asks(symbolic: type, plain: type) -> type:
 
     isinstance(n, int) is true of the numbers of a call, so it must be while that is traced.
     """
-    return symbolic if sys._getframe(2).f_code.co_filename.startswith(_TORCH) else plain
+    return symbolic if is_of_torch(sys._getframe(2).f_code.co_filename) else plain
 
 
 class _Int(torch.SymInt):
@@ -307,7 +354,7 @@ def _texts_of_numbers() -> Iterator[None]:
 
         return make
 
-    with _changing:
+    with changing:
         for kind, name, _ in before:
             setattr(kind, name, text(kind, name))
         try:
@@ -348,7 +395,7 @@ def sizes_from_zero() -> Iterator[None]:
             assumptions["nonnegative"] = True
         return make(kind, number, **assumptions)
 
-    with _changing:
+    with changing:
         module.make_symbol = make_symbol
         try:
             yield
@@ -368,19 +415,30 @@ def _grouped_product(
     return x.new_empty((rows, columns) if 2 in (x.dim(), y.dim()) else (*x.shape[:-1], columns))
 
 
+def _like_the_first(mode: Any, function: Any, x: Any, *others: Any, **named: Any) -> Any:
+    return x.new_empty(x.shape)
+
+
+# Operators that eager code computes and PyTorch cannot trace: what their results are like.
+_UNKNOWN = {
+    "_grouped_mm": _grouped_product,  # of float32 and float16
+    "_sample_dirichlet": _like_the_first,
+    "binomial": _like_the_first,
+}
+
+
 @contextmanager
-def _grouped_products() -> Iterator[None]:
-    """`grouped_mm` of float32 and float16, which eager code computes, can be traced."""
-    operator = getattr(torch.ops.aten, "_grouped_mm", None)
+def _more_operators() -> Iterator[None]:
+    """These can be traced."""
     known: dict[Any, Any] = fake_impls.op_implementations_dict
-    if operator is None or operator.default in known:
-        yield
-        return
-    known[operator.default] = _grouped_product
+    packets = ((getattr(torch.ops.aten, name, None), made) for name, made in _UNKNOWN.items())
+    added = {p.default: made for p, made in packets if p is not None and p.default not in known}
+    known.update(added)
     try:
         yield
     finally:
-        known.pop(operator.default, None)
+        for operator in added:
+            known.pop(operator, None)
 
 
 @contextmanager

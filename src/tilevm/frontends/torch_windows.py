@@ -515,3 +515,16 @@ def _channel_shuffle(b: Importer, out: Any, x: Tensor, groups: Any) -> int:
     split = b.add("reshape", x.id, shape=b.shape([batch, groups, channels // groups, *rest]))
     order = [0, 2, 1, *range(3, 3 + len(rest))]
     return b.add("reshape", b.add("permute", split, axes=order), shape=b.shape(x.shape))
+
+
+@row("pixel_shuffle")
+def _pixel_shuffle(b: Importer, out: Any, x: Tensor, factor: int) -> int:
+    """Channels as rows and columns of pixels."""
+    *batch, channels, _, _ = out.shape
+    split = [*batch, channels, factor, factor, *x.shape[-2:]]
+    if len(split) > 8:
+        raise Unsupported("too many axes")
+    n = len(batch)
+    order = [*range(n + 1), n + 3, n + 1, n + 4, n + 2]
+    pixels = b.add("permute", b.add("reshape", x.id, shape=b.shape(split)), axes=order)
+    return b.add("reshape", pixels, shape=b.shape(out.shape))
