@@ -142,9 +142,8 @@ class Compiled(Dispatch):
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
-        self._differentiable: Callable[..., Any] | None = None
+        self._differentiable: tuple[Callable[..., Any], list[None]] | None = None
         self._differentiates: Differentiates | None = None
-        self._graphs: list[None] = []  # an item for each that Dynamo has made
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
         self._reason = ""  # why all calls run eagerly
@@ -441,11 +440,13 @@ class Compiled(Dispatch):
         if self._state is not None and not self._state.backward.same():
             self._state.backward.update()
             self._differentiable = None
-        if self._differentiable is None:
-            self._differentiable, self._graphs = through_dynamo(self._fn, self._knobs)
+        through = self._differentiable
+        if through is None:
+            through = self._differentiable = through_dynamo(self._fn, self._knobs)
+        run, graphs = through
         torch_tracing.wait_for(self._modules.values())
         try:
-            result = self._differentiable(*args, **kwargs)
+            result = run(*args, **kwargs)
         except (TorchDynamoException, AssertionError) as error:
             # It cannot trace what PyTorch may well run.
             if config.debug or not is_of_the_whole(error):
@@ -454,13 +455,13 @@ class Compiled(Dispatch):
             leave_transforms()  # a call comes here outside of any
         else:
             self._untraced = 0
-            if not self._graphs:
+            if not graphs:
                 self._last = "eager", NO_GRAPH
                 stats.add("flushes", f"eager: {NO_GRAPH}")
             return result
         self._untraced += 1
         if self._untraced >= MOST_EFFECTS:
-            self._differentiable = functools.partial(self._eager_always, reason)
+            self._differentiable = functools.partial(self._eager_always, reason), [None]
         return self._eager(reason, args, kwargs)
 
     def _eager_always(self, reason: str, /, *args: Any, **kwargs: Any) -> Any:
