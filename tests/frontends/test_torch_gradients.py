@@ -274,3 +274,37 @@ def test_second_derivatives_in_a_function_that_a_module_holds() -> None:
     tilevm.compile(outer)(x).backward()
     found = [p.grad for p in module.parameters() if p.grad is not None]
     torch.testing.assert_close(found, gradients)
+
+
+def test_tensors_of_sizes_beside_gradients() -> None:
+    def function(x: Any) -> Any:
+        lengths = torch.tensor([3, len(x)])
+        return x * (torch.arange(len(x))[:, None] < lengths[1] - 1)
+
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    for n in (4, 7):
+        x = torch.randn(n, 3, requires_grad=True)
+        (found,) = torch.autograd.grad(compiled(x).sum(), x)
+        (expected,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(found, expected)
+    assert not tilevm.stats()["flushes"]
+
+
+def test_loops_that_pytorch_leaves_to_itself_are_recorded() -> None:
+    def function(x: Any) -> Any:
+        for _ in range(4):
+            x = x * 0.5
+            if x.abs().max() < 1:
+                break
+        return x
+
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    for scale in (1.0, 9.0, 3.0, 99.0, 5.0, 2.0):
+        x = (torch.randn(5, 3) * scale).requires_grad_()
+        (found,) = torch.autograd.grad(compiled(x).sum(), x)
+        (expected,) = torch.autograd.grad(function(x).sum(), x)
+        torch.testing.assert_close(found, expected)
+    assert sum(n for text, n in tilevm.stats()["flushes"].items() if "no graph" in text) == 6
+    assert any(text.startswith("fuse: ") for text in tilevm.stats()["flushes"])

@@ -72,6 +72,11 @@ CASES: list[Case] = [
     ("rsub", lambda x, y: torch.rsub(x, y, alpha=2), "ff"),
     ("div floor", lambda x, y: torch.div(x, y, rounding_mode="floor"), "fp"),
     ("div trunc", lambda x, y: torch.div(x, y, rounding_mode="trunc"), "fp"),
+    *[
+        (f"div trunc {kinds}", lambda x, y: torch.div(x, y, rounding_mode="trunc"), kinds)
+        for kinds in ("ln", "in", "cn", "un", "sn")
+    ],
+    ("div trunc by a number", lambda x: torch.div(x, -3, rounding_mode="trunc"), "l"),
     ("where", lambda b, x, y: torch.where(b, x, y), "bff"),
     ("where scalar", lambda b, x: torch.where(b, x, -1.0), "bf"),
     ("where mixed", lambda b, x, y: torch.where(b, x, y), "bfl"),

@@ -454,18 +454,25 @@ class Compiled(Dispatch):
             reason = reason_of(error)
             leave_transforms()  # a call comes here outside of any
         else:
-            self._untraced = 0
+            self._untraced = 0 if graphs else self._untraced + 1
             if not graphs:
                 self._last = "eager", NO_GRAPH
                 stats.add("flushes", f"eager: {NO_GRAPH}")
+                if self._untraced >= MOST_EFFECTS:
+                    self._run_always(self._recorded, NO_GRAPH)
             return result
         self._untraced += 1
         if self._untraced >= MOST_EFFECTS:
-            self._differentiable = functools.partial(self._eager_always, reason), [None]
+            self._run_always(self._eager, reason)
         return self._eager(reason, args, kwargs)
 
-    def _eager_always(self, reason: str, /, *args: Any, **kwargs: Any) -> Any:
-        return self._eager(reason, args, kwargs)
+    def _run_always(self, how: Callable[[str, Any, Any], Any], reason: str) -> None:
+        """Run calls with gradients so from now on."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return how(reason, args, kwargs)
+
+        self._differentiable = run, [None]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)

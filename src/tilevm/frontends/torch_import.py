@@ -402,6 +402,8 @@ class Importer:
             torch_data.check_assertion(self, node)
             return
         if value is None:
+            if not node.users and not node.is_impure():  # a dtype, asked for while it was traced
+                return
             raise Refused(f"{name} returns nothing")
         self.node = node
         place = node.meta.get("stack_trace"), node.meta.get("nn_module_stack")

@@ -356,12 +356,12 @@ def _div(b: Importer, out: Any, x: Any, y: Any) -> int:
 def _div_mode(b: Importer, out: Any, x: Any, y: Any, mode: str | None) -> int:
     if mode == "floor":
         return b.add("floor_div", b.operand(x), b.operand(y))
+    if mode == "trunc" and not out.dtype.is_floating_point:
+        dividend, divisor = b.operand(x), b.operand(y)
+        multiple = b.add("sub", dividend, b.add("fmod", dividend, divisor))
+        return b.add("floor_div", multiple, divisor)
     quotient = b.add("div", b.operand(x), b.operand(y))
-    if mode is None:
-        return quotient
-    if not out.dtype.is_floating_point:
-        raise Unsupported("integers, rounded towards zero")
-    return b.add("trunc", quotient)
+    return quotient if mode is None else b.add("trunc", quotient)
 
 
 @row("pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar")
