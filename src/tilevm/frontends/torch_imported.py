@@ -245,13 +245,14 @@ def outputs(
                 result.written.append(target)
             result.outputs.append(("conj", seen[place]) if lazily else seen[place])
             continue
-        if isinstance(known, torch.SymInt | torch.SymFloat) and torch_data.is_number(
-            importer, known
-        ):
+        symbolic = isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat)
+        if symbolic and torch_data.is_number(importer, known):
             if isinstance(known, torch.SymFloat) and not known.node.expr.is_Symbol:
                 raise torch_data.UsedInPython("a float that Python computes from data is a result")
-            result.outputs.append(("item", number(importer.number(known), node)))
-        elif isinstance(known, torch.SymInt | torch.SymBool | torch.SymFloat):
+            is_bool = isinstance(known, torch.SymBool)
+            found = torch_data.truth(importer, known) if is_bool else importer.number(known)
+            result.outputs.append(("item", number(found, node)))
+        elif symbolic:
             result.outputs.append(("size", known))
         elif isinstance(known, int | float | bool) or known is None:
             result.outputs.append(("const", known))
