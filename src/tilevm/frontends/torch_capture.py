@@ -28,6 +28,7 @@ from tilevm.frontends import (
 )
 from tilevm.frontends.torch_assemble import Capture, assemble
 from tilevm.frontends.torch_conditions import Condition, predicate
+from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import Transforms
 from tilevm.frontends.torch_effects import Effects
 from tilevm.frontends.torch_exported import Call, Plan
@@ -188,6 +189,8 @@ def _checked(
     if call.seen.changed:
         raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
+    if call.seen.compares_identity and call.seen.reads_items:
+        raise UsedInPython("`is True` may be asked of what data decide")
     if call.seen.data and torch_memory.changed_memory(program.graph):
         raise Refused("`data` is read where tensors are changed: writes to it have no version")
     torch_regions.inline(program.graph_module)

@@ -15,7 +15,10 @@ import sympy  # type: ignore[import-untyped]  # has no types
 import torch
 import torch.fx
 from sympy.core.relational import Relational  # type: ignore[import-untyped]
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.experimental.symbolic_shapes import (
+    free_unbacked_symbols,
+    statically_known_true,
+)
 
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_ops import Tensor, Unsupported
@@ -243,11 +246,25 @@ def truth(b: Importer, condition: Any) -> int:
         return functools.reduce(lambda x, y: b.add(_LOGIC[type(expr)], x, y), parts)
     if not isinstance(expr, Relational):
         raise Refused(f"a condition is {condition}")
-    floats = not expr.free_symbols.isdisjoint(b.values)
-    sides = [
-        b.float_of(side) if floats else b.add("size_value", size=b.size(side)) for side in expr.args
-    ]
+    if expr.free_symbols.isdisjoint(b.values):
+        sides = [b.add("size_value", size=b.size(side)) for side in expr.args]
+    else:
+        sides = _doubles(b, expr)
     return b.cast(b.add(_RELATIONS[expr.rel_op], *sides), torch.bool)
+
+
+def _doubles(b: Importer, expr: Any) -> list[int]:
+    """The arguments of an expression over floats, computed in float64 as Python computes."""
+    for part in sympy.preorder_traversal(expr):
+        kind = type(part).__name__
+        divides = kind == "FloatTrueDiv" and not (part.args[1].is_number and part.args[1] != 0)
+        if divides or kind == "FloatPow":
+            raise UsedInPython(f"Python computes {kind} of data")
+    held = {s: b.values[s] for s in expr.free_symbols if s in b.values}
+    b.values |= {s: b.cast(value, torch.float64) for s, value in held.items()}
+    sides = [b.float_of(side) for side in expr.args]
+    b.values |= held
+    return sides
 
 
 # Operators whose rows bring the size of their results: they count before they write.
@@ -326,7 +343,18 @@ def check_assertion(b: Importer, node: torch.fx.Node) -> None:
     if not expr.free_symbols.isdisjoint(b.values):  # of floats
         _refuse(b, b.add("logical_not", truth(b, expr)), message)
     elif b.sizes.knows_data(condition):
+        check_number(b, expr)
+        _hold_small(b, expr, message)
         require(b, expr, message)
+
+
+def _hold_small(b: Importer, expr: Any, message: str) -> None:
+    """Let calls check that what an assertion computes of data stays within 64 bits."""
+    factors = any(isinstance(part, sympy.Mul) for part in sympy.preorder_traversal(expr))
+    most = _LARGE if factors else 1 << 61
+    for symbol in free_unbacked_symbols(expr):
+        for bound in (sympy.Le(symbol, most), sympy.Ge(symbol, -most)):
+            require(b, bound, message)
 
 
 def require(b: Importer, condition: Any, message: str) -> None:

@@ -55,6 +55,8 @@ class Seen:
     strides: bool = False  # whether it read strides of tensors
     data: bool = False  # whether it read `data` of tensors
     transforms: bool = False  # whether it has transforms of torch.func
+    reads_items: bool = False  # whether it read elements of tensors as numbers
+    compares_identity: bool = False  # whether its code has `is True` or `is False`
     wants_gradients: bool = False  # whether it makes tensors that require gradients
     converts: bool = False  # whether it calls what `torch_conversions` has instead
     missed: Sequence[torch.Tensor] = ()  # that it needs and has not
@@ -109,18 +111,21 @@ class Call(nn.Module):
         called = torch_surroundings.functions_of(self.function, modules)
         around = torch_effects.Before(self.function, modules, called)
         now = dict(self._held())
+        codes = [function.__code__ for function in called]
+        self.seen.compares_identity = any(map(torch_raises.compares_identity, codes))
         outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
         self.seen.missed = outside.missed
         try:
             converting = called if self.conversions else ()
             with torch_conversions.symbolic(converting) as self.seen.converts:
                 with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
-                    with torch_raises.not_taken():
+                    with torch_raises.checked():
                         result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
             self.seen.data = outside.reads_data
             self.seen.transforms = outside.transforms
+            self.seen.reads_items = outside.reads_items
             self.seen.wants_gradients = outside.wants_gradients
         out: list[Any] = []
         tree = torch_tree.flatten(result, out, known)
@@ -138,6 +143,12 @@ class Call(nn.Module):
         self.seen.strides = reads.any
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
+        required = (self.constants[index].requires_grad for index, _ in self.given)
+        if any(
+            isinstance(t, torch.Tensor) and t.requires_grad != r
+            for t, r in zip(traced, required, strict=True)
+        ):
+            raise Refused("the function changes whether an argument requires gradients")
         kept = set(map(id, given))
         if any(t.requires_grad for t in out if isinstance(t, torch.Tensor) and id(t) not in kept):
             raise Refused("the function returns a tensor that it lets require gradients")

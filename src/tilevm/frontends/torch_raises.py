@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tilevm.frontends.torch_tracing import changing, is_of_torch
+from tilevm.frontends.torch_data import UsedInPython
+from tilevm.frontends.torch_tracing import PLAIN, changing, is_of_torch
 
 # Of PyTorch's own code, what users call as if it were theirs.
 _USERS = tuple(
@@ -35,7 +36,68 @@ _MESSAGE = "the function raises"
 
 
 @contextmanager
-def not_taken() -> Iterator[None]:
+def checked() -> Iterator[None]:
+    """What is done with numbers and bools of data while the function itself runs is what a call
+    does: branches that end in an error are not taken, and NaN is not lost.
+    """
+    with _not_taken(), _not_a_number():
+        yield
+
+
+# Where x - x, x * 0 and x == x are numbers for sympy, and are none of NaN and infinity.
+_FOLDED = [
+    f"__{prefix}{name}__"
+    for name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv")
+    for prefix in ("", "r")
+] + [f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge")]
+
+
+@contextmanager
+def _not_a_number() -> Iterator[None]:
+    """Arithmetic with a float of data whose result does not depend on it raises UsedInPython."""
+    kind: Any = torch.SymFloat
+    mine = threading.get_ident()
+    before = {name: vars(kind)[name] for name in _FOLDED if name in vars(kind)}
+
+    def keeping(method: Any) -> Any:
+        @functools.wraps(method)
+        def compute(*given: Any) -> Any:
+            result = method(*given)
+            if threading.get_ident() == mine and result is not NotImplemented:
+                if frozenset().union(*map(_data, given)) - _data(result):
+                    raise UsedInPython("Python computes with a float of data that may be NaN")
+            return result
+
+        return compute
+
+    with changing:
+        for name, method in before.items():
+            setattr(kind, name, keeping(method))
+        try:
+            yield
+        finally:
+            for name, method in before.items():
+                setattr(kind, name, method)
+
+
+def _data(value: Any) -> frozenset[Any]:
+    """Symbols of data in a symbol."""
+    return frozenset(free_unbacked_symbols(value) if isinstance(value, tuple(PLAIN)) else ())
+
+
+@functools.lru_cache(4096)
+def compares_identity(code: CodeType) -> bool:
+    """Whether it has `is True` or `is False`, which what stands for a bool never is."""
+    before: Any = None
+    for step in dis.get_instructions(code):
+        if step.opname == "IS_OP" and isinstance(before, bool):
+            return True
+        before = step.argval if step.opname == "LOAD_CONST" else None
+    return any(compares_identity(c) for c in code.co_consts if isinstance(c, CodeType))
+
+
+@contextmanager
+def _not_taken() -> Iterator[None]:
     """Branches that end in an error are not taken by this thread; the graph checks that."""
     kinds: tuple[Any, ...] = torch.Tensor, torch.SymBool, torch.SymInt
     mine = threading.get_ident()
