@@ -165,3 +165,67 @@ FUNCTIONS = [
     after_a_branch, of_a_variable, named, after_a_write, after_a_draw, asynchronous,
     of_pytorch, close,
 ]  # fmt: skip
+
+
+def identity(x: Any) -> Any:
+    if (x > LIMIT).any().item() is True:
+        raise ValueError("large")
+    return x * 2
+
+
+def identity_of_a_comparison(x: Any) -> Any:
+    most = x.max().item()
+    if (most > LIMIT) is not False:
+        raise ValueError("large")
+    return x * 2
+
+
+def unequal_to_itself(x: Any) -> Any:
+    most = x.max().item()
+    if most != most or not float(x.sum()) == float(x.sum()):  # noqa: PLR0124
+        raise ValueError("NaN")
+    return x * 2
+
+
+def no_difference(x: Any) -> Any:
+    total = x.sum().item()
+    if total - total != 0 or total * 0 != 0:
+        raise ValueError("not finite")
+    return x * 2
+
+
+def above_a_double(x: Any) -> Any:
+    if x.max().item() > 0.1:  # as the float32 next to 0.1 is
+        raise ValueError("large")
+    return x * 2
+
+
+def near(x: Any) -> Any:
+    if x.max().item() + 1e-9 > LIMIT:
+        raise ValueError("large")
+    return x * 2
+
+
+def reciprocal(x: Any) -> Any:
+    if 1 / x.max().item() < 0.3:
+        raise ValueError("large")
+    return x * 2
+
+
+def doubled(x: Any) -> Any:
+    if x.nan_to_num(0).mul(2.0**62).long().max().item() * 2 > 2**63 - 1:
+        raise ValueError("large")
+    return x * 2
+
+
+def longer(x: Any) -> Any:
+    if x.nan_to_num(0).mul(1e19).long().max().item() >= x.shape[0] * 10**18:
+        raise ValueError("large")
+    return x * 2
+
+
+# Of these, some run without a capture.
+SUBTLE = [
+    identity, identity_of_a_comparison, unequal_to_itself, no_difference, above_a_double,
+    near, reciprocal, doubled, longer,
+]  # fmt: skip

@@ -104,6 +104,7 @@ CAPTURED: dict[str, Callable[[Any], Any]] = {
     "float as a number": maximum_is_divisor,
     "bfloat16 number": lambda x: x * x.bfloat16()[:, 0].sum().item(),
     "results that are numbers": lambda x: (positives(x), x * 2, positives(x) * 2 + x.shape[0]),
+    "results that are bools": lambda x: (x * 2 + 1, (x.sum() > 0).item(), x.sum().item() > 0),
     "split": lambda x: [p * 2 for p in x.tensor_split((x[:, 0] > 0).sum()[None])],
     "size in Python": lambda x: x[: int(x.abs().sum().item()) % 3] * 2 + 1,
     "length": lambda x: x * len(x[x > 0]),
@@ -122,7 +123,6 @@ CAPTURED: dict[str, Callable[[Any], Any]] = {
 RECORDED: dict[str, Callable[[Any], Any]] = {
     "branch": lambda x: x * 2 + 1 if x.sum() > 0 else x - 1,
     "operator that is a bool": lambda x: x * 2 + 1 if torch.equal(x, x.abs()) else x - 1,
-    "bool": lambda x: (x * 2 + 1, (x.sum() > 0).item()),
     "float computed in Python": lambda x: 1 / (positives(x) + 1),
     "division of floats": lambda x: x * (1 / (x.abs().sum().item() + 1)),
     "large ints": lambda x: (x * 1e9).long().sum().item() ** 2,

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tests.frontends.raising import FUNCTIONS, LIMIT  # noqa: E402
+from tests.frontends.raising import FUNCTIONS, LIMIT, SUBTLE  # noqa: E402
 
 import tilevm  # noqa: E402
 
@@ -24,6 +24,8 @@ def outcome(function: Callable[[Any], Any], x: Any) -> tuple[Any, ...]:
     except (AssertionError, ValueError, RuntimeError) as error:
         text = str(error) if "condition" not in str(error) else "an assertion of PyTorch"
         return type(error), text, x, torch.rand(1)
+    except ZeroDivisionError as error:
+        return type(error), str(error), x, torch.rand(1)
     return result, "", x, torch.rand(1)
 
 
@@ -54,6 +56,20 @@ def test_their_errors_are_those_of_eager_mode(function: Callable[[Any], Any]) ->
             else:
                 torch.testing.assert_close(found[0], expected[0], equal_nan=True)
             torch.testing.assert_close(found[2:], expected[2:], equal_nan=True)
+
+
+@pytest.mark.parametrize("function", SUBTLE)
+def test_numbers_are_those_that_python_computes_with(function: Callable[[Any], Any]) -> None:
+    compiled = tilevm.compile(function)
+    for value in (1.0, 9.0, float("nan"), 0.1, LIMIT, 0.0, float("inf"), -1.0, -float("inf"), 2.0):
+        for rows in (2, 5):
+            x = torch.full((rows, 3), value)
+            found, expected = outcome(compiled, x.clone()), outcome(function, x.clone())
+            assert found[1] == expected[1]
+            if isinstance(expected[0], type):
+                assert found[0] is expected[0]
+            else:
+                torch.testing.assert_close(found[0], expected[0], equal_nan=True)
 
 
 def test_a_branch_that_does_not_end_in_an_error_stays_one() -> None:

@@ -209,3 +209,21 @@ def test_tensors_that_are_made_to_require_gradients(function: Any, has_grad: boo
             pair = [[r] if torch.is_tensor(r) else r for r in (found, expected)]
             wants = [[t.requires_grad for t in tensors] for tensors in pair]
             assert wants[0] == wants[1]
+
+
+def test_arguments_that_are_let_require_gradients() -> None:
+    def called(x: Any) -> Any:
+        x.requires_grad_()
+        return x * 2
+
+    def assigned(x: Any) -> Any:
+        x.requires_grad = True
+        return x * 2
+
+    for function in (called, assigned):
+        compiled = tilevm.compile(function)
+        for has_grad in (False, True):
+            x = torch.randn(3)
+            with torch.set_grad_enabled(has_grad):
+                assert compiled(x).requires_grad == has_grad
+            assert x.requires_grad
