@@ -308,3 +308,24 @@ def test_loops_that_pytorch_leaves_to_itself_are_recorded() -> None:
         torch.testing.assert_close(found, expected)
     assert sum(n for text, n in tilevm.stats()["flushes"].items() if "no graph" in text) == 6
     assert any(text.startswith("fuse: ") for text in tilevm.stats()["flushes"])
+
+
+def test_small_pieces_are_recorded() -> None:
+    """Of what PyTorch breaks a graph at, a mask, each piece would be a function of autograd."""
+
+    def loss(x: Any, w: Any) -> Any:
+        return (x @ w)[x[:, 0] > 0].square().mean()
+
+    compiled = tilevm.compile(loss)
+    tilevm.stats.reset()
+    w = torch.randn(4, 4, requires_grad=True)
+    for rows in (5, 9, 30):
+        x = torch.randn(rows, 4)
+        x[0, 0] = 1.0
+        (found,) = torch.autograd.grad(compiled(x, w), w)
+        (expected,) = torch.autograd.grad(loss(x, w), w)
+        torch.testing.assert_close(found, expected)
+    flushes = tilevm.stats()["flushes"]
+    assert sum(n for text, n in flushes.items() if "small pieces" in text) == 2
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x, w), loss(x, w))

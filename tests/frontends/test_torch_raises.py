@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -83,6 +83,16 @@ def test_a_branch_that_does_not_end_in_an_error_stays_one() -> None:
         torch.testing.assert_close(compiled(x), function(x))
 
 
+@pytest.fixture
+def validation() -> Iterator[None]:
+    """That of arguments of distributions, which `torch.compile` turns off for the whole process."""
+    kind = torch.distributions.Distribution
+    before = kind._validate_args
+    kind.set_default_validate_args(True)
+    yield
+    kind.set_default_validate_args(before)
+
+
 def _distributions(x: Any) -> dict[str, Any]:
     d = torch.distributions
     return {
@@ -104,6 +114,7 @@ NAMES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("validation")
 @pytest.mark.parametrize("has_grad", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_distributions_check_what_they_are_given(name: str, has_grad: bool) -> None:
@@ -135,6 +146,7 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.usefixtures("validation")
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_of_distributions(name: str) -> None:
     compiled = tilevm.compile(DRAWS[name])
@@ -158,6 +170,7 @@ def test_deviations_below_zero() -> None:
         compiled(mean, deviation)
 
 
+@pytest.mark.usefixtures("validation")
 def test_matrices_that_are_not_positive_definite() -> None:
     def function(x: Any, covariance: Any) -> Any:
         return torch.distributions.MultivariateNormal(x, covariance).log_prob(x * 2)

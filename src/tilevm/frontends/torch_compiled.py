@@ -42,8 +42,10 @@ from tilevm.frontends.torch_assemble import Capture
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import (
     NO_GRAPH,
+    PIECES,
     Differentiates,
     differentiates,
+    in_small_pieces,
     is_differentiated,
     is_of_the_whole,
     leave_transforms,
@@ -142,7 +144,7 @@ class Compiled(Dispatch):
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
-        self._differentiable: tuple[Callable[..., Any], list[None]] | None = None
+        self._differentiable: tuple[Callable[..., Any], list[int]] | None = None
         self._differentiates: Differentiates | None = None
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
@@ -440,10 +442,8 @@ class Compiled(Dispatch):
         if self._state is not None and not self._state.backward.same():
             self._state.backward.update()
             self._differentiable = None
-        through = self._differentiable
-        if through is None:
-            through = self._differentiable = through_dynamo(self._fn, self._knobs)
-        run, graphs = through
+        before = self._differentiable
+        run, graphs = self._differentiable = before or through_dynamo(self._fn, self._knobs)
         torch_tracing.wait_for(self._modules.values())
         try:
             result = run(*args, **kwargs)
@@ -460,6 +460,8 @@ class Compiled(Dispatch):
                 stats.add("flushes", f"eager: {NO_GRAPH}")
                 if self._untraced >= MOST_EFFECTS:
                     self._run_always(self._recorded, NO_GRAPH)
+            elif before is None and in_small_pieces(graphs):
+                self._run_always(self._recorded, PIECES)
             return result
         self._untraced += 1
         if self._untraced >= MOST_EFFECTS:
@@ -472,7 +474,7 @@ class Compiled(Dispatch):
         def run(*args: Any, **kwargs: Any) -> Any:
             return how(reason, args, kwargs)
 
-        self._differentiable = run, [None]
+        self._differentiable = run, [0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)
