@@ -143,10 +143,10 @@ class Call(nn.Module):
         self.seen.strides = reads.any
         given = (*traced, *self.parameters(), *self.buffers())
         self.seen.made = torch_effects.Made(given)
-        required = (self.constants[index].requires_grad for index, _ in self.given)
+        leaf_of = [self.constants[index] for index, _ in self.given]
         if any(
-            isinstance(t, torch.Tensor) and t.requires_grad != r
-            for t, r in zip(traced, required, strict=True)
+            isinstance(leaf, torch.Tensor) and leaf.requires_grad != t.requires_grad
+            for leaf, t in zip(leaf_of, traced, strict=True)
         ):
             raise Refused("the function changes whether an argument requires gradients")
         kept = set(map(id, given))
