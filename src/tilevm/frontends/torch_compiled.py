@@ -460,7 +460,7 @@ class Compiled(Dispatch):
                 stats.add("flushes", f"eager: {NO_GRAPH}")
                 if self._untraced >= MOST_EFFECTS:
                     self._run_always(self._recorded, NO_GRAPH)
-            elif before is None and not own.calls and in_small_pieces(graphs):
+            elif not (before or reason or own.calls) and in_small_pieces(graphs):
                 self._run_always(self._recorded, PIECES)
             return result
         self._untraced += 1
