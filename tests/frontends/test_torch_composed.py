@@ -204,6 +204,16 @@ def test_maxima_of_windows_in_one_dim_for_any_length(how: dict[str, Any]) -> Non
         tilevm.compile(direct)(torch.randn(2, 4, 0))
 
 
+@pytest.mark.parametrize("pool", [functional.max_pool1d, functional.avg_pool1d])
+def test_windows_that_do_not_move_are_refused(pool: Callable[..., Any]) -> None:
+    x = torch.randn(2, 4, 9)
+    for function in (lambda x: pool(x, 3, stride=0), lambda x: pool(x, x.shape[-1], stride=0)):
+        with pytest.raises(RuntimeError, match="stride"):
+            function(x)
+        with pytest.raises(RuntimeError, match="stride"):
+            tilevm.compile(function)(x)
+
+
 def test_whether_tensors_are_equal_as_a_result() -> None:
     def function(x: Any, y: Any) -> Any:
         return torch.allclose(x, y), torch.equal(x, y), x.equal(y), x.allclose(y, atol=1.0)
@@ -285,3 +295,11 @@ def test_masks_of_transformers_are_taken_as_they_are() -> None:
                 x = torch.randn(2, n, 16)
                 torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
             assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["flushes"]
+
+
+@pytest.mark.parametrize("dim", [-3, -2, -1, 0, 1, 2])
+def test_lengths_of_weights_along_any_dim(dim: int) -> None:
+    v = torch.randn(4, 5, 6)
+    g = torch.rand([n if dim != -1 and axis == dim % 3 else 1 for axis, n in enumerate(v.shape)])
+    norm: Any = torch._weight_norm
+    check(lambda v, g: norm(v, g, dim), (v, g))

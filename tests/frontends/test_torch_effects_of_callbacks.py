@@ -167,3 +167,24 @@ def test_values_of_a_context_or_a_thread() -> None:
         scale.set(value)
         local.shift = value
         assert compiled(torch.ones(1)).item() == 2 * value
+
+
+def test_operators_without_results_run() -> None:
+    seen = []
+
+    @torch.library.custom_op("tilevm_tests::note", mutates_args=())
+    def note(x: torch.Tensor) -> None:
+        seen.append(x.shape)
+
+    @note.register_fake
+    def _(x: Any) -> None:
+        return None
+
+    def f(x: Any) -> Any:
+        note(x)
+        return x * 2
+
+    compiled = tilevm.compile(f)
+    for n in (3, 4):
+        torch.testing.assert_close(compiled(torch.ones(n)), torch.full((n,), 2.0))
+    assert [tuple(shape) for shape in seen] == [(3,), (4,)]

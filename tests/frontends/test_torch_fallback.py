@@ -587,23 +587,3 @@ def test_draws_that_wait_for_kernels_keep_their_order(gradients: bool) -> None:
         expected = f(x)
         torch.manual_seed(0)
         torch.testing.assert_close(compiled(x), expected)
-
-
-def test_a_call_that_raises_first_leaves_others_to_be_captured() -> None:
-    def f(x: Any) -> Any:
-        if len(x) % 2:
-            raise ValueError("odd")
-        return x * 2
-
-    compiled = tilevm.compile(f)
-    for n in (3, 5, 4, 6, 7, 8):
-        if n % 2:
-            with pytest.raises(ValueError, match="odd"):
-                compiled(torch.ones(n))
-        else:
-            torch.testing.assert_close(compiled(torch.ones(n)), f(torch.ones(n)))
-    assert tilevm.stats()["captures"] == 1
-    for _ in range(20):  # of each of these, a trace would be a long way to the same error
-        with pytest.raises(ValueError, match="odd"):
-            compiled(torch.ones(9))
-    assert sum(tilevm.stats()["flushes"].values()) == 23

@@ -408,3 +408,18 @@ def test_attention_over_a_cache() -> None:
     assert not counts["flushes"]
     assert not counts["callouts"]
     assert counts["captures"] <= 3, compiled.guards
+
+
+def test_an_einsum_with_a_size_that_a_weight_says() -> None:
+    weight = torch.nn.Parameter(torch.randn(8))
+
+    def function(x: Any) -> Any:
+        return torch.einsum("btc,bsc->bts", x, x * weight)
+
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    with torch.no_grad():
+        for rows, n in ((2, 5), (3, 9)):
+            x = torch.randn(rows, n, 8)
+            torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
+    assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["callouts"]

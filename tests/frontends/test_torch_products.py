@@ -598,18 +598,3 @@ def test_bilinear() -> None:
         with tilevm.config.patch(templates=1), tilevm.fuse():
             found = torch.autograd.grad(function(x, y, w).square().sum(), (x, y, w))
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-
-
-def test_an_einsum_with_a_size_that_a_weight_says() -> None:
-    weight = torch.nn.Parameter(torch.randn(8))
-
-    def function(x: Any) -> Any:
-        return torch.einsum("btc,bsc->bts", x, x * weight)
-
-    compiled = tilevm.compile(function)
-    tilevm.stats.reset()
-    with torch.no_grad():
-        for rows, n in ((2, 5), (3, 9)):
-            x = torch.randn(rows, n, 8)
-            torch.testing.assert_close(compiled(x), function(x), rtol=1e-4, atol=1e-5)
-    assert tilevm.stats()["captures"] == 1 and not tilevm.stats()["callouts"]

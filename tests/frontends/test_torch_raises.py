@@ -168,6 +168,11 @@ def test_deviations_below_zero() -> None:
     compiled(mean, deviation.abs())
     with pytest.raises(RuntimeError, match="std >= 0"):
         compiled(mean, deviation)
+    found = []
+    for function in (compiled, torch.normal):  # dtypes that differ
+        torch.manual_seed(0)
+        found.append(function(mean + 0.1, deviation.abs().double() / 3))
+    assert torch.equal(*found)
 
 
 @pytest.mark.usefixtures("validation")
@@ -184,3 +189,24 @@ def test_matrices_that_are_not_positive_definite() -> None:
             function(x, bad)
         with pytest.raises(type(expected.value)):
             compiled(x, bad)
+
+
+def test_a_call_that_raises_first_leaves_others_to_be_captured() -> None:
+    def f(x: Any) -> Any:
+        if len(x) % 2:
+            raise ValueError("odd")
+        return x * 2
+
+    compiled = tilevm.compile(f)
+    tilevm.stats.reset()
+    for n in (3, 5, 4, 6, 7, 8):
+        if n % 2:
+            with pytest.raises(ValueError, match="odd"):
+                compiled(torch.ones(n))
+        else:
+            torch.testing.assert_close(compiled(torch.ones(n)), f(torch.ones(n)))
+    assert tilevm.stats()["captures"] == 1
+    for _ in range(20):  # of each of these, a trace would be a long way to the same error
+        with pytest.raises(ValueError, match="odd"):
+            compiled(torch.ones(9))
+    assert sum(tilevm.stats()["flushes"].values()) == 23

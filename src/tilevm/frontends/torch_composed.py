@@ -24,7 +24,7 @@ _gaussian_nll_loss, _affine_grid = functional.gaussian_nll_loss, functional.affi
 
 def _check_all(condition: Tensor) -> None:
     """Let calls check that a condition holds for all elements; where not, they run eagerly."""
-    torch._check(condition.logical_not().sum().item() == 0)  # type: ignore[no-untyped-call]
+    torch._assert_async(condition.all(), "what PyTorch checks of its arguments does not hold")
 
 
 def _is_integral(x: Tensor) -> bool:
@@ -199,6 +199,11 @@ def new_tensor(x: Tensor, data: Any, **options: Any) -> Tensor:
 _ONE_WINDOW = {"dilation": 1, "ceil_mode": False, "return_indices": False}
 
 
+def _is_default(stride: Any) -> bool:
+    """Whether windows follow each other. 0, which is none, PyTorch refuses."""
+    return stride is None or (isinstance(stride, list | tuple) and not stride)
+
+
 def max_pool1d(
     x: Tensor,
     kernel_size: Any,
@@ -209,7 +214,7 @@ def max_pool1d(
     return_indices: bool = False,
 ) -> Any:
     """As windows of one row: PyTorch's own, without gradients, is for one length only."""
-    lengths = [kernel_size, stride or kernel_size, padding, dilation]
+    lengths = [kernel_size, kernel_size if _is_default(stride) else stride, padding, dilation]
     lengths = [n[0] if isinstance(n, list | tuple) and len(n) == 1 else n for n in lengths]
     fits = not any(isinstance(n, list | tuple) for n in lengths) and x.is_floating_point()
     if not fits or x.dim() not in (2, 3):
@@ -248,7 +253,7 @@ def _pooling(original: Callable[..., Any], rank: int, largest: bool) -> Callable
         widths = list(kernel_size) if isinstance(kernel_size, list | tuple) else [kernel_size]
         widths = widths * rank if len(widths) == 1 else widths
         whole = []
-        plain = not stride and padding == 0 and not more
+        plain = _is_default(stride) and padding == 0 and not more
         plain = plain and x.is_floating_point() and x.dim() in (rank + 1, rank + 2)
         if plain and all(_ONE_WINDOW.get(k) == v for k, v in named.items()):
             whole = _whole_dims(x, widths, rank)

@@ -21,9 +21,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from tilevm.frontends.torch_tracing import PLAIN, number
+from tilevm.frontends.torch_tracing import PLAIN, number, symbols_of_data
 
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
 _torch: Any = torch  # whose functions of symbols have no types
@@ -74,7 +73,7 @@ def _extremum(plain: Callable[..., Any], of_symbols: Callable[..., Any]) -> Call
 
     def find(*args: Any, **kwargs: Any) -> Any:
         ints = len(args) > 1 and not kwargs and all(isinstance(x, int | torch.SymInt) for x in args)
-        if ints and any(isinstance(x, torch.SymInt) and free_unbacked_symbols(x) for x in args):
+        if ints and any(map(symbols_of_data, args)):
             return number(functools.reduce(of_symbols, args))
         return plain(*args, **kwargs)
 

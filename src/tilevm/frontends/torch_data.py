@@ -260,11 +260,7 @@ def _doubles(b: Importer, expr: Any) -> list[int]:
         divides = kind == "FloatTrueDiv" and not (part.args[1].is_number and part.args[1] != 0)
         if divides or kind == "FloatPow":
             raise UsedInPython(f"Python computes {kind} of data")
-    held = {s: b.values[s] for s in expr.free_symbols if s in b.values}
-    b.values |= {s: b.cast(value, torch.float64) for s, value in held.items()}
-    sides = [b.float_of(side) for side in expr.args]
-    b.values |= held
-    return sides
+    return [b.float_of(side, wide=True) for side in expr.args]
 
 
 # Operators whose rows bring the size of their results: they count before they write.
@@ -352,7 +348,7 @@ def _hold_small(b: Importer, expr: Any, message: str) -> None:
     """Let calls check that what an assertion computes of data stays within 64 bits."""
     factors = any(isinstance(part, sympy.Mul) for part in sympy.preorder_traversal(expr))
     most = _LARGE if factors else 1 << 61
-    for symbol in free_unbacked_symbols(expr):
+    for symbol in sorted(free_unbacked_symbols(expr), key=str):
         for bound in (sympy.Le(symbol, most), sympy.Ge(symbol, -most)):
             require(b, bound, message)
 

@@ -163,25 +163,29 @@ class Importer:
             raise Unsupported(f"an argument is a {type(value).__name__}")
         return self.add("scalar", value=value)
 
-    def float_of(self, expr: Any) -> int:
-        """A float computed from sizes and from floats that calls bring, as a weak scalar."""
+    def float_of(self, expr: Any, wide: bool = False) -> int:
+        """A float computed from sizes and from floats that calls bring, as a weak scalar.
+
+        wide: in float64, as Python computes.
+        """
+        of = functools.partial(self.float_of, wide=wide)
         known = self.values.get(expr)
         if known is not None:
-            return int(known)
+            return self.cast(int(known), torch.float64) if wide else int(known)
         if expr.is_number:
             return self.add("scalar", value=float(expr))
         kind = type(expr).__name__
         if expr.is_integer or kind == "ToFloat":
             return self.add("size_value", size=self.size(expr if expr.is_integer else expr.args[0]))
         if kind == "OpaqueUnaryFn_sqrt":
-            return self.add("sqrt", self.float_of(expr.args[0]))
+            return self.add("sqrt", of(expr.args[0]))
         op = _FLOATS.get(kind)
         if op is None:
             raise Unsupported(f"an argument is {expr}")
         if op == "pow" and abs(expr.args[1]) == 0.5:
-            root = self.add("sqrt", self.float_of(expr.args[0]))
+            root = self.add("sqrt", of(expr.args[0]))
             return root if expr.args[1] > 0 else self.add("reciprocal", root)
-        first, *rest = map(self.float_of, expr.args)
+        first, *rest = map(of, expr.args)
         return functools.reduce(lambda x, y: self.add(op, x, y), rest, first)
 
     def operand(self, value: Any) -> int:
@@ -402,8 +406,8 @@ class Importer:
             torch_data.check_assertion(self, node)
             return
         if value is None:
-            if not node.users and not node.is_impure():  # a dtype, asked for while it was traced
-                return
+            if target._schema.returns and not (node.users or node.is_impure()):
+                return  # a dtype, asked for while it was traced
             raise Refused(f"{name} returns nothing")
         self.node = node
         place = node.meta.get("stack_trace"), node.meta.get("nn_module_stack")

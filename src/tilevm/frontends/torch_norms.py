@@ -216,22 +216,19 @@ def follows(graph: torch.fx.Graph) -> dict[Any, Any]:
 # Weights as directions and lengths: of each index of `dim`; -1, of all.
 
 
-def _lengths(b: Importer, x: int, rank: int, dim: int) -> int:
-    return b.add("sqrt", _of_each(b, b.add("mul", x, x), rank, dim))
-
-
 def _of_each(b: Importer, x: int, rank: int, dim: int) -> int:
     """Sums over all axes but `dim`."""
-    return b.add("sum", x, axes=[axis for axis in range(rank) if axis != dim], keepdims=True)
+    kept = dim if dim >= -1 else dim + rank
+    return b.add("sum", x, axes=[axis for axis in range(rank) if axis != kept], keepdims=True)
 
 
 @row("_weight_norm", "_weight_norm_interface")
 def _weight_norm(b: Importer, out: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     computed = torch.float64 if v.dtype is torch.float64 else torch.float32
     directions, lengths = b.cast(v.id, computed), b.cast(g.id, computed)
-    found = _lengths(b, directions, v.rank, dim)
-    weight = b.add("mul", directions, b.add("div", lengths, found))
-    weight = b.cast(weight, v.dtype)
+    squares = _of_each(b, b.add("mul", directions, directions), v.rank, dim)
+    found = b.add("sqrt", squares)
+    weight = b.cast(b.add("mul", directions, b.add("div", lengths, found)), v.dtype)
     return (weight, b.cast(found, out[1].dtype)) if isinstance(out, tuple | list) else weight
 
 

@@ -15,7 +15,6 @@ import torch
 from torch import nn, overrides
 from torch._higher_order_ops import utils
 from torch.export.graph_signature import InputKind
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
 from tilevm.frontends.torch_composed import COMPOSED
@@ -23,7 +22,7 @@ from tilevm.frontends.torch_effects import Before
 from tilevm.frontends.torch_items import from_start, set_item
 from tilevm.frontends.torch_memory import Refused, changed_memory, storages
 from tilevm.frontends.torch_surroundings import functions_of
-from tilevm.frontends.torch_tracing import PLAIN
+from tilevm.frontends.torch_tracing import symbols_of_data
 
 _MOST = 256  # that are found ahead of a trace; of more, the trace finds those that it needs
 _PREFIX = "outside_"  # of the buffers
@@ -101,7 +100,7 @@ class Traced(TorchFunctionMode):
             self.wants_gradients |= given[-1] and not given[0].requires_grad
         wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
         result = COMPOSED.get(func, func)(*given, **named)
-        self.reads_items |= isinstance(result, tuple(PLAIN)) and bool(free_unbacked_symbols(result))
+        self.reads_items |= bool(symbols_of_data(result))
         if not wanted and isinstance(result, torch.Tensor) and result.requires_grad:
             self.wants_gradients = True
         return result

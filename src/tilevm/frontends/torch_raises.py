@@ -17,10 +17,9 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tilevm.frontends.torch_data import UsedInPython
-from tilevm.frontends.torch_tracing import PLAIN, changing, is_of_torch
+from tilevm.frontends.torch_tracing import changing, is_of_torch, symbols_of_data
 
 # Of PyTorch's own code, what users call as if it were theirs.
 _USERS = tuple(
@@ -64,7 +63,7 @@ def _not_a_number() -> Iterator[None]:
         def compute(*given: Any) -> Any:
             result = method(*given)
             if threading.get_ident() == mine and result is not NotImplemented:
-                if frozenset().union(*map(_data, given)) - _data(result):
+                if frozenset().union(*map(symbols_of_data, given)) - symbols_of_data(result):
                     raise UsedInPython("Python computes with a float of data that may be NaN")
             return result
 
@@ -78,11 +77,6 @@ def _not_a_number() -> Iterator[None]:
         finally:
             for name, method in before.items():
                 setattr(kind, name, method)
-
-
-def _data(value: Any) -> frozenset[Any]:
-    """Symbols of data in a symbol."""
-    return frozenset(free_unbacked_symbols(value) if isinstance(value, tuple(PLAIN)) else ())
 
 
 @functools.lru_cache(4096)
@@ -138,7 +132,7 @@ def _is_unknown(value: Any) -> bool:
     """Whether data decide the truth of one element, or of a symbol."""
     if isinstance(value, torch.Tensor):
         return all(type(n) is int and n == 1 for n in value.shape)
-    return bool(free_unbacked_symbols(value))
+    return bool(symbols_of_data(value))
 
 
 def _wanted(frame: FrameType) -> bool | None:

@@ -198,6 +198,8 @@ def _normal_of_both(
 ) -> int:
     if generator is not None:
         raise Unsupported("random numbers of a generator")
+    if mean.dtype is not deviation.dtype:
+        raise Refused("normal numbers whose dtype is the mean's, which no trace knows")
     fits = b.add("ge", deviation.id, b.number(0))
     torch_data.all_hold(b, fits, deviation.rank, "normal expects all elements of std >= 0.0")
     value = _normals(b, out, 0.0, 1.0)

@@ -23,6 +23,7 @@ from torch.distributions import constraints
 from torch.export import _trace
 from torch.fx import _symbolic_trace, graph_module
 from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 from torch.nn.modules import transformer
 
@@ -304,6 +305,12 @@ def _without_branches() -> Iterator[None]:
 
 # What symbols stand for.
 PLAIN: dict[Any, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_SYMBOLIC = tuple(PLAIN)
+
+
+def symbols_of_data(value: Any) -> frozenset[Any]:
+    """Of what stands for a number: the symbols in it that only the data know."""
+    return frozenset(free_unbacked_symbols(value) if isinstance(value, _SYMBOLIC) else ())
 
 
 def _asks(symbolic: type, plain: type) -> type:
