@@ -207,7 +207,9 @@ def test_maxima_of_windows_in_one_dim_for_any_length(how: dict[str, Any]) -> Non
 @pytest.mark.parametrize("pool", [functional.max_pool1d, functional.avg_pool1d])
 def test_windows_that_do_not_move_are_refused(pool: Callable[..., Any]) -> None:
     x = torch.randn(2, 4, 9)
-    for function in (lambda x: pool(x, 3, stride=0), lambda x: pool(x, x.shape[-1], stride=0)):
+    three: Callable[..., Any] = lambda x: pool(x, 3, stride=0)  # noqa: E731
+    whole: Callable[..., Any] = lambda x: pool(x, x.shape[-1], stride=0)  # noqa: E731
+    for function in (three, whole):
         with pytest.raises(RuntimeError, match="stride"):
             function(x)
         with pytest.raises(RuntimeError, match="stride"):

@@ -44,6 +44,7 @@ from tilevm.frontends.torch_differentiate import (
     NO_GRAPH,
     PIECES,
     Differentiates,
+    Graph,
     differentiates,
     in_small_pieces,
     is_differentiated,
@@ -144,7 +145,7 @@ class Compiled(Dispatch):
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
-        self._differentiable: tuple[Callable[..., Any], list[int]] | None = None
+        self._differentiable: tuple[Callable[..., Any], list[Graph]] | None = None
         self._differentiates: Differentiates | None = None
         self._effects = 0
         self._untraced = 0  # calls in a row that Dynamo could not trace
@@ -470,11 +471,7 @@ class Compiled(Dispatch):
 
     def _run_always(self, how: Callable[[str, Any, Any], Any], reason: str) -> None:
         """Run calls with gradients so from now on."""
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return how(reason, args, kwargs)
-
-        self._differentiable = run, [0]
+        self._differentiable = (lambda *args, **kwargs: how(reason, args, kwargs)), [Graph(0, 0)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)

@@ -6,12 +6,13 @@ import builtins
 import contextlib
 import dis
 import inspect
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx
@@ -68,26 +69,33 @@ PIECES = "PyTorch's compiler breaks it into small pieces"
 _FEW = 40
 
 
+class Graph(NamedTuple):
+    """One that Dynamo has made: how many operators it has, and in which thread."""
+
+    size: int
+    thread: int
+
+
 def through_dynamo(
     fn: Callable[..., Any], knobs: Mapping[str, Any]
-) -> tuple[Callable[..., Any], list[int]]:
-    """A function that Dynamo captures for our backend; and a list: how many operators each of its
-    graphs has.
-    """
+) -> tuple[Callable[..., Any], list[Graph]]:
+    """A function that Dynamo captures for our backend; and a list of the graphs that it makes."""
     from tilevm.frontends.torch_graph import backend  # which stands above captures
 
-    graphs: list[int] = []
+    graphs: list[Graph] = []
 
     def counted(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        graphs.append(sum(node.op.startswith("call_") for node in gm.graph.nodes))
+        size = sum(node.op.startswith("call_") for node in gm.graph.nodes)
+        graphs.append(Graph(size, threading.get_ident()))
         return backend(gm, inputs, options=dict(knobs))
 
     return torch.compile(_own_code(fn), backend=counted, dynamic=True), graphs
 
 
-def in_small_pieces(graphs: Sequence[int]) -> bool:
-    """Whether these are several graphs of few operators, all together."""
-    return len(graphs) > 1 and sum(graphs) < _FEW
+def in_small_pieces(graphs: Sequence[Graph]) -> bool:
+    """Whether this thread's first call made several graphs of few operators, all together."""
+    sizes = [graph.size for graph in graphs if graph.thread == threading.get_ident()]
+    return len(sizes) > 1 and sum(sizes) < _FEW
 
 
 @dataclass(frozen=True)
