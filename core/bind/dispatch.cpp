@@ -56,14 +56,27 @@ PyObject* call_slowly(PyObject* self, PyObject* const* args, std::size_t n, PyOb
   return PyErr_NoMemory();
 }
 
+Watch* watch_of(const VariantsObject& variants) {
+  if (variants.watch == nullptr) return nullptr;
+  return reinterpret_cast<WatchObject*>(variants.watch)->watch;
+}
+
 // Whether the variants may run at all now. modes: filled if they count.
 bool is_open(const VariantsObject& variants, const TorchDirect* torch, Modes& modes) {
   if (!variants.checked) return true;
   modes = torch->modes();
   if (modes.special) return false;
   if (variants.watch == nullptr) return true;
-  Watch* watch = reinterpret_cast<WatchObject*>(variants.watch)->watch;
-  return watch != nullptr && watch->same() && !(modes.grad && watch->wants_gradient());
+  Watch* watch = watch_of(variants);
+  return watch != nullptr && watch->same();
+}
+
+// Whether it is for the modes, and for what requires gradients besides arguments.
+bool is_for(const Variant& variant, const Modes& modes, const Watch* watch) {
+  if (!variant.checked) return true;
+  if (!(variant.modes == modes)) return false;
+  if (variant.gradients) return watch != nullptr && watch->wants(variant.wanted);
+  return !(modes.grad && watch != nullptr && watch->wants_gradient());
 }
 
 // The result; null without a Python error: no variant is for this call.
@@ -71,10 +84,11 @@ PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::siz
   const TorchDirect* torch = variants.checked ? &TorchDirect::get() : nullptr;
   Modes modes;
   if (!is_open(variants, torch, modes)) return nullptr;
+  const Watch* watch = watch_of(variants);
   Arguments all(args, n);
   for (std::size_t i = 0; i < variants.list.size(); ++i) {
     const Variant& candidate = *variants.list[i];
-    if (candidate.checked && !(candidate.modes == modes)) continue;
+    if (!is_for(candidate, modes, watch)) continue;
     if (!candidate.matches(torch, all)) continue;
     const std::shared_ptr<const Variant> variant = variants.list[i];
     if (i > 0) std::swap(variants.list[i], variants.list[i - 1]);
@@ -225,7 +239,7 @@ void wire(const Wiring& wiring, Variant& variant) {
 
 bool add(nb::handle self, nb::tuple args, nb::handle run, bool checked, nb::handle guards,
          nb::handle inputs, nb::handle bound, nb::handle outputs, const std::string& result,
-         nb::handle rebuild) {
+         nb::handle rebuild, bool gradients) {
   VariantsObject& variants = *as_variants(self.ptr());
   if (variants.list.size() >= kMostVariants) return false;
   auto variant = std::make_shared<Variant>();
@@ -234,6 +248,12 @@ bool add(nb::handle self, nb::tuple args, nb::handle run, bool checked, nb::hand
   if (checked) {
     variant->modes = TorchDirect::get().modes();
     if (variant->modes.special) return false;
+  }
+  if (gradients) {
+    const Watch* watch = watch_of(variants);
+    if (watch == nullptr) throw nb::value_error("gradients need a watch");
+    variant->gradients = true;
+    variant->wanted = watch->wanted();
   }
   if (!variant->learn(&PyTuple_GET_ITEM(args.ptr(), 0), nb::len(args))) return false;
   if (!read_guards(guards, *variant)) return false;
@@ -407,6 +427,7 @@ void bind_dispatch(nb::module_& m) {
       "add_variant", add, nb::arg("variants"), nb::arg("args"), nb::arg("run").none(),
       nb::kw_only(), nb::arg("checked"), nb::arg("guards"), nb::arg("inputs").none(),
       nb::arg("bound"), nb::arg("outputs"), nb::arg("result"), nb::arg("rebuild").none(),
+      nb::arg("gradients"),
       "Let `variants` have calls like this one, that ran with `args`. False: they cannot.\n"
       "checked: arguments are checked here, not by the executable, and modes of torch count.\n"
       "guards: steps in postfix order. inputs: of the executable `run`, indices of arguments, or\n"

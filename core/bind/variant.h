@@ -99,7 +99,9 @@ struct RealGuard {
 struct Variant {
   enum class Result : std::uint8_t { kSingle, kTuple, kList, kRebuilt };
 
-  bool checked = false;  // arguments are checked here, and modes count
+  bool checked = false;    // arguments are checked here, and modes count
+  bool gradients = false;  // its results can be differentiated by parameters that are `wanted`
+  std::vector<bool> wanted;
   Modes modes;
   std::vector<Argument> arguments;
   std::vector<SizesEqual> equal;

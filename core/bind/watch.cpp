@@ -1,5 +1,7 @@
 #include "bind/watch.h"
 
+#include <string>
+
 #include "bind/torch_direct.h"
 
 namespace tilevm::bind {
@@ -56,10 +58,14 @@ PyObject* update(PyObject* self, PyObject*) {
   }
 }
 
-PyObject* wants_gradient(PyObject* self, PyObject*) {
+PyObject* wanted(PyObject* self, PyObject*) {
   const Watch* watch = as_watch(self)->watch;
   try {
-    return PyBool_FromLong(watch != nullptr && watch->wants_gradient());
+    std::string flags;
+    if (watch != nullptr) {
+      for (const bool wants : watch->wanted()) flags.push_back(wants ? 1 : 0);
+    }
+    return PyBytes_FromStringAndSize(flags.data(), static_cast<Py_ssize_t>(flags.size()));
   } catch (...) {
     set_python_error();
     return nullptr;
@@ -87,7 +93,7 @@ void dealloc(PyObject* self) {
 PyMethodDef methods[] = {
     {"same", same, METH_NOARGS, "Whether nothing was replaced."},
     {"update", update, METH_NOARGS, "Take what there is now; the owners that had changed."},
-    {"wants_gradient", wants_gradient, METH_NOARGS, "Whether some parameter requires gradients."},
+    {"wanted", wanted, METH_NOARGS, "A byte for each parameter: 1, if it requires gradients."},
     {nullptr, nullptr, 0, nullptr}};
 
 }  // namespace
@@ -218,6 +224,22 @@ bool Watch::wants_gradient() const {
     if (torch.requires_grad(parameter.get())) return true;
   }
   return false;
+}
+
+std::vector<bool> Watch::wanted() const {
+  std::vector<bool> all;
+  for (const Ref& parameter : parameters_) {
+    all.push_back(TorchDirect::get().requires_grad(parameter.get()));
+  }
+  return all;
+}
+
+bool Watch::wants(const std::vector<bool>& gradients) const {
+  if (gradients.size() != parameters_.size()) return false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (TorchDirect::get().requires_grad(parameters_[i].get()) != gradients[i]) return false;
+  }
+  return true;
 }
 
 int Watch::traverse(visitproc visit, void* arg) const {

@@ -19,6 +19,9 @@ class Watch {
   // Takes what there is now for what must stay. A list of the owners in which something differed.
   PyObject* update();
   bool wants_gradient() const;
+  // Of each parameter, whether it requires gradients.
+  std::vector<bool> wanted() const;
+  bool wants(const std::vector<bool>& gradients) const;
   int traverse(visitproc visit, void* arg) const;
 
  private:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -327,6 +329,16 @@ def test_default_dtype() -> None:
         agree(lambda x: (x / 2, x * 0.5, torch.ones(2) * x.sum()), torch.arange(4))
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("set_default", ["dtype(torch.float64)", "device('meta')"])
+def test_defaults_at_the_first_use(set_default: str) -> None:
+    code = (
+        f"import torch, tilevm; torch.set_default_{set_default}\n"
+        "with tilevm.fuse(): print((torch.ones(4, device='cpu') + 1).tolist())"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[2.0, 2.0, 2.0, 2.0]"
 
 
 def test_random_streams() -> None:

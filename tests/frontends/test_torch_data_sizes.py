@@ -275,6 +275,18 @@ def test_items_are_no_callouts() -> None:
     assert any("item(" in step["text"] for step in explained.steps)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_floats_of_data_are_exact(dtype: Any) -> None:
+    def function(x: Any) -> Any:
+        return x.max().item(), x * 2
+
+    compiled = tilevm.compile(function)
+    for n in (3, 5):
+        x = torch.randn(n, 7).to(dtype)
+        x[0, 0] += 1 / 3
+        assert compiled(x)[0] == function(x)[0]
+
+
 def test_dynamo_with_sizes_of_data() -> None:
     from torch._dynamo import config
 

@@ -8,9 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.fx
 from torch.export.graph_signature import InputKind, OutputKind
 
-from tilevm.frontends import generated, torch_memory, torch_outside, torch_program, torch_tree
+from tilevm.frontends import (
+    generated,
+    torch_joint,
+    torch_memory,
+    torch_outside,
+    torch_program,
+    torch_tree,
+)
 from tilevm.frontends.torch_conditions import Condition, conditions_of, predicate, spelled
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, View
@@ -53,6 +61,7 @@ class Capture:
     capture_s: float = 0.0  # what making this took
     settled: bool = False  # the core has a variant for it, or cannot have one
     frozen: bool = False  # elements of bound tensors may be packed
+    differentiable: bool = False  # its results have gradients
     updates: int = 0  # of the state that `bound` is of
     _bound_types: tuple[Any, ...] = ()
     _places: tuple[tuple[Any, ...], ...] = ()  # of each bound tensor, where the state has it
@@ -130,7 +139,8 @@ class Capture:
 
     def describe(self) -> str:
         """The guards, for people."""
-        return " and ".join(self.conditions) or "any sizes"
+        said = " and ".join(self.conditions) or "any sizes"
+        return f"with gradients, {said}" if self.differentiable else said
 
 
 class _Inputs:
@@ -141,6 +151,7 @@ class _Inputs:
 
     def __init__(self, call: Call, program: Any) -> None:
         self.values: list[Any] = []  # of the program's inputs
+        self.wanted: list[bool] = []  # whether each requires gradients
         self.names: list[str] = []
         self.places: dict[int, int] = {}  # input -> leaf
         self.bound: list[torch.Tensor] = []
@@ -150,19 +161,34 @@ class _Inputs:
         placeholders = program.graph.find_nodes(op="placeholder")
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             value = node.meta.get("val")
+            wanted = False
             if spec.kind is InputKind.USER_INPUT:
                 index, is_float = next(users)
                 self.places[len(self.values)] = index
                 name, target = f"l[{index}]", spec.arg.name
-                value = FloatInput() if is_float else value
+                if is_float and call.gradients:
+                    name = f"tensor({name}, dtype=float64)"
+                elif is_float:
+                    value = FloatInput()
+                wanted = getattr(call.constants[index], "requires_grad", False)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
                 name, target = f"b{len(self.bound)}", spec.target
                 self.bound.append(_tensor(call, program, spec))
+                wanted = self.bound[-1].requires_grad
             else:
                 raise Refused(f"the graph has an input of kind {spec.kind.name}")
             self.values.append(value)
+            self.wanted.append(wanted)
             self.names.append(name)
             self.by_target[target] = self.by_node[node.name] = name
+
+    def differentiable(self) -> list[Any]:
+        """FakeTensors, and numbers, for the program's inputs: leaves of autograd."""
+        made = []
+        for value, wanted in zip(self.values, self.wanted, strict=True):
+            is_tensor = isinstance(value, torch.Tensor)
+            made.append(value.detach().requires_grad_(wanted) if is_tensor else value)
+        return made
 
     def tensor(self, name: str, leaves: Sequence[Any]) -> Any:
         """What goes by that name."""
@@ -209,10 +235,28 @@ def assemble(
     names = [node.name for node in program.graph.find_nodes(op="placeholder")]
     specs = enumerate(signature.output_specs)
     results = [place for place, spec in specs if spec.kind is OutputKind.USER_OUTPUT]
+    joint = backward = None
+    graph, inputs = program.graph, given.values
+    if call.gradients:
+        if changed:
+            raise Refused("an input is changed, where gradients are wanted")
+        joint = torch_joint.differentiate(program.graph_module, given.differentiable())
+        graph, inputs = joint.forward.graph, _metadata(joint.forward)
+        if joint.backward is not None:
+            backward = torch_program.build(
+                joint.backward.graph,
+                _metadata(joint.backward),
+                knobs,
+                views=False,
+                own_guards=True,
+                is_gradient=True,
+            )
     captured = torch_program.build(
-        program.graph,
-        given.values,
+        graph,
+        inputs,
         knobs,
+        views=joint is None,
+        ordered=joint.n_outputs if joint else None,
         own_guards=plan.unify,
         arguments=given.places,
         facts={
@@ -221,7 +265,7 @@ def assemble(
             for (leaf, axis), dim in facts.items()
             if leaf == index
         },
-        frozen=given.unchanged(changed) if freeze else None,
+        frozen=given.unchanged(changed) if freeze and joint is None else None,
         writes={position: given.names.index(name) for position, name in changed.items()},
         kept={
             results[index]: replace(view, source=names.index(name))
@@ -229,16 +273,20 @@ def assemble(
             if view.steps
         },
     )
+    if backward is not None:
+        captured.imported.assumed += backward.imported.assumed
     conditions = conditions_of(captured, given.values, given.places, call, plan)
     constants: dict[str, Any] = {
-        "inner": captured.run,
+        "inner": torch_joint.runner(joint, captured, backward) if joint else captured.run,
+        "tensor": torch.tensor,
+        "float64": torch.float64,
         "math": math,
         "changed": torch_memory.note_changes,
     }
     constants |= {f"b{i}": t for i, t in enumerate(given.bound)}
     same = {i: given.by_node[name] for i, (name, view) in (kept or {}).items() if not view.steps}
     lines = _wrapper(call, given, captured, signature, changed, same, constants)
-    inputs = "".join(f"{name}, " for name in given.names)
+    passed = "".join(f"{name}, " for name in given.names)
     binds = tuple(
         f"{symbol} = l[{given.places[i]}]" + (f".shape[{d}]" if d >= 0 else "")
         for symbol, i, d in captured.sizes.sources
@@ -252,13 +300,18 @@ def assemble(
         tuple(given.bound),
         binds,
         tuple(spelled(c.source, binds) for c in conditions),
-        None if writes else _direct(captured, given.names, call.seen.result, signature),
-        generated.function("given(l)", [f"return ({inputs})"], constants),
-        writes_memory=bool(changed),
-        repeatable=not (changed or writes),
-        frozen=freeze,
+        None if writes or joint else _direct(captured, given.names, call.seen.result, signature),
+        generated.function("given(l)", [f"return ({passed})"], constants),
+        writes_memory=bool(changed or (joint and joint.changed)),
+        repeatable=not (changed or writes or (joint and joint.changed)),
+        frozen=freeze and joint is None,
+        differentiable=joint is not None,
     )
     return made, conditions
+
+
+def _metadata(gm: torch.fx.GraphModule) -> list[Any]:
+    return [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
 
 
 def _wrapper(

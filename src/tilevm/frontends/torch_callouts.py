@@ -45,7 +45,8 @@ def call_out(
     torch_data.bring(b, b.node)
     several = isinstance(value, tuple | list)
     fakes = list(value) if several else [value]
-    present = [i for i, fake in enumerate(fakes) if fake is not None]
+    # Of what nobody uses, PyTorch may return nothing, as of gradients that it was not asked for.
+    present = [i for i, fake in enumerate(fakes) if fake is not None and (not several or b.used(i))]
     if target._schema.name == "aten::squeeze":
         squeezed(b, *arguments)  # its rank depends on sizes, whoever runs it
     function, inputs, source = bind(b, target, name, arguments)
@@ -53,9 +54,9 @@ def call_out(
         function = _in_traced_order(function, name, inputs, arguments)
     if isinstance(value, list) or len(present) < len(fakes):
         function = _as_tuple(function, present)
-    made = iter(call(b, function, name, reason, inputs, [fakes[i] for i in present], source))
-    results = tuple(None if fake is None else next(made) for fake in fakes)
-    return results if several else results[0]
+    made = call(b, function, name, reason, inputs, [fakes[i] for i in present], source)
+    results = dict(zip(present, made, strict=True))
+    return tuple(map(results.get, range(len(fakes)))) if several else results[0]
 
 
 def _trusts_strides(target: OpOverload) -> bool:

@@ -48,10 +48,12 @@ def capture(
     dims: torch_dims.Dims | None,
     knobs: dict[str, Any],
     freeze: bool = False,
+    gradients: bool = False,
 ) -> Capture:
     """Capture `fn(*args, **kwargs)` for all sizes that take the same branches.
 
     freeze: parameters, buffers and constants that it does not change keep their elements.
+    gradients: results can be differentiated.
 
     Raises: ShapeError, if a size contradicts `dims`; anything else, if `fn` cannot be captured.
     """
@@ -82,7 +84,7 @@ def capture(
             continue
         tried.add(plan)
         try:
-            call = Call(fn, modules, tree, leaves, outside, plan.conversions)
+            call = Call(fn, modules, tree, leaves, outside, plan.conversions, gradients)
             made, conditions = _attempt(call, plan, facts, knobs, freeze)
         except Exception as error:
             if call.seen.missed:
@@ -167,10 +169,13 @@ def _attempt(
         proxy._register_stack_trace_anchor(function)
     kept = torch_tracing.containers_kept(modules)
     has_grad = torch.is_grad_enabled()
-    with torch_tracing.export(modules), from_zero, oblivious, kept, torch.no_grad():
+    tracing = torch_tracing.export(modules)
+    with tracing, from_zero, oblivious, kept, torch.set_grad_enabled(call.gradients):
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
-        torch_regions.check(program.graph_module, has_grad, call.seen.wants_gradients)
+        torch_regions.check(
+            program.graph_module, has_grad, call.seen.wants_gradients, call.gradients
+        )
         try:
             return _checked(call, program, plan, facts, knobs, freeze)
         finally:
@@ -193,14 +198,15 @@ def _checked(
         raise UsedInPython("`is True` may be asked of what data decide")
     if call.seen.data and torch_memory.changed_memory(program.graph):
         raise Refused("`data` is read where tensors are changed: writes to it have no version")
-    torch_regions.inline(program.graph_module)
+    if not call.gradients:
+        torch_regions.inline(program.graph_module)
     torch_decompose.one_by_one(program.graph)
     torch_memory.check_in_place(program.graph)
     torch_outside.check_constants(program)
     call.seen.strides |= torch_strides.has_strides(program.graph)
     following = torch_norms.follows(program.graph)
     try:
-        if following:
+        if following and not call.gradients:
             raise Mutates("running statistics are changed in place")
         return assemble(call, program, plan, facts, knobs, freeze)
     except Mutates:

@@ -107,7 +107,8 @@ def compile(
 
     fn: called with tensors, numbers, and containers of them. It is captured at its first call, and
         again only where a guard fails (`.guards`). What cannot be captured runs eagerly, counted in
-        `tilevm.stats()["flushes"]`. Calls that want gradients go through AOTAutograd.
+        `tilevm.stats()["flushes"]`. Calls that want gradients are captured, too, or go through
+        `torch.compile`.
         What it reads besides (globals, closures, attributes, items of lists and dicts) may change:
         tensors are inputs, other values or shapes a reason to capture again, up to 16. Not seen:
         attributes of objects with `__slots__`, names that only `getattr` knows, more than 64 items,

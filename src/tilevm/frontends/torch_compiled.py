@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
-from torch.autograd import forward_ad
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._device import DeviceContext
 
@@ -47,6 +46,7 @@ from tilevm.frontends.torch_differentiate import (
     Graph,
     differentiates,
     in_small_pieces,
+    in_transform,
     is_differentiated,
     is_of_the_whole,
     leave_transforms,
@@ -55,6 +55,7 @@ from tilevm.frontends.torch_differentiate import (
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import SEEN, UNSEEN, State
 from tilevm.frontends.torch_surroundings import functions_of
@@ -77,7 +78,6 @@ MOST_CAPTURES = 64  # of one key; a function that needs more runs eagerly
 _is_inference = torch.is_inference_mode_enabled
 _is_autocast = torch.is_autocast_enabled
 _has_grad = torch.is_grad_enabled
-_transform = torch._C._functorch.peek_interpreter_stack
 _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _default_dtype = torch.get_default_dtype
@@ -107,16 +107,9 @@ class Family:
     reason: str = ""
     branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
     differentiates: bool = False  # `reason`: it differentiates, or has transforms, by itself
+    gradients: bool = False  # `reason`: Dynamo's capture can be differentiated, ours cannot
     settled: bool = False  # the core knows that these calls are not captured
     raised: int = 0  # calls that could not be captured, and raised
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what PyTorch warns its own code of, which would be an error where warnings are."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)
-        yield
 
 
 class Compiled(Dispatch):
@@ -170,7 +163,7 @@ class Compiled(Dispatch):
         """`fn(*args, **kwargs)`."""
         if self._reason:
             return self._eager(self._reason, args, kwargs)
-        if _in_transform():
+        if in_transform():
             return self._eager("the call is inside a transform of torch.func", args, kwargs)
         if _dispatch_modes() or (_function_modes() and _is_seen()):
             return self._eager("a mode of PyTorch sees each function or operator", args, kwargs)
@@ -210,10 +203,12 @@ class Compiled(Dispatch):
         key.append(self._values)
         if not state.objects.isdisjoint(seen):  # a trace would have a copy of the argument alone
             return self._with_gradients(args, kwargs)
-        if grad and (state.watch.wants_gradient() or any(_wants_gradient(v) for v in leaves)):
-            return self._with_gradients(args, kwargs)
-        if key[2]:
+        by_state = state.watch.wanted() if grad else b""
+        wanted = 1 in by_state or (grad and any(map(_wants_gradient, leaves)))
+        if key[2] or (wanted and not self._may_differentiate(state)):
             return self._with_gradients(args, kwargs)  # autocast is resolved by the same path
+        if wanted:
+            key.append(by_state)
         family = self._families.get(tuple(key))
         if state.moving:
             return self._eager(f"it reads a {state.moving}, which moves on", args, kwargs)
@@ -232,7 +227,7 @@ class Compiled(Dispatch):
             if family.reason:
                 self._settle_uncaptured(family, args, kwargs)
                 return self._uncaptured(family, args, kwargs)
-        return self._capture_and_run(state, tuple(key), leaves, args, kwargs)
+        return self._capture_and_run(state, tuple(key), leaves, args, kwargs, wanted)
 
     def _see(self, objects: Mapping[int, Any]) -> None:
         """Look at what code may read of these arguments, too, from this call on."""
@@ -255,6 +250,7 @@ class Compiled(Dispatch):
             if drawn is not None:
                 torch.set_rng_state(drawn)
             gradients = _has_grad() and any(map(_wants_gradient, capture.bound))
+            gradients = gradients and not capture.differentiable
             if not gradients and capture.fits():
                 if config.debug:
                     raise
@@ -286,7 +282,7 @@ class Compiled(Dispatch):
         places = [i for i, value in enumerate(args) if torch_tree.is_leaf(value)]
         if kwargs or self._state is None or not all(map(_is_flat, args)):
             return
-        promised = _promises(self._fn, args, self._dims, leaves)
+        promised = torch_dims.promises(self._fn, args, self._dims, leaves)
         guards = torch_guards.steps((*capture.sources, *promised), places)
         if guards is None:
             return
@@ -294,7 +290,8 @@ class Compiled(Dispatch):
         direct = capture.direct
         if direct is None:
             run = functools.partial(self._run, capture)
-            add_variant(self._ready, args, run, guards=guards)
+            gradients = capture.differentiable
+            add_variant(self._ready, args, run, guards=guards, gradients=gradients)
             return
         add_variant(
             self._ready,
@@ -333,6 +330,7 @@ class Compiled(Dispatch):
                 self._renewals += before.replaced
                 if before.replaced or before.hooks != state.hooks:
                     self._differentiable = None  # Dynamo does not look at hooks, or methods, again
+                    self._differentiates = None
             self._state = state
             self._modules = state.modules
         elif state.updates == updates:
@@ -346,7 +344,13 @@ class Compiled(Dispatch):
         return state
 
     def _capture_and_run(
-        self, state: State, key: tuple[Any, ...], leaves: list[Any], args: Any, kwargs: Any
+        self,
+        state: State,
+        key: tuple[Any, ...],
+        leaves: list[Any],
+        args: Any,
+        kwargs: Any,
+        wanted: bool,
     ) -> Any:
         family = self._families.setdefault(key, Family())
         while len(self._families) > config.programs:
@@ -359,7 +363,7 @@ class Compiled(Dispatch):
             with torch_tracing.capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
-                    with capturing(self.title), _quiet():
+                    with capturing(self.title), torch_tracing.unwarned():
                         capture = torch_capture.capture(
                             self._fn,
                             self._modules,
@@ -368,14 +372,20 @@ class Compiled(Dispatch):
                             dims=self._dims,
                             knobs=self._knobs,
                             freeze=self._freeze,
+                            gradients=wanted,
                         )
                     capture.found_in(state)
                     capture.capture_s = time.perf_counter() - begin
                     family.captures.insert(0, capture)
         except Exception as error:
             reason = reason_of(error)
-            self._effects += isinstance(error, Effects)
-            if isinstance(error, Effects):
+            self._effects += isinstance(error, Effects) and not wanted
+            if wanted:
+                if config.debug and not isinstance(error, Refused):
+                    raise
+                family.reason, family.gradients = reason, True
+                run = self._with_gradients
+            elif isinstance(error, Effects):
                 if self._effects >= MOST_EFFECTS:
                     self._reason = reason
                 run = functools.partial(self._eager, reason)
@@ -405,6 +415,8 @@ class Compiled(Dispatch):
         So is what lies between operators that depend on data. What differentiates by itself goes
         through Dynamo, which breaks the graph there, or traces it.
         """
+        if family.gradients:
+            return self._with_gradients(args, kwargs)
         if family.differentiates:
             return self._with_gradients(args, kwargs, family.reason)
         run = self._recorded if family.branches else self._eager
@@ -426,23 +438,30 @@ class Compiled(Dispatch):
         stats.add("flushes", f"eager: {reason}")
         return self._fn(*args, **kwargs)
 
+    def _asks(self) -> Differentiates:
+        """What the function asks autograd for itself."""
+        if self._differentiates is None:
+            every = [m for module in self._modules.values() for m in module.modules()]
+            functions = functions_of(self._fn, every)
+            self._differentiates = differentiates(self._fn, functions)
+        return self._differentiates
+
+    def _may_differentiate(self, state: State) -> bool:
+        """Whether calls that want gradients may be captured as others are."""
+        own = self._asks()
+        asks = own.calls or own.twice or own.forgets
+        return not (asks or state.moving or state.has_backward_hooks or config.check)
+
     def _with_gradients(self, args: Any, kwargs: Any, reason: str = "") -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate. reason: if not for that."""
         self._last = "through torch.compile", reason or _THROUGH_DYNAMO
-        own = self._differentiates
-        if own is None:
-            every = [m for module in self._modules.values() for m in module.modules()]
-            functions = functions_of(self._fn, every)
-            own = self._differentiates = differentiates(self._fn, functions)
+        own = self._asks()
         if own.twice:
             return self._eager("it differentiates what it has differentiated", args, kwargs)
         if own.calls > 1:
             return self._recorded("it calls backward several times", args, kwargs)
         if own.forgets:
             return self._recorded("it sets gradients of what it changes in place", args, kwargs)
-        if self._state is not None and not self._state.backward.same():
-            self._state.backward.update()
-            self._differentiable = None
         before = self._differentiable
         run, graphs = self._differentiable = before or through_dynamo(self._fn, self._knobs)
         torch_tracing.wait_for(self._modules.values())
@@ -530,7 +549,7 @@ class Compiled(Dispatch):
 
         The mode is left as it is wherever it can be: it is part of the key of a capture.
         """
-        wanted = any(map(_wants_gradient, leaves)) or self._renew().watch.wants_gradient()
+        wanted = any(map(_wants_gradient, leaves)) or 1 in self._renew().watch.wanted()
         with torch.no_grad() if wanted else contextlib.nullcontext():
             yield
 
@@ -564,11 +583,6 @@ _REMEDIES = {
 _THROUGH_DYNAMO = "it is in autocast, or an argument of it is something that the function reads"
 
 
-def _in_transform() -> bool:
-    """Whether tensors may stand for others: within vmap, jvp, grad, or a level of forward mode."""
-    return _transform() is not None or forward_ad._current_level >= 0
-
-
 def _is_seen() -> bool:
     """Whether a mode is to see functions, other than that CPU is the default device."""
     modes = map(torch._C._get_function_stack_at, range(_function_modes()))
@@ -581,17 +595,3 @@ def _wants_gradient(value: Any) -> bool:
 
 def _is_flat(value: Any) -> bool:
     return torch_tree.is_leaf(value) or value is None or type(value) in (bool, str)
-
-
-def _promises(
-    fn: Callable[..., Any], args: Any, dims: Dims | None, leaves: list[Any]
-) -> Iterator[str]:
-    """What `dims` says of a call, as conditions over its leaves."""
-    at: dict[int, str] = {}
-    for (leaf, axis), dim in torch_dims.facts_of(fn, args, {}, dims, leaves).items():
-        size = f"l[{leaf}].shape[{axis}]"
-        yield f"{size} >= {dim.min}"
-        yield f"{size} % {dim.multiple_of} == 0"
-        if dim.max is not None:
-            yield f"{size} <= {dim.max}"
-        yield f"{size} == {at.setdefault(id(dim), size)}"

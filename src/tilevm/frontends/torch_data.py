@@ -114,11 +114,15 @@ def bring(b: Importer, node: torch.fx.Node) -> str | None:
     """Declare the sizes that a node brings. The last one's name, if there is any."""
     name = None
     for symbol in brought(node):
-        name = _declare(b, symbol)
+        # AOTAutograd traces again: what Dynamo has a symbol for, then has another one, too.
         known = b.sizes.env.replace(symbol)
-        if known != symbol:
-            _pin(b, name, known)
+        name = _name_of(b, known)
     return name
+
+
+def _name_of(b: Importer, known: Any) -> str:
+    """What the program calls a size that a step brings, which tracing may know already."""
+    return _declare(b, known) if b.sizes.is_new(known) else _pinned(b, known)
 
 
 def _declare(b: Importer, symbol: sympy.Symbol) -> str:
@@ -129,10 +133,17 @@ def _declare(b: Importer, symbol: sympy.Symbol) -> str:
     return name
 
 
-def _pin(b: Importer, name: str, known: Any) -> None:
-    """Let calls check what tracing has decided: that a size of data is a size of the inputs."""
+def _pinned(b: Importer, known: Any) -> str:
+    """Let calls check what tracing has decided of a size of data: that it is one that is known.
+
+    The name of the symbol that the program has for it.
+    """
+    name = f"pinned{len(b.result.pinned)}"
+    b.result.brings = True
     b.result.pinned.append(f"{name} == {known}")
+    b.program.symbol(name, -MOST, MOST, 1)
     b.program.check(name, b.size(known), f"{name}, which depends on data, must be {known}")
+    return name
 
 
 # How floats become ints: sympy's name, the operator that a cast to int needs first.
@@ -168,8 +179,8 @@ def define(b: Importer, symbol: sympy.Symbol, fake: torch.Tensor, made: Any) -> 
     shape = b.program.type(made.id if isinstance(made, Tensor) else made)[2]
     sizes: list[Any] = list(fake.shape)
     for size, inferred in zip(sizes, shape, strict=True):
-        if isinstance(size, torch.SymInt) and size.node.expr == symbol:
-            b.sizes.define(symbol, inferred)
+        if isinstance(size, torch.SymInt) and symbol in (size.node.expr, size.node._expr):
+            b.sizes.define(size.node.expr, inferred)  # which AOTAutograd's `symbol` stands for
 
 
 def check_slice(b: Importer, name: str, arguments: list[Any], fake: Any, made: Any) -> None:
@@ -221,13 +232,7 @@ def read_item(b: Importer, node: torch.fx.Node, value: Any) -> None:
 def read_int(b: Importer, source: int, value: torch.SymInt, name: str | None = None) -> None:
     """Let a size be the element of a tensor. name: of a symbol that is declared for it already."""
     b.result.brings = True
-    if name is None and b.sizes.is_new(value):
-        name = _declare(b, value.node.expr)
-    if name is None:  # tracing has found what it must be
-        name = f"item{len(b.result.pinned)}"
-        b.program.symbol(name, -MOST, MOST, 1)
-        _pin(b, name, b.sizes.expr(value))
-    b.program.item(source, name, b.line)
+    b.program.item(source, name or _name_of(b, b.sizes.expr(value)), b.line)
 
 
 _RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
@@ -266,7 +271,7 @@ def _doubles(b: Importer, expr: Any) -> list[int]:
 # Operators whose rows bring the size of their results: they count before they write.
 COUNTING = frozenset(
     """
-    aten.nonzero.default aten.nonzero_numpy.default aten.argwhere.default
+    aten.nonzero.default aten.nonzero_numpy.default aten.where.default aten.argwhere.default
     aten.masked_select.default
     aten.combinations.default aten._unique2.default aten.unique_consecutive.default
     aten.repeat_interleave.self_Tensor aten.repeat_interleave.Tensor aten.index.Tensor
@@ -278,10 +283,17 @@ def count_of(b: Importer, total: int) -> str:
     """Let the size that the node brings be this number of the data."""
     assert b.node is not None
     name = bring(b, b.node)
-    if name is None:
+    if name is not None:
+        b.program.item(total, name, b.line)
+        return name
+    # PyTorch knows that this counts what another operator has counted.
+    replaced = map(b.sizes.env.replace, _symbols(b.node.meta["val"]))
+    known = {size for size in replaced if b.sizes.knows_data(size)}
+    if len(known) != 1:
         raise Unsupported("its size is not one symbol")
-    b.program.item(total, name, b.line)
-    return name
+    (symbol,) = known
+    b.program.item(total, _pinned(b, symbol), b.line)
+    return str(b.size(symbol))
 
 
 def must_be(b: Importer, value: int, size: Any, message: str) -> None:

@@ -22,6 +22,8 @@ from torch.autograd import forward_ad
 
 from tilevm.frontends.torch_memory import Refused
 
+_transform = torch._C._functorch.peek_interpreter_stack
+
 _OWN = "<a function that tilevm differentiates>"
 
 
@@ -34,6 +36,11 @@ def is_of_the_whole(error: TorchDynamoException | AssertionError) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     runs = any(frame.f_code.co_filename == _OWN for frame, _ in frames)
     return str(error).startswith("Guard failed on the same frame") and not runs
+
+
+def in_transform() -> bool:
+    """Whether tensors may stand for others: within vmap, jvp, grad, or a level of forward mode."""
+    return _transform() is not None or forward_ad._current_level >= 0
 
 
 def leave_transforms() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -85,3 +85,17 @@ def facts_of(
                 )
             found[by_id[id(value)], axis % value.dim()] = dim
     return found
+
+
+def promises(
+    fn: Callable[..., Any], args: Any, dims: Dims | None, leaves: list[Any]
+) -> Iterator[str]:
+    """What `dims` says of a call, as conditions over its leaves."""
+    at: dict[int, str] = {}
+    for (leaf, axis), dim in facts_of(fn, args, {}, dims, leaves).items():
+        size = f"l[{leaf}].shape[{axis}]"
+        yield f"{size} >= {dim.min}"
+        yield f"{size} % {dim.multiple_of} == 0"
+        if dim.max is not None:
+            yield f"{size} <= {dim.max}"
+        yield f"{size} == {at.setdefault(id(dim), size)}"

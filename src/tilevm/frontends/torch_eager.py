@@ -153,12 +153,14 @@ def _finishing(finish: Callable[[], None], function: Callable[..., Any]) -> Call
 
 def _check(module: Any) -> None:
     """Whether what the recorder relies on holds in this PyTorch."""
-    before = module.switch(True)
+    before, dtype = module.switch(True), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)  # with another, nothing waits
     try:
-        x = torch.ones(3)
+        x = torch.ones(3, device="cpu")
         y = x + 1
         waits = module.pending(y)
     finally:
+        torch.set_default_dtype(dtype)
         module.switch(before)
     if not waits or y.tolist() != [2.0] * 3 or module.pending(y):
         raise RecorderError(

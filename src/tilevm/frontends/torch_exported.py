@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from tilevm.frontends import (
     torch_conversions,
     torch_effects,
+    torch_joint,
     torch_memory,
     torch_raises,
     torch_strides,
@@ -73,6 +75,7 @@ class Call(nn.Module):
     outside: Outside
     seen: Seen
     conversions: bool  # as in Plan
+    gradients: bool  # whether calls want some
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class Call(nn.Module):
         leaves: list[Any],
         outside: Outside,
         conversions: bool = True,
+        gradients: bool = False,
     ) -> None:
         super().__init__()
         for name, module in modules.items():
@@ -95,6 +99,7 @@ class Call(nn.Module):
         self.__dict__["given"] = []
         self.__dict__["seen"] = Seen()
         self.__dict__["conversions"] = conversions
+        self.__dict__["gradients"] = gradients
 
     def forward(self, *traced: Any) -> tuple[Any, ...]:
         """All tensors of the result and of what the function wrote to its arguments."""
@@ -119,7 +124,8 @@ class Call(nn.Module):
             converting = called if self.conversions else ()
             with torch_conversions.symbolic(converting) as self.seen.converts:
                 with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
-                    with torch_raises.checked():
+                    asks = torch_joint.asks_nothing() if self.gradients else nullcontext()
+                    with torch_raises.checked(), asks:
                         result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
@@ -150,7 +156,8 @@ class Call(nn.Module):
         ):
             raise Refused("the function changes whether an argument requires gradients")
         kept = set(map(id, given))
-        if any(t.requires_grad for t in out if isinstance(t, torch.Tensor) and id(t) not in kept):
+        made = (t for t in out if isinstance(t, torch.Tensor) and id(t) not in kept)
+        if any(t.requires_grad and (t.is_leaf or not self.gradients) for t in made):
             raise Refused("the function returns a tensor that it lets require gradients")
         out = [outside.stand_in(value) for value in out]
         if outside.missed:

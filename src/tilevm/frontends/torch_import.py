@@ -131,6 +131,7 @@ class Importer:
         self.replaced: dict[torch.fx.Node, torch.fx.Node] = {}
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
         self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
+        self.is_gradient = False  # numbers are computed by PyTorch's formulas, not by Python
         self.makes_views = False  # results that share memory with an input: the program has them
         self.arguments_of_calls: Collection[int] = ()  # inputs of which guards may ask anything
         self.given: dict[int, int] = {}  # the memory of all inputs, and whose it is
@@ -153,7 +154,8 @@ class Importer:
 
     def number(self, value: Any) -> int:
         """A Python number, or a size, as a weak scalar."""
-        if isinstance(value, torch.SymInt | torch.SymFloat) and torch_data.is_number(self, value):
+        symbolic = isinstance(value, torch.SymInt | torch.SymFloat)
+        if symbolic and not self.is_gradient and torch_data.is_number(self, value):
             torch_data.check_number(self, value.node.expr)
         if isinstance(value, torch.SymInt):
             return self.add("size_value", size=self.size(value))

@@ -251,6 +251,8 @@ def outputs(
                 raise torch_data.UsedInPython("a float that Python computes from data is a result")
             is_bool = isinstance(known, torch.SymBool)
             found = torch_data.truth(importer, known) if is_bool else importer.number(known)
+            if isinstance(known, torch.SymFloat):
+                found = importer.cast(found, torch.float64)  # which Python's is
             result.outputs.append(("item", number(found, node)))
         elif symbolic:
             result.outputs.append(("size", known))

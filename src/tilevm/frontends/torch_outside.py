@@ -98,7 +98,7 @@ class Traced(TorchFunctionMode):
             return func(given[0], from_start(*given))
         if _owner(func) is _REQUIRES_GRAD and func.__name__ == "__set__":
             self.wants_gradients |= given[-1] and not given[0].requires_grad
-        wanted = any(isinstance(x, torch.Tensor) and x.requires_grad for x in given)
+        wanted = _require_gradients((given, tuple(named.values())))
         result = COMPOSED.get(func, func)(*given, **named)
         self.reads_items |= bool(symbols_of_data(result))
         if not wanted and isinstance(result, torch.Tensor) and result.requires_grad:
@@ -144,6 +144,13 @@ class Traced(TorchFunctionMode):
         return self._stand_ins[id(value)]
 
 
+def _require_gradients(value: Any) -> bool:
+    """Whether a tensor, or one in lists and tuples, requires gradients."""
+    if isinstance(value, list | tuple):
+        return any(map(_require_gradients, value))
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
 _DATA: Any = torch.Tensor.data
 _REQUIRES_GRAD: Any = torch.Tensor.requires_grad
 
@@ -155,10 +162,13 @@ def _owner(func: Any) -> Any:
 
 # What a trace's tensors answer for themselves, and not as those of the call.
 _QUESTIONS = {"grad", "is_leaf", "grad_fn", "_version", "_base", "_grad", "output_nr"}
+_HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
 def _check_question(func: Any) -> None:
     """Raise Refused if the function itself, not PyTorch, asks a tensor such a thing."""
+    if getattr(func, "__name__", None) in _HOOKS:
+        raise Refused(f"the function calls `{func.__name__}` of a tensor")
     name = getattr(_owner(func), "__name__", None)
     if name not in _QUESTIONS:
         return

@@ -74,6 +74,7 @@ def build(
     inner: bool = False,
     ordered: int | None = None,
     kept: Mapping[int, View] | None = None,
+    is_gradient: bool = False,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -87,6 +88,8 @@ def build(
     inner: it is a part of another graph, which is checked as a whole.
     ordered: how many results have to lie in memory as in eager code; None: all.
     kept: results, by index, that are views of an input whatever the graph makes them of.
+    is_gradient: AOTAutograd made it of formulas, whose numbers divide as those of C++ do; sizes
+    stay apart, since inputs of another graph have them.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -102,6 +105,7 @@ def build(
     made = (node.meta.get("val") for node in graph.nodes if node.op == "call_function")
     environment: Any = next((s.node.shape_env for s in _symbolic([*inputs, *made])), None)
     unified: dict[Any, Any] = {}
+    least: dict[Any, int] = {}
 
     def compile_inner(graph: torch.fx.Graph, inputs: list[Any], unchanged: set[int]) -> Captured:
         known = None if frozen is None else unchanged
@@ -109,9 +113,11 @@ def build(
 
     while True:
         try:
-            sizes = Sizes(inputs, environment, unified, facts, inner)
-            importer = Importer(graph, sizes, may_unify=own_guards, compile_inner=compile_inner)
+            sizes = Sizes(inputs, environment, unified, facts, inner, least)
+            may_unify = own_guards and not is_gradient
+            importer = Importer(graph, sizes, may_unify=may_unify, compile_inner=compile_inner)
             importer.makes_views = not views
+            importer.is_gradient = is_gradient
             importer.arguments_of_calls = arguments
             importer.unchanged = {
                 *(placeholders[place] for place in frozen or ()),
@@ -129,8 +135,11 @@ def build(
             }
             importer.run()
             torch_imported.outputs(importer, results, views, writes, ordered, inner, kept)
-            if environment is None or len(environment.guards) == sizes.n_guards:
-                break  # else the import itself has asked of a size what is now a guard
+            # The import itself may have asked of sizes what is now a guard, or what calls check.
+            asked = environment is not None and len(environment.guards) != sizes.n_guards
+            if not asked and sizes.learned() == least:
+                break
+            least = sizes.learned()
         except Unify as pair:
             unified = {old: pair.kept if new == pair.gone else new for old, new in unified.items()}
             unified[pair.gone] = pair.kept

@@ -20,18 +20,25 @@ _GRADIENTS = "wrap_with_set_grad_enabled"
 _AUTOCAST = "wrap_with_autocast"
 
 
-def check(gm: torch.fx.GraphModule, has_grad: bool, makes: bool) -> None:
+def check(
+    gm: torch.fx.GraphModule, has_grad: bool, makes: bool, differentiated: bool = False
+) -> None:
     """Where gradients are enabled, nothing may require them: no capture has these.
 
     Export forgets modes of gradients within autocast, but ends a region where one begins.
 
     has_grad: whether they are where the function is called, with nothing that requires them.
     makes: whether the function makes tensors that require them.
+    differentiated: whether the graph will be, with the modes of its regions.
 
     Raises: Refused.
     """
     if has_grad and makes:
         raise Refused("the function makes tensors that require gradients")
+    if differentiated:
+        if any(_name(node) == _AUTOCAST for node in _all_nodes(gm)):
+            raise Refused("autocast is enabled within, where gradients are wanted")
+        return
     given = gm.graph.find_nodes(op="placeholder")
     enabled = False
     for node in _all_nodes(gm):

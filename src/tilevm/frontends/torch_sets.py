@@ -67,7 +67,7 @@ def _nonzero(b: Importer, out: Any, x: Tensor) -> int:
     return _table(b, _coordinates(b, chosen.where(), x.shape))
 
 
-@row("nonzero_numpy")
+@row("nonzero_numpy", "where.default")
 def _nonzero_numpy(b: Importer, out: Any, x: Tensor) -> tuple[int, ...]:
     return tuple(_coordinates(b, _not_zero(b, x).where(), x.shape or [1]))
 

@@ -93,12 +93,14 @@ class Sizes:
         unified: Mapping[sympy.Symbol, sympy.Symbol] | None = None,
         facts: Mapping[tuple[int, int], Dim] | None = None,
         inner: bool = False,
+        least: Mapping[sympy.Symbol, int] | None = None,
     ) -> None:
+        """least: of symbols, what an import before this has asked calls to check."""
         self.env = shape_env
         self._inner = inner  # of a graph inside another
         self._facts = facts or {}
         self._unified = dict(unified or {})
-        self._least: dict[sympy.Symbol, int] = {}
+        self._least: dict[sympy.Symbol, int] = dict(least or {})
         self._texts: dict[Any, int | str] = {}
         self._names: dict[sympy.Symbol, str] = {}
         self._solved: dict[sympy.Symbol, sympy.Expr] = {}
@@ -197,7 +199,12 @@ class Sizes:
                 if known == symbol and (fact := self._facts.get((place, axis))) is not None:
                     low, multiple = max(low, fact.min), fact.multiple_of
                     high = high if fact.max is None else min(high, fact.max)
+            low = max(low, self._least.get(symbol, low))
             yield name, max(low, -MOST), high, multiple
+
+    def learned(self) -> dict[sympy.Symbol, int]:
+        """Of symbols, the least that guards of this import let them be."""
+        return dict(self._least)
 
     def bring(self, symbol: sympy.Symbol) -> tuple[str, int, int]:
         """Let expressions have a symbol that data brings: its name, min and max."""

@@ -23,7 +23,8 @@ _FLAGLESS = {
 
 _BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 _TENSORS = ("_parameters", "_buffers")
-_SLOTS = (*_TENSORS, "_modules", *HOOKS)
+_ALL_HOOKS = (*HOOKS, *_BACKWARD_HOOKS)
+_SLOTS = (*_TENSORS, "_modules", *_ALL_HOOKS)
 _ABSENT = object()
 # What calls are told apart by, here and by their arguments, for people.
 SEEN = (
@@ -54,26 +55,25 @@ class State:
         self._around = Surroundings(fn, given)
         self.modules = self._around.modules
         modules = list(dict.fromkeys(m for root in self.modules.values() for m in root.modules()))
-        of_all = [getattr(nn_module, f"_global{name}") for name in HOOKS]
+        of_all = [getattr(nn_module, f"_global{name}") for name in _ALL_HOOKS]
         held = [d for m in modules for slot in _SLOTS if (d := vars(m).get(slot)) is not None]
         self._whole: list[Any] = [*of_all, *held]
         self._of_tensors = [d for m in modules for slot in _TENSORS if (d := vars(m).get(slot))]
         # In order: which hook, of which module.
         self.hooks = [
             (d, hook)
-            for d in (*of_all, *(vars(m).get(name) for m in modules for name in HOOKS))
+            for d in (*of_all, *(vars(m).get(n) for m in modules for n in _ALL_HOOKS))
             for hook in (d or {}).values()
         ]
+        own = [vars(m).get(name) for m in modules for name in _BACKWARD_HOOKS]
+        of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
+        self.has_backward_hooks = any(own) or any(of_all)
         self._flags: list[tuple[dict[str, Any], list[Any]]] = [
             # Somebody may put another `forward` there.
             (vars(m), ["forward"] if type(m) in _FLAGLESS else ["training", "forward"])
             for m in modules
         ]
         self._look()
-        of_all = [getattr(nn_module, f"_global{name}") for name in _BACKWARD_HOOKS]
-        own = [vars(m).get(name) for m in modules for name in _BACKWARD_HOOKS]
-        # What calls with gradients depend on besides.
-        self.backward = Watch([d for d in (*of_all, *own) if d is not None], [], [])
         self.updates = 0
         self.replaced = False  # whether an update found other objects among the surroundings
         self.changed: str = before.changed if before is not None else ""  # what an update found
@@ -107,12 +107,20 @@ class State:
     def _look(self) -> None:
         """Remember modules as they are."""
         self._seen = self._contents()
-        tensors = [t for d in self._of_tensors for t in d.values() if t is not None]
-        around = self._around
         self._structure = Watch(self._whole, self._flags, [])
+        self._watch_all()
+
+    def _watch_all(self) -> None:
+        around = self._around
+        tensors = list(self.tensors.values())
+        self._wanting = self._wanting_around()
         self.watch = Watch(
             [*self._whole, *around.whole()], [*self._flags, *around.flags()], tensors
         )
+
+    def _wanting_around(self) -> list[int]:
+        """Ids of tensors besides those of modules that require gradients."""
+        return [id(t) for t in self._around.tensors.values() if t.requires_grad]
 
     def _contents(self) -> list[dict[Any, Any]]:
         """What the modules' dictionaries hold."""
@@ -139,6 +147,8 @@ class State:
             self._look()
         known = self._around.update([*changed, *self.watch.update()])
         self.updates += self._around.differs
+        if self._wanting != self._wanting_around():
+            self._watch_all()
         self.changed = self._around.changed
         self.replaced = not known
         return known

@@ -10,6 +10,7 @@ import math
 import os
 import sys
 import threading
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,6 +61,14 @@ def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _more_operators():
         with _alone(modules), _of_this_thread(), _texts_of_numbers(), _without_branches():
             yield
+
+
+@contextmanager
+def unwarned() -> Iterator[None]:
+    """Without what PyTorch warns its own code of, which would be an error where warnings are."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".*treespec, LeafSpec", FutureWarning)
+        yield
 
 
 @functools.cache

@@ -120,8 +120,8 @@ if TYPE_CHECKING:
         def update(self) -> list[Any]:
             """Take what there is now. Returns the owners in which something had changed."""
 
-        def wants_gradient(self) -> bool:
-            """Whether some parameter requires gradients now."""
+        def wanted(self) -> bytes:
+            """A byte for each parameter: 1, if it requires gradients now."""
 
     class Dispatch:
         """A callable: a variant of `_ready` runs, or, if none is for the call, `_call`."""
@@ -148,6 +148,7 @@ def add_variant(
     outputs: Sequence[int] = (0,),
     result: str = "single",
     rebuild: Callable[[tuple[Any, ...]], Any] | None = None,
+    gradients: bool = False,
 ) -> bool:
     """Let `variants` have calls like this one, that ran with `args`. False: they cannot.
 
@@ -156,7 +157,7 @@ def add_variant(
     on sizes, strides and ints, in postfix order. inputs: of the executable `run`, indices of
     arguments, or `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of
     the executable, in the order of the result, which is the `single` one, a `tuple`, a `list`, or
-    `rebuilt`.
+    `rebuilt`. gradients: results can be differentiated by what requires gradients now.
     """
     added: bool = _core.add_variant(
         variants,
@@ -169,6 +170,7 @@ def add_variant(
         outputs=list(outputs),
         result=result,
         rebuild=rebuild,
+        gradients=gradients,
     )
     return added
 
