@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -242,16 +243,8 @@ def assemble(
             raise Refused("an input is changed, where gradients are wanted")
         joint = torch_joint.differentiate(program.graph_module, given.differentiable())
         graph, inputs = joint.forward.graph, _metadata(joint.forward)
-        if joint.backward is not None:
-            backward = torch_program.build(
-                joint.backward.graph,
-                _metadata(joint.backward),
-                knobs,
-                views=False,
-                own_guards=True,
-                is_gradient=True,
-            )
-    captured = torch_program.build(
+    build = functools.partial(
+        torch_program.build,
         graph,
         inputs,
         knobs,
@@ -273,7 +266,18 @@ def assemble(
             if view.steps
         },
     )
-    if backward is not None:
+    captured = build()
+    if joint is not None and joint.backward is not None:
+        backward = torch_program.build(
+            joint.backward.graph,
+            _metadata(joint.backward),
+            knobs,
+            views=False,
+            own_guards=True,
+            gradient_of=captured,
+        )
+        if captured.sizes.are_old:
+            captured = build()
         captured.imported.assumed += backward.imported.assumed
     conditions = conditions_of(captured, given.values, given.places, call, plan)
     constants: dict[str, Any] = {

@@ -132,6 +132,7 @@ class Importer:
         self.complex_values: set[int] = set()  # values that are pairs, of complex tensors
         self.unchanged: set[torch.fx.Node] = set()  # inputs whose elements do not change
         self.is_gradient = False  # numbers are computed by PyTorch's formulas, not by Python
+        self.ints_of_call: set[str] = set()  # of a gradient, whose own are sizes as well
         self.makes_views = False  # results that share memory with an input: the program has them
         self.arguments_of_calls: Collection[int] = ()  # inputs of which guards may ask anything
         self.given: dict[int, int] = {}  # the memory of all inputs, and whose it is

@@ -150,6 +150,8 @@ def _joint(
     if backward is None:
         return Joint(forward, None, changed, (False,) * len(wanted))
     inputs = forward.graph.find_nodes(op="placeholder")
+    if len(inputs) != len(seen.input_info):
+        raise Refused("the graph has effects in their order")
     places: dict[Any, int] = {node: i for i, node in enumerate(inputs)}
     output = forward.graph.output_node()
     made: list[Any] = list(output.args[0])  # type: ignore[arg-type]

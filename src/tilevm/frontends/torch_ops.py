@@ -132,10 +132,12 @@ def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
     if isinstance(text, int):
         return text
     guarded = b.may_unify or not value.node.shape_env.frozen  # else nobody looks at a new guard
+    guarded = guarded or b.is_gradient  # of what is made before guards are read
     if b.sizes.depends_on_data(value) or not guarded:
         return value
     named = {str(symbol) for symbol in b.sizes.expr(value).free_symbols}
-    return int(value) if sizes or named <= set(b.result.int_symbols.values()) else value
+    ints = b.ints_of_call if b.is_gradient else set(b.result.int_symbols.values())
+    return int(value) if sizes or named <= ints else value
 
 
 def is_as_large(b: Importer, size: Any, number: int) -> bool:

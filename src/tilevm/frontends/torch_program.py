@@ -74,7 +74,7 @@ def build(
     inner: bool = False,
     ordered: int | None = None,
     kept: Mapping[int, View] | None = None,
-    is_gradient: bool = False,
+    gradient_of: Captured | None = None,
 ) -> Captured:
     """Compile `graph`, whose placeholders stand for `inputs` (FakeTensors, SymInts, numbers).
 
@@ -88,8 +88,8 @@ def build(
     inner: it is a part of another graph, which is checked as a whole.
     ordered: how many results have to lie in memory as in eager code; None: all.
     kept: results, by index, that are views of an input whatever the graph makes them of.
-    is_gradient: AOTAutograd made it of formulas, whose numbers divide as those of C++ do; sizes
-    stay apart, since inputs of another graph have them.
+    gradient_of: AOTAutograd made it of formulas of that, whose numbers divide as those of C++ do;
+    what it asks of sizes, that one's guards say.
 
     Raises: Refused, if the graph has something that a program cannot hold; Mutates, if it changes
     an input.
@@ -114,10 +114,12 @@ def build(
     while True:
         try:
             sizes = Sizes(inputs, environment, unified, facts, inner, least)
-            may_unify = own_guards and not is_gradient
+            may_unify = own_guards and gradient_of is None
             importer = Importer(graph, sizes, may_unify=may_unify, compile_inner=compile_inner)
             importer.makes_views = not views
-            importer.is_gradient = is_gradient
+            if gradient_of is not None:
+                importer.is_gradient = True
+                importer.ints_of_call = set(gradient_of.imported.int_symbols.values())
             importer.arguments_of_calls = arguments
             importer.unchanged = {
                 *(placeholders[place] for place in frozen or ()),
@@ -136,8 +138,7 @@ def build(
             importer.run()
             torch_imported.outputs(importer, results, views, writes, ordered, inner, kept)
             # The import itself may have asked of sizes what is now a guard, or what calls check.
-            asked = environment is not None and len(environment.guards) != sizes.n_guards
-            if not asked and sizes.learned() == least:
+            if not sizes.are_old and sizes.learned() == least:
                 break
             least = sizes.learned()
         except Unify as pair:

@@ -164,6 +164,11 @@ class Sizes:
                 if isinstance(arg, sympy.Integer):
                     self._most[a] = min(int(arg), self._most.get(a, MOST))
 
+    @property
+    def are_old(self) -> bool:
+        """Whether there are guards now that there were not when this was made."""
+        return self.env is not None and len(self.env.guards) != self.n_guards
+
     def learn_least(self, expr: Any, least: int) -> None:
         """`expr` is at least that: a guard of the graph says so."""
         if isinstance(expr, sympy.Symbol):
