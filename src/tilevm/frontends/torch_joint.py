@@ -141,6 +141,9 @@ def _joint(
     forward: torch.fx.GraphModule, backward: torch.fx.GraphModule | None, seen: Any
 ) -> Joint:
     changed = tuple(seen.mutated_inp_runtime_indices)
+    inputs = forward.graph.find_nodes(op="placeholder")
+    if len(inputs) != len(seen.input_info):
+        raise Refused("the graph has effects in their order")
     for info in seen.input_info:
         if info.mutates_metadata or (info.mutates_data and info.requires_grad):
             raise Refused("an input that requires gradients is changed")
@@ -149,9 +152,6 @@ def _joint(
     wanted = tuple(bool(x.requires_grad) for x in seen.output_info)
     if backward is None:
         return Joint(forward, None, changed, (False,) * len(wanted))
-    inputs = forward.graph.find_nodes(op="placeholder")
-    if len(inputs) != len(seen.input_info):
-        raise Refused("the graph has effects in their order")
     places: dict[Any, int] = {node: i for i, node in enumerate(inputs)}
     output = forward.graph.output_node()
     made: list[Any] = list(output.args[0])  # type: ignore[arg-type]
