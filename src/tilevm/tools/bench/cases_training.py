@@ -105,7 +105,34 @@ def _pairs(length: int, generator: torch.Generator) -> Batch:
     return ids, torch.ones_like(ids)
 
 
+def _small() -> tuple[nn.Module, Callable[..., Tensor]]:
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 10))
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(model(x), labels)
+
+    return model, loss
+
+
+def _masked() -> tuple[nn.Module, Callable[..., Tensor]]:
+    model, _ = _small()
+
+    def loss(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+        """Of the rows that have a label, as of masked words."""
+        known = labels > 2
+        return F.cross_entropy(model(x)[known], labels[known])
+
+    return model, loss
+
+
+def _rows(length: int, generator: torch.Generator) -> Batch:
+    labels = torch.randint(0, 10, (length,), generator=generator)
+    return torch.randn(length, 32, generator=generator) + labels[:, None] / 5, labels
+
+
 CASES = (
+    TrainingCase("small", _small, _rows, (16, 64, 512)),
+    TrainingCase("masked", _masked, _rows, (16, 64, 512)),
     TrainingCase("gpt2", _gpt2, _tokens, (17, 64, 128)),
     TrainingCase("resnet", _resnet, _images, (4, 16)),
     TrainingCase("minilm", _minilm, _pairs, (9, 33, 64)),

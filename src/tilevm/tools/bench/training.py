@@ -35,6 +35,7 @@ def _compiled(loss: Callable[..., Any], model: torch.nn.Module, backend: str) ->
 FORWARD: dict[str, Callable[[Callable[..., Any], torch.nn.Module], Step]] = {
     "eager": lambda loss, model: lambda *batch: loss(model, *batch),
     "tilevm": lambda loss, model: _compiled(loss, model, "tilevm"),
+    "compile": lambda loss, model: tilevm.compile(lambda *batch: loss(model, *batch)),
     "inductor": lambda loss, model: _compiled(loss, model, "inductor"),
     "fuse": lambda loss, model: lambda *batch: loss(model, *batch),
 }
@@ -151,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
         "--peers",
-        default="tilevm,tilevm+compile,tilevm+fuse,fuse,inductor,inductor+compile",
-        help='besides eager; "+fuse": the optimiser under tilevm.fuse(); "+compile": captured, too',
+        default="compile,tilevm,tilevm+compile,tilevm+fuse,fuse,inductor,inductor+compile",
+        help='besides eager; "compile": tilevm.compile, "tilevm": torch.compile; "+fuse": the '
+        'optimiser under tilevm.fuse(); "+compile": captured, too',
     )
     parser.add_argument("--accuracy", action="store_true", help="only losses of 200 steps")
     options = parser.parse_args(arguments)
