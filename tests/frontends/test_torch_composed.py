@@ -157,10 +157,13 @@ def test_affine_grids_are_captured_for_any_size(align_corners: bool, rank: int) 
             torch.testing.assert_close(compiled(x, theta), expected, rtol=2e-6, atol=2e-6)
     assert tilevm.stats()["captures"] - before == 1
     x, theta = torch.ones(2, 3, *[4, 5, 6][:rank]), torch.randn(2, rank, rank + 1)
-    ours, theirs = theta.clone().requires_grad_(), theta.clone().requires_grad_()
-    compiled(x, ours).square().sum().backward()
-    grid(x, theirs).square().sum().backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    found = []
+    for run, leaf in ((compiled, theta.clone()), (grid, theta.clone()), (grid, theta.double())):
+        run(x.to(leaf.dtype), leaf.requires_grad_()).square().sum().backward()
+        found.append(leaf.grad)
+    ours, theirs, exact = found
+    # Sums of some hundred numbers, of which eager code's are further from those of float64.
+    assert (ours - exact).abs().max() <= 1.5 * (theirs - exact).abs().max() + 1e-5
 
 
 def test_affine_grids_that_pytorch_refuses_are_refused() -> None:
