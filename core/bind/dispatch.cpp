@@ -71,12 +71,12 @@ bool is_open(const VariantsObject& variants, const TorchDirect* torch, Modes& mo
   return watch != nullptr && watch->same();
 }
 
-// Whether it is for the modes, and for what requires gradients besides arguments.
-bool is_for(const Variant& variant, const Modes& modes, const Watch* watch) {
+// Whether it is for the modes, and for what requires gradients besides arguments. wanted: whether
+// anything does.
+bool is_for(const Variant& variant, const Modes& modes, const Watch* watch, bool wanted) {
   if (!variant.checked) return true;
   if (!(variant.modes == modes)) return false;
-  if (variant.gradients) return watch != nullptr && watch->wants(variant.wanted);
-  return !(modes.grad && watch != nullptr && watch->wants_gradient());
+  return variant.gradients ? watch->wants(variant.wanted) : !wanted;
 }
 
 // The result; null without a Python error: no variant is for this call.
@@ -85,10 +85,11 @@ PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::siz
   Modes modes;
   if (!is_open(variants, torch, modes)) return nullptr;
   const Watch* watch = watch_of(variants);
+  const bool wanted = watch != nullptr && modes.grad && watch->wants_gradient();
   Arguments all(args, n);
   for (std::size_t i = 0; i < variants.list.size(); ++i) {
     const Variant& candidate = *variants.list[i];
-    if (!is_for(candidate, modes, watch)) continue;
+    if (!is_for(candidate, modes, watch, wanted)) continue;
     if (!candidate.matches(torch, all)) continue;
     const std::shared_ptr<const Variant> variant = variants.list[i];
     if (i > 0) std::swap(variants.list[i], variants.list[i - 1]);

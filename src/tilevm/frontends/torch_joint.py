@@ -49,8 +49,8 @@ class Joint:
     backward: torch.fx.GraphModule | None
     changed: tuple[int, ...] = ()  # inputs
     wanted: tuple[bool, ...] = ()  # whether each result has a gradient
-    kept: tuple[int, ...] = ()  # of each first input of `backward`: an input, or ~ an output
-    numbers: tuple[bool, ...] = ()  # and whether it is a number
+    # Of each first input of `backward`: an input, or ~ an output; and whether it is a number.
+    kept: tuple[tuple[int, bool], ...] = ()
     shared: tuple[int, ...] = ()  # inputs, and ~ outputs, with whose memory others are kept
     detached: tuple[tuple[int, int], ...] = ()  # results that are others, detached, by index
 
@@ -182,9 +182,8 @@ def _joint(
     given = given[: len(given) - sum(wanted)]
     if not {node.name for node in given} <= at.keys():
         raise Refused("the gradient needs what the function does not keep")
-    numbers = tuple(not isinstance(node.meta["val"], torch.Tensor) for node in given)
-    kept = tuple(at[node.name] for node in given)
-    return Joint(forward, backward, changed, wanted, kept, numbers, tuple(shared))
+    kept = tuple((at[n.name], not isinstance(n.meta["val"], torch.Tensor)) for n in given)
+    return Joint(forward, backward, changed, wanted, kept, tuple(shared))
 
 
 def runner(joint: Joint, forward: Captured, backward: Captured | None) -> Callable[..., Any]:
@@ -193,14 +192,11 @@ def runner(joint: Joint, forward: Captured, backward: Captured | None) -> Callab
     if joint.backward is not None and backward is not None:
         run_backward = or_eager(backward, joint.backward)
     node = _Node(
+        joint,
         forward.run,
         run_backward,
-        joint.changed,
-        tuple(i for i, wanted in enumerate(joint.wanted) if wanted),
-        tuple(i for i, wanted in enumerate(joint.wanted) if not wanted),
-        tuple(zip(joint.kept, joint.numbers, strict=True)),
-        joint.shared,
-        slice(len(joint.changed), joint.n_outputs),
+        [i for i, wanted in enumerate(joint.wanted) if wanted],
+        [i for i, wanted in enumerate(joint.wanted) if not wanted],
     )
     apply: Any = Differentiable.apply
 
@@ -219,14 +215,11 @@ def runner(joint: Joint, forward: Captured, backward: Captured | None) -> Callab
 
 @dataclass(frozen=True)
 class _Node:
+    joint: Joint
     forward: Callable[..., Any]
     backward: Callable[..., Any] | None
-    changed: tuple[int, ...]
-    wanted: tuple[int, ...]  # results that have gradients
-    plain: tuple[int, ...]
-    kept: tuple[tuple[int, bool], ...]  # as of Joint, and whether it is a number
-    shared: tuple[int, ...]
-    results: slice  # of the outputs
+    wanted: list[int]  # results that have gradients
+    plain: list[int]  # and that have none
 
 
 class Differentiable(torch.autograd.Function):
@@ -235,23 +228,24 @@ class Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, node: _Node, *inputs: Any) -> Any:
         """All results."""
-        made = node.forward(*inputs)
-        if node.changed:
-            torch._foreach_copy_([inputs[i] for i in node.changed], [*made[: len(node.changed)]])
+        made, joint = node.forward(*inputs), node.joint
+        first = len(joint.changed)
+        if first:
+            torch._foreach_copy_([inputs[i] for i in joint.changed], [*made[:first]])
         tensors: list[torch.Tensor] = []
         numbers: list[int | float] = []
-        for place, is_number in node.kept:
+        for place, is_number in joint.kept:
             value = inputs[place] if place >= 0 else made[~place]
             (numbers if is_number else tensors).append(value)
         ctx.save_for_backward(*tensors)
         ctx.numbers, ctx.node = numbers, node
-        results = tuple(made[node.results])
+        results = tuple(made[first : joint.n_outputs])
         if node.plain:
             ctx.mark_non_differentiable(
                 *(x for i in node.plain if isinstance(x := results[i], torch.Tensor))
             )
-        if node.shared:
-            shared = (inputs[i] if i >= 0 else made[~i] for i in node.shared)
+        if joint.shared:
+            shared = (inputs[i] if i >= 0 else made[~i] for i in joint.shared)
             ctx.versions = [(t, t._version) for t in shared if not t.is_inference()]
         return results
 
@@ -259,10 +253,10 @@ class Differentiable(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """The gradients of all inputs."""
         node, tensors, numbers = ctx.node, iter(ctx.saved_tensors), iter(ctx.numbers)
-        for tensor, version in ctx.versions if node.shared else ():
+        for tensor, version in ctx.versions if node.joint.shared else ():
             if tensor._version != version:
                 raise RuntimeError(_CHANGED.format([*tensor.shape], tensor._version, version))
-        given = [next(numbers) if is_number else next(tensors) for _, is_number in node.kept]
+        given = [next(numbers) if is_number else next(tensors) for _, is_number in node.joint.kept]
         given += [gradients[i].contiguous() for i in node.wanted]
         if not torch.is_grad_enabled():
             return None, *node.backward(*given)
