@@ -258,6 +258,10 @@ def test_what_cannot_be_saved_is_warned_of(tmp_path: Path) -> None:
         "aten.cumsum.default(a0, [0 for _ in a0])",
         "aten.cumsum.default(a0, (lambda: 0)())",
         "aten.cumsum.default(a0, 1 // 0)",
+        "aten.cumsum.default(a0, 0)[a0]",
+        "aten.cumsum.default(a0, 0)[-1]",
+        "aten.cumsum.default(a0, 0)[True]",
+        "aten.cumsum.default(a0, 0)[:1]",
         "aten.cumsum.default(*a0)",
         "aten.cumsum.default(**a0)",
         "aten.cumsum.default(a0, math.pow(9, 9))",
@@ -282,6 +286,11 @@ def test_arguments_of_a_call_out() -> None:
     (found,) = callout.function("aten.cumsum.default(a0, -1 + int(a1), dtype=torch.float64)")(x, 2)
     np.testing.assert_array_equal(found, np.cumsum(x, 1, np.float64))
     assert found.dtype == np.float64
+    sort = "aten.sort.default(a0, 1, True)"
+    order = [[2, 1, 0], [2, 1, 0]]
+    for text, expected in ((sort, [x[:, ::-1], order]), (f"{sort}[1]", [order])):
+        for made, wanted in zip(callout.function(text)(x), expected, strict=True):
+            np.testing.assert_array_equal(made, wanted)
     (found,) = callout.function("aten.gelu.default(a0, approximate='tanh')")(x)
     assert found.shape == (2, 3)
     (found,) = callout.function("aten.full.default([2, a0], float('-inf'))")(3)

@@ -54,6 +54,7 @@ def call_out(
         function = _in_traced_order(function, name, inputs, arguments)
     if isinstance(value, list) or len(present) < len(fakes):
         function = _as_tuple(function, present)
+        source += f"[{', '.join(map(str, present)) or '()'}]"
     made = call(b, function, name, reason, inputs, [fakes[i] for i in present], source)
     results = dict(zip(present, made, strict=True))
     return tuple(map(results.get, range(len(fakes)))) if several else results[0]
@@ -193,7 +194,8 @@ def bind(
     """A function of the values in order that calls `target`, the values, and its source.
 
     The function is PyTorch's own where the arguments are just the tensors. The source is what
-    `tilevm.tools.callout` reads: `aten.cumsum.default(a0, 1)`.
+    `tilevm.tools.callout` reads: `aten.cumsum.default(a0, 1)`, or `aten.sort.default(a0)[1]`, where
+    only some of its results are used.
     """
     schema = target._schema.arguments
     function = FAST.get(name, target)

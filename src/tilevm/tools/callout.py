@@ -1,7 +1,8 @@
-"""What a saved call calls out: `aten.cumsum.default(a0, 1)` as a function of arrays.
+"""What a saved call calls out: `aten.sort.default(a0, 1)[0, 1]` as a function of arrays.
 
 The text may come from anywhere: it is parsed, and nothing but what stands in this file is run for
-it, besides the operator that it names. Without brackets a name takes the arrays as they come.
+it, besides the operator that it names. Without brackets a name takes the arrays as they come; the
+numbers in square brackets are those of the results that are used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -43,6 +44,10 @@ def function(text: str) -> Call:
         tree = ast.parse(text, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ParseError(f"the graph calls out {text}, which is no call: {error}") from None
+    used: list[int] | None = None
+    if isinstance(tree, ast.Subscript):
+        used = _places(text, tree.slice)
+        tree = tree.value
     if isinstance(tree, ast.Call):
         called, places, names = tree.func, tree.args, tree.keywords
     else:
@@ -54,15 +59,24 @@ def function(text: str) -> Call:
     def call(*arrays: Any) -> list[Any]:
         given = [_tensor(array) for array in arrays]
         if places is None:
-            return _arrays(found(*given))
+            return _arrays(found(*given), used)
         try:
             values = [_value(place, given) for place in places]
             named = {str(name.arg): _value(name.value, given) for name in names}
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise ParseError(f"the graph calls out {text}: {error}") from None
-        return _arrays(found(*values, **named))
+        return _arrays(found(*values, **named), used)
 
     return call
+
+
+def _places(text: str, tree: ast.expr) -> list[int]:
+    """The numbers of results. Raises: ParseError."""
+    items = tree.elts if isinstance(tree, ast.Tuple) else [tree]
+    places = [item.value for item in items if isinstance(item, ast.Constant)]
+    if len(places) < len(items) or not all(type(n) is int for n in places):
+        raise ParseError(f"the graph calls out {text}, whose [ ] are of numbers of results only")
+    return cast("list[int]", places)
 
 
 def _operator(name: str) -> Callable[..., Any]:
@@ -157,10 +171,12 @@ def _tensor(array: Any) -> Any:
     return torch.from_numpy(array)
 
 
-def _arrays(results: Any) -> list[Any]:
+def _arrays(results: Any, used: Sequence[int] | None) -> list[Any]:
     """What was returned, complex numbers as pairs; without what an operator leaves out."""
-    several = isinstance(results, tuple | list)
-    return [to_array(value) for value in (results if several else [results]) if value is not None]
+    several = list(results) if isinstance(results, tuple | list) else [results]
+    if used is not None:
+        several = [several[i] if i < len(several) else None for i in used]
+    return [to_array(value) for value in several if value is not None]
 
 
 def to_array(value: Any) -> Any:
