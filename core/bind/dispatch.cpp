@@ -3,8 +3,10 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <memory>
 #include <new>
+#include <stdexcept>
 #include <string_view>
 
 #include "bind/variant.h"
@@ -24,6 +26,7 @@ struct VariantsObject {
   // A call holds the variant that it runs: call-outs may change the list meanwhile.
   std::vector<std::shared_ptr<const Variant>> list;
   PyObject* watch;  // a Watch that must hold, or null
+  PyObject* reads;  // a set of ids of what is read besides arguments, or null
   bool checked;     // some variant needs the modes
 };
 
@@ -38,20 +41,18 @@ DispatchObject* as_dispatch(PyObject* self) { return reinterpret_cast<DispatchOb
 
 // ---- Calling
 
-PyObject* call_slowly(PyObject* self, PyObject* const* args, std::size_t n, PyObject* names) try {
+PyObject* call_slowly(PyObject* self, const Given& given) try {
   static PyObject* const name = PyUnicode_InternFromString("_call");
-  const std::size_t n_names =
-      names != nullptr ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0;
-  std::array<PyObject*, kMostArguments + 1> few;
+  std::array<PyObject*, kMostValues + 1> few;
   std::vector<PyObject*> many;
   PyObject** all = few.data();
-  if (n + n_names + 1 > few.size()) {
-    many.resize(n + n_names + 1);
+  if (given.size() + 1 > few.size()) {
+    many.resize(given.size() + 1);
     all = many.data();
   }
   all[0] = self;
-  std::copy(args, args + n + n_names, all + 1);
-  return PyObject_VectorcallMethod(name, all, n + 1, names);
+  std::copy(given.args, given.args + given.size(), all + 1);
+  return PyObject_VectorcallMethod(name, all, given.n + 1, given.names);
 } catch (const std::bad_alloc&) {
   return PyErr_NoMemory();
 }
@@ -80,17 +81,17 @@ bool is_for(const Variant& variant, const Modes& modes, const Watch* watch, bool
 }
 
 // The result; null without a Python error: no variant is for this call.
-PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::size_t n) {
+PyObject* call_variant(VariantsObject& variants, const Given& given) {
   const TorchDirect* torch = variants.checked ? &TorchDirect::get() : nullptr;
   Modes modes;
   if (!is_open(variants, torch, modes)) return nullptr;
   const Watch* watch = watch_of(variants);
   const bool wanted = watch != nullptr && modes.grad && watch->wants_gradient();
-  Arguments all(args, n);
+  Arguments all(given);
   for (std::size_t i = 0; i < variants.list.size(); ++i) {
     const Variant& candidate = *variants.list[i];
     if (!is_for(candidate, modes, watch, wanted)) continue;
-    if (!candidate.matches(torch, all)) continue;
+    if (!all.read(candidate.form.get(), variants.reads) || !candidate.matches(torch, all)) continue;
     const std::shared_ptr<const Variant> variant = variants.list[i];
     if (i > 0) std::swap(variants.list[i], variants.list[i - 1]);
     bool began = false;
@@ -105,19 +106,18 @@ PyObject* call_variant(VariantsObject& variants, PyObject* const* args, std::siz
 }
 
 PyObject* call(PyObject* self, PyObject* const* args, std::size_t nargsf, PyObject* names) {
-  const auto n = static_cast<std::size_t>(PyVectorcall_NARGS(nargsf));
+  const Given given{args, static_cast<std::size_t>(PyVectorcall_NARGS(nargsf)), names};
   PyObject* ready = as_dispatch(self)->ready;
-  if (names == nullptr && ready != nullptr && n <= kMostArguments &&
-      !as_variants(ready)->list.empty()) {
+  if (ready != nullptr && !as_variants(ready)->list.empty()) {
     try {
-      PyObject* result = call_variant(*as_variants(ready), args, n);
+      PyObject* result = call_variant(*as_variants(ready), given);
       if (result != nullptr || PyErr_Occurred() != nullptr) return result;
     } catch (...) {
       set_python_error();
       return nullptr;
     }
   }
-  return call_slowly(self, args, n, names);
+  return call_slowly(self, given);
 }
 
 // ---- Adding variants
@@ -238,11 +238,23 @@ void wire(const Wiring& wiring, Variant& variant) {
   variant.rebuild = owned(wiring.rebuild);
 }
 
-bool add(nb::handle self, nb::tuple args, nb::handle run, bool checked, nb::handle guards,
+// Where the values of a call are. One that is known already is shared, so that a call which tries
+// several variants is read once.
+std::shared_ptr<const Form> form_of(const VariantsObject& variants, const Given& given) {
+  const std::shared_ptr<const Form> made = Form::of(given);
+  if (made == nullptr) return nullptr;
+  for (const auto& variant : variants.list) {
+    if (variant->form != nullptr && Arguments(given).read(variant->form.get(), nullptr)) {
+      return variant->form;
+    }
+  }
+  return made;
+}
+
+bool add(nb::handle self, nb::tuple args, nb::dict kwargs, nb::handle run, bool checked, nb::handle guards,
          nb::handle inputs, nb::handle bound, nb::handle outputs, const std::string& result,
          nb::handle rebuild, bool gradients) {
   VariantsObject& variants = *as_variants(self.ptr());
-  if (variants.list.size() >= kMostVariants) return false;
   auto variant = std::make_shared<Variant>();
   variant->checked = checked;
   variant->run = owned(run);
@@ -256,12 +268,34 @@ bool add(nb::handle self, nb::tuple args, nb::handle run, bool checked, nb::hand
     variant->gradients = true;
     variant->wanted = watch->wanted();
   }
-  if (!variant->learn(&PyTuple_GET_ITEM(args.ptr(), 0), nb::len(args))) return false;
+  std::vector<PyObject*> values(&PyTuple_GET_ITEM(args.ptr(), 0),
+                                &PyTuple_GET_ITEM(args.ptr(), 0) + nb::len(args));
+  const nb::tuple names(kwargs.keys());
+  for (nb::handle name : names) values.push_back(PyDict_GetItem(kwargs.ptr(), name.ptr()));
+  const Given given{values.data(), nb::len(args), nb::len(names) > 0 ? names.ptr() : nullptr};
+  try {
+    variant->form = form_of(variants, given);
+  } catch (const std::logic_error&) {
+    return false;
+  }
+  Arguments learnt(given);
+  if (!learnt.read(variant->form.get(), variants.reads)) return false;
+  if (!variant->learn(learnt)) return false;
   if (!read_guards(guards, *variant)) return false;
   if (!inputs.is_none()) {
     if (Py_TYPE(run.ptr()) != executable_type()) return false;
     wire({inputs, bound, outputs, rebuild, result}, *variant);
   }
+  std::vector<std::shared_ptr<const Variant>> dropped;  // may run anything when it ends
+  if (!checked) {  // what an executable refuses costs an exception: one a form is enough
+    const auto is_other = [&](const std::shared_ptr<const Variant>& known) {
+      return known->form != variant->form || known->arguments.size() != variant->arguments.size();
+    };
+    const auto first = std::stable_partition(variants.list.begin(), variants.list.end(), is_other);
+    dropped.assign(first, variants.list.end());
+    variants.list.erase(first, variants.list.end());
+  }
+  if (variants.list.size() >= kMostVariants) return false;
   variants.list.insert(variants.list.begin(), std::move(variant));
   variants.checked |= checked;
   return true;
@@ -279,6 +313,7 @@ PyObject* new_variants(PyTypeObject* type, PyObject*, PyObject*) {
 int traverse_variants(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(Py_TYPE(self));
   Py_VISIT(as_variants(self)->watch);
+  Py_VISIT(as_variants(self)->reads);
   for (const auto& variant : as_variants(self)->list) {
     if (variant.use_count() > 1) continue;  // also held by a call that runs
     for (const Argument& argument : variant->arguments) Py_VISIT(argument.value.get());
@@ -294,6 +329,7 @@ int clear_variants(PyObject* self) {
   const auto dropped = std::exchange(as_variants(self)->list, {});
   as_variants(self)->checked = false;
   Py_CLEAR(as_variants(self)->watch);
+  Py_CLEAR(as_variants(self)->reads);
   return 0;
 }
 
@@ -323,6 +359,8 @@ PyTypeObject* variants_type() {
   static PyTypeObject* const type = [] {
     static PyMemberDef members[] = {
         {"watch", T_OBJECT, offsetof(VariantsObject, watch), 0, "A Watch that must hold."},
+        {"reads", T_OBJECT, offsetof(VariantsObject, reads), 0,
+         "Ids of what is read besides arguments: calls with such a list or dictionary are others."},
         {nullptr, 0, 0, 0, nullptr}};
     PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_variants)},
                            {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_variants)},
@@ -425,14 +463,17 @@ void bind_dispatch(nb::module_& m) {
   define("Variants", variants_type());
   define("Watch", watch_type());
   m.def(
-      "add_variant", add, nb::arg("variants"), nb::arg("args"), nb::arg("run").none(),
+      "add_variant", add, nb::arg("variants"), nb::arg("args"), nb::arg("kwargs"),
+      nb::arg("run").none(),
       nb::kw_only(), nb::arg("checked"), nb::arg("guards"), nb::arg("inputs").none(),
       nb::arg("bound"), nb::arg("outputs"), nb::arg("result"), nb::arg("rebuild").none(),
       nb::arg("gradients"),
-      "Let `variants` have calls like this one, that ran with `args`. False: they cannot.\n"
-      "checked: arguments are checked here, not by the executable, and modes of torch count.\n"
+      "Let `variants` have calls like this one, that ran with `args` and `kwargs`. False: they\n"
+      "cannot. Arguments are counted as values: those of tuples, lists and dictionaries in order.\n"
+      "checked: arguments are checked here, not by the executable, and modes of torch count; of\n"
+      "others, the last one of each form is kept.\n"
       "guards: steps in postfix order. inputs: of the executable `run`, indices of arguments, or\n"
-      "~index of `bound`; None: `run` is called with (leaves, args, {}). outputs: indices that\n"
+      "~index of `bound`; None: `run` is called with (leaves, args, kwargs). outputs: indices that\n"
       "make the result: single, tuple, list, or rebuilt by `rebuild` of a tuple of them.");
 }
 

@@ -151,26 +151,8 @@ bool fits(const Argument& want, const TorchDirect* torch, Arguments& args, std::
 
 }  // namespace
 
-const dlpack::Tensor* Arguments::tensor(const TorchDirect& torch, std::size_t i) {
-  const std::uint32_t bit = 1U << i;
-  dlpack::Tensor& t = seen_[i];
-  if ((looked_ & bit) == 0) {
-    looked_ |= bit;
-    if (torch.is_tensor(Py_TYPE(args_[i])) && torch.look(args_[i], t) &&
-        t.device.type == dlpack::kCpu && t.ndim <= kMaxRank) {
-      // Elements without memory: not something that the executable takes.
-      bool empty = false;
-      for (int d = 0; d < t.ndim; ++d) empty |= t.shape[d] == 0;
-      if (t.data != nullptr || empty) found_ |= bit;
-    }
-  }
-  return (found_ & bit) != 0 ? &t : nullptr;
-}
-
-bool Variant::learn(PyObject* const* args, std::size_t n) {
-  if (n > kMostArguments) return false;
-  Arguments all(args, n);
-  for (std::size_t i = 0; i < n; ++i) {
+bool Variant::learn(Arguments& args) {
+  for (std::size_t i = 0; i < args.size(); ++i) {
     PyObject* object = args[i];
     Argument& want = arguments.emplace_back();
     if (PyLong_CheckExact(object)) {
@@ -183,16 +165,17 @@ bool Variant::learn(PyObject* const* args, std::size_t n) {
       want.kind = Kind::kText;
     } else if (!checked) {
       want.kind = Kind::kAny;
+    } else if (const TorchDirect& torch = TorchDirect::get(); !torch.is_tensor(Py_TYPE(object))) {
+      want.kind = Kind::kSame;  // the caller knows that it means the same as long as it lives
     } else {
-      const TorchDirect& torch = TorchDirect::get();
-      const dlpack::Tensor* t = all.tensor(torch, i);
+      const dlpack::Tensor* t = args.tensor(torch, i);
       if (t == nullptr || !is_known(t->dtype) || has_bits(torch, t->dtype, object)) {
         return false;
       }
       want.kind = Kind::kTensor;
       want.type = Py_TYPE(object);
       want.rank = static_cast<std::int8_t>(t->ndim);
-      want.first = first_like(all, i);
+      want.first = first_like(args, i);
       want.dtype = t->dtype;
       want.floating = is_floating(t->dtype) || is_complex(t->dtype);
       want.requires_grad = torch.requires_grad(object);
@@ -296,25 +279,27 @@ PyObject* Variant::call(Arguments& args, bool& began) const {
 }
 
 PyObject* Variant::call_python(const Arguments& args) const {
-  const auto is_leaf = [&](std::size_t i) { return arguments[i].kind <= Kind::kReal; };
-  std::array<PyObject*, kMostArguments> leaves;
-  Py_ssize_t n = 0;
-  const Ref all(PyTuple_New(static_cast<Py_ssize_t>(args.size())));
-  if (!all) return nullptr;
+  const Given& given = args.given();
+  const Ref leaves(PyList_New(0));
+  const Ref all(PyTuple_New(static_cast<Py_ssize_t>(given.n)));
+  const Ref named(PyDict_New());
+  if (!leaves || !all || !named) return nullptr;
   for (std::size_t i = 0; i < args.size(); ++i) {
-    if (is_leaf(i)) leaves[static_cast<std::size_t>(n++)] = args[i];
-    Py_INCREF(args[i]);
-    PyTuple_SET_ITEM(all.get(), static_cast<Py_ssize_t>(i), args[i]);
+    const bool is_leaf = arguments[i].kind <= Kind::kReal;
+    if (is_leaf && PyList_Append(leaves.get(), args[i]) != 0) return nullptr;
   }
-  const Ref listed(PyList_New(n));
-  const Ref names(PyDict_New());
-  if (!listed || !names) return nullptr;
-  for (Py_ssize_t i = 0; i < n; ++i) {
-    Py_INCREF(leaves[static_cast<std::size_t>(i)]);
-    PyList_SET_ITEM(listed.get(), i, leaves[static_cast<std::size_t>(i)]);
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    const auto place = static_cast<Py_ssize_t>(i);
+    if (i < given.n) {
+      Py_INCREF(given.args[i]);
+      PyTuple_SET_ITEM(all.get(), place, given.args[i]);
+      continue;
+    }
+    PyObject* name = PyTuple_GET_ITEM(given.names, place - static_cast<Py_ssize_t>(given.n));
+    if (PyDict_SetItem(named.get(), name, given.args[i]) != 0) return nullptr;
   }
-  PyObject* given[] = {listed.get(), all.get(), names.get()};
-  return call_object(run.get(), given, 3);
+  PyObject* whole[] = {leaves.get(), all.get(), named.get()};
+  return call_object(run.get(), whole, 3);
 }
 
 // Takes the references in `made`.

@@ -1,44 +1,25 @@
-// One compiled call and when it may run, as plain data: which arguments it takes, conditions on
-// their sizes, and where the inputs and results of its executable are.
+// One compiled call and when it may run, as plain data: where its arguments have which values,
+// conditions on their sizes, and where the inputs and results of its executable are.
 #pragma once
 
 #include <array>
 #include <vector>
 
+#include "bind/arguments.h"
 #include "bind/executable.h"
-#include "bind/torch_direct.h"
 
 namespace tilevm::bind {
 
-inline constexpr std::size_t kMostArguments = 16;
 inline constexpr std::size_t kMostDepth = 32;  // of the operands of a guard
 
-// The arguments of one call, and what was seen of the tensors among them.
-class Arguments {
- public:
-  Arguments(PyObject* const* args, std::size_t n) : args_(args), n_(n) {}
-  std::size_t size() const { return n_; }
-  PyObject* operator[](std::size_t i) const { return args_[i]; }
-  // Null if argument i is no tensor whose memory can be described.
-  const host::dlpack::Tensor* tensor(const TorchDirect& torch, std::size_t i);
-  // What `tensor` has returned before.
-  const host::dlpack::Tensor& seen(std::size_t i) const { return seen_[i]; }
-
- private:
-  PyObject* const* args_;
-  std::size_t n_;
-  std::uint32_t looked_ = 0, found_ = 0;  // bits, by argument
-  std::array<host::dlpack::Tensor, kMostArguments> seen_;
-};
-
-// What an argument must be: all that the key of a capture says of it.
+// What a value of the arguments must be: all that the key of a capture says of it.
 struct Argument {
   enum class Kind : std::uint8_t {
     kTensor,
     kInteger,  // exactly an int, or a float: any value
     kReal,
     kText,
-    kSame,  // this object: None, a bool, a static value
+    kSame,  // this object: None, a bool, an element type, a module
     kAny    // left to the executable
   };
   Kind kind = Kind::kAny;
@@ -46,7 +27,7 @@ struct Argument {
   bool requires_grad = false;
   bool contiguous = true;
   std::int8_t rank = 0;
-  std::int8_t first = 0;               // kTensor: the first argument that is this object
+  std::int8_t first = 0;               // kTensor: the first value that is this object
   const PyTypeObject* type = nullptr;  // kTensor: torch.Tensor, or torch.nn.Parameter
   host::dlpack::DataType dtype{};
   // Not contiguous: dims by decreasing stride, ~dim where the stride is 0.
@@ -103,7 +84,8 @@ struct Variant {
   bool gradients = false;  // its results can be differentiated by parameters that are `wanted`
   std::vector<bool> wanted;
   Modes modes;
-  std::vector<Argument> arguments;
+  std::shared_ptr<const Form> form;  // of the arguments; null: each is a value
+  std::vector<Argument> arguments;   // the values
   std::vector<SizesEqual> equal;
   std::vector<GuardStep> guards;
   std::vector<RealGuard> reals;
@@ -116,7 +98,7 @@ struct Variant {
   Ref rebuild;                        // kRebuilt: makes the result of a tuple of outputs
 
   // Describes the arguments of a call that ran. False if one is of a kind that has no checks here.
-  bool learn(PyObject* const* args, std::size_t n);
+  bool learn(Arguments& args);
   bool matches(const TorchDirect* torch, Arguments& args) const;
   // The result, or null with a Python error set. began: the error is the call's, and not that the
   // arguments are for another variant.

@@ -129,6 +129,7 @@ def compile(
 def add_variant(
     variants: Any,
     args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     run: Callable[..., Any] | None,
     *,
     checked: bool,

@@ -125,7 +125,6 @@ class Kernel(runtime.Dispatch):
             return self._inline(args, kwargs)
         variant, signature, operands = self._find(args, kwargs)
         result = variant.run(*operands)
-        self._ready.clear()  # one is enough: what it refuses costs an exception
         if config.check:
             if config.tier != "reference" and self._turns.due():
                 title = f"{self._line}: {self.__name__}"
@@ -133,14 +132,16 @@ class Kernel(runtime.Dispatch):
                 found = [result] if variant.result == "single" else list(results)
                 check.kernel(title, variant.graph, signature.arrays, operands, found)
             return result
-        if variant.executable is not None and not kwargs and _is_settled(signature, args):
-            arguments = enumerate(signature.arguments)
+        given = dict(zip(self._signature.parameters, args, strict=False), **kwargs)
+        if variant.executable is not None and _is_settled(signature, given):
+            places = {name: i for i, name in enumerate(given)}
             runtime.add_variant(
                 self._ready,
                 args,
                 variant.executable,
+                kwargs=kwargs,
                 checked=False,
-                inputs=[i for i, argument in arguments if argument.kind != "static"],
+                inputs=[places[a.name] for a in signature.arguments if a.kind != "static"],
                 outputs=range(len(variant.graph.results)),
                 result=variant.result,
                 rebuild=variant.rebuild,
@@ -424,11 +425,12 @@ class Kernel(runtime.Dispatch):
         return Variant(graph, ones, guards, whole, run if checks else None, result, again)
 
 
-def _is_settled(signature: Signature, args: Sequence[Any]) -> bool:
+def _is_settled(signature: Signature, given: Mapping[str, Any]) -> bool:
     """Whether kinds of the arguments say all that the signature does, beside what arrays are."""
     kinds = {"number": (int, float), "static": (bool, str, type(None))}
-    pairs = zip(signature.arguments, args, strict=True)
-    return all(a.kind == "array" or type(value) in kinds[a.kind] for a, value in pairs)
+    return all(
+        a.kind == "array" or type(given[a.name]) in kinds[a.kind] for a in signature.arguments
+    )
 
 
 def _key(value: Any) -> Any:

@@ -115,8 +115,8 @@ class Family:
 class Compiled(Dispatch):
     """What `tilevm.compile` makes of a function. Call it as the function.
 
-    Calls with positional tensors, numbers, strings and None that are like an earlier one run
-    without Python. All others, and those that need anything special, come to `_call`.
+    Calls with tensors, numbers, strings, None and the like, also in tuples, lists and dictionaries,
+    that are like an earlier one run without Python. All others come to `_call`.
     """
 
     def __init__(
@@ -220,10 +220,9 @@ class Compiled(Dispatch):
                     if not stays and not capture.follow(state):
                         self._forget(capture)
                         break
-                    result = self._run(capture, leaves, args, kwargs)
                     if stays and not capture.settled:
                         self._settle(capture, leaves, args, kwargs)
-                    return result
+                    return self._run(capture, leaves, args, kwargs)
             if family.reason:
                 self._settle_uncaptured(family, args, kwargs)
                 return self._uncaptured(family, args, kwargs)
@@ -279,29 +278,24 @@ class Compiled(Dispatch):
         if config.check:
             return  # calls are counted, and some compared, in Python
         capture.settled = True
-        places = [i for i, value in enumerate(args) if torch_tree.is_leaf(value)]
-        if kwargs or self._state is None or not all(map(_is_flat, args)):
+        values = torch_tree.values((*args, *kwargs.values()))
+        if self._state is None or values is None:
             return
-        promised = torch_dims.promises(self._fn, args, self._dims, leaves)
+        places = [i for i, value in enumerate(values) if torch_tree.is_leaf(value)]
+        promised = torch_dims.promises(self._fn, args, kwargs, self._dims, leaves)
         guards = torch_guards.steps((*capture.sources, *promised), places)
         if guards is None:
             return
-        self._ready.watch = self._state.watch
-        direct = capture.direct
-        if direct is None:
-            run = functools.partial(self._run, capture)
-            gradients = capture.differentiable
-            add_variant(self._ready, args, run, guards=guards, gradients=gradients)
-            return
+        self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
+        run: Callable[..., Any] = functools.partial(self._run, capture)
+        wiring: dict[str, Any] = {}
+        if (direct := capture.direct) is not None:
+            run = capture.captured.executable
+            wiring["inputs"] = [places[i] if i >= 0 else i for i in direct.inputs]
+            wiring |= {"bound": capture.bound, "outputs": direct.outputs, "result": direct.result}
+        gradients = capture.differentiable
         add_variant(
-            self._ready,
-            args,
-            capture.captured.executable,
-            guards=guards,
-            inputs=[places[i] if i >= 0 else i for i in direct.inputs],
-            bound=capture.bound,
-            outputs=direct.outputs,
-            result=direct.result,
+            self._ready, args, run, kwargs=kwargs, guards=guards, gradients=gradients, **wiring
         )
 
     def _settle_uncaptured(self, family: Family, args: Any, kwargs: Any) -> None:
@@ -309,10 +303,13 @@ class Compiled(Dispatch):
         if family.settled or family.captures or config.check:
             return
         family.settled = True
-        if kwargs or self._dims or self._state is None or not all(map(_is_flat, args)):
+        values = torch_tree.values((*args, *kwargs.values()))
+        if self._dims or self._state is None or values is None:
             return
-        self._ready.watch = self._state.watch
-        add_variant(self._ready, args, lambda leaves, *given: self._uncaptured(family, *given))
+        self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
+        add_variant(
+            self._ready, args, lambda _, *given: self._uncaptured(family, *given), kwargs=kwargs
+        )
 
     def _renew(self) -> State:
         """See anew what there is besides arguments.
@@ -334,6 +331,7 @@ class Compiled(Dispatch):
             self._state = state
             self._modules = state.modules
         elif state.updates == updates:
+            self._ready.reads = state.objects
             return state  # other objects that are equal
         self._ready.clear()
         for family in self._families.values():
@@ -591,7 +589,3 @@ def _is_seen() -> bool:
 
 def _wants_gradient(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
-
-
-def _is_flat(value: Any) -> bool:
-    return torch_tree.is_leaf(value) or value is None or type(value) in (bool, str)

@@ -88,11 +88,11 @@ def facts_of(
 
 
 def promises(
-    fn: Callable[..., Any], args: Any, dims: Dims | None, leaves: list[Any]
+    fn: Callable[..., Any], args: Any, kwargs: Any, dims: Dims | None, leaves: list[Any]
 ) -> Iterator[str]:
     """What `dims` says of a call, as conditions over its leaves."""
     at: dict[int, str] = {}
-    for (leaf, axis), dim in facts_of(fn, args, {}, dims, leaves).items():
+    for (leaf, axis), dim in facts_of(fn, args, kwargs, dims, leaves).items():
         size = f"l[{leaf}].shape[{axis}]"
         yield f"{size} >= {dim.min}"
         yield f"{size} % {dim.multiple_of} == 0"

@@ -6,10 +6,10 @@ import dataclasses
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from tilevm.frontends.torch_effects import is_foreign, is_installed
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
 )  # fmt: skip
+# An object of these stays what it was, or what it reads is looked at besides.
+_LASTING = (*ATOMS, torch.nn.Module, FunctionType)
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -61,6 +63,25 @@ def is_leaf(value: Any) -> bool:
     return isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) or (
         type(value) in (int, float)
     )
+
+
+def values(items: Iterable[Any]) -> list[Any] | None:
+    """What lies in these tuples, lists and dictionaries, in order; None: in something else, or it
+    is not told by itself alone.
+    """
+    found: list[Any] = []
+    for item in items:
+        kind = type(item)
+        if kind in (tuple, list, dict):
+            inner = values(item.values() if kind is dict else item)
+            if inner is None:
+                return None
+            found += inner
+        elif is_leaf(item) or isinstance(item, _LASTING):
+            found.append(item)
+        else:
+            return None
+    return found
 
 
 def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:

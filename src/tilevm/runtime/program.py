@@ -88,6 +88,7 @@ class Variants(Protocol):
     """Calls that run without Python; at most 32, the latest first."""
 
     watch: Watch | None  # must hold for any of them to run
+    reads: frozenset[int] | None  # ids that no list and no dictionary among the arguments may have
 
     def clear(self) -> None:
         """Drop all, and the watch."""
@@ -141,6 +142,7 @@ def add_variant(
     args: tuple[Any, ...],
     run: Callable[..., Any],
     *,
+    kwargs: Mapping[str, Any] | None = None,
     checked: bool = True,
     guards: Sequence[GuardStep] = (),
     inputs: Sequence[int] | None = None,
@@ -150,18 +152,23 @@ def add_variant(
     rebuild: Callable[[tuple[Any, ...]], Any] | None = None,
     gradients: bool = False,
 ) -> bool:
-    """Let `variants` have calls like this one, that ran with `args`. False: they cannot.
+    """Let `variants` have calls like this one, that ran with `args` and `kwargs`. False: they
+    cannot.
 
+    Arguments are counted as values: those in tuples, lists and dictionaries, in order. What is
+    neither a tensor nor a number, a string or None must be the same object as long as it lives.
     checked: kinds, element types, ranks, layouts and gradients of the arguments, and modes of
-    PyTorch, must be those of this call; otherwise all is left to the executable. guards: conditions
-    on sizes, strides and ints, in postfix order. inputs: of the executable `run`, indices of
-    arguments, or `~i` for `bound[i]`; None: `run` is called with (leaves, args, {}). outputs: of
-    the executable, in the order of the result, which is the `single` one, a `tuple`, a `list`, or
-    `rebuilt`. gradients: results can be differentiated by what requires gradients now.
+    PyTorch, must be those of this call; otherwise all is left to the executable, and variants for
+    earlier calls with arguments of this form are dropped. guards: conditions on sizes, strides and
+    ints, in postfix order. inputs: of the executable `run`, indices of arguments, or `~i` for
+    `bound[i]`; None: `run` is called with (leaves, args, kwargs). outputs: of the executable, in
+    the order of the result, which is the `single` one, a `tuple`, a `list`, or `rebuilt`.
+    gradients: results can be differentiated by what requires gradients now.
     """
     added: bool = _core.add_variant(
         variants,
         args,
+        dict(kwargs or {}),
         run,
         checked=checked,
         guards=list(guards),

@@ -1,0 +1,84 @@
+// The values of one call - tensors, numbers, constants - wherever they lie in its arguments.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "bind/torch_direct.h"
+
+namespace tilevm::bind {
+
+inline constexpr std::size_t kMostValues = 64;
+
+// A call by vectorcall. names: of the keywords, whose values follow the `n` others; may be null.
+struct Given {
+  PyObject* const* args;
+  std::size_t n;
+  PyObject* names;
+
+  std::size_t size() const {
+    return n + (names != nullptr ? static_cast<std::size_t>(PyTuple_GET_SIZE(names)) : 0);
+  }
+};
+
+// Where the values lie: by which keywords, in which tuples, lists and dictionaries. Values are in
+// the order of their arguments, and within each from left to right.
+class Form {
+ public:
+  // Null: the values are the arguments. Throws where there are too many, a dictionary has other
+  // keys than strings and ints, or a list or dictionary is there twice.
+  static std::shared_ptr<const Form> of(const Given& given);
+  // The values of a call, of which each is kept; how many, or -1: they lie elsewhere. reads: ids of
+  // objects that no list or dictionary may be, or null.
+  int read(const Given& given, PyObject* reads, PyObject** values) const;
+
+ private:
+  enum class Kind : std::uint8_t { kValue, kTuple, kList, kDict };
+  struct Node {  // before its children
+    Kind kind = Kind::kValue;
+    std::size_t n = 0;
+    std::vector<Ref> keys;  // kDict
+  };
+  struct Reading;
+  void learn(PyObject* object, std::vector<PyObject*>& containers, std::size_t& n_values);
+  bool read(PyObject* object, std::size_t& node, Reading& reading) const;
+
+  std::size_t n_ = 0;
+  std::vector<Ref> names_;
+  std::vector<Node> nodes_;
+};
+
+// What was seen of the tensors among the values, too.
+class Arguments {
+ public:
+  explicit Arguments(const Given& given);
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+  ~Arguments() { forget(); }
+
+  // Finds the values where `form` says that they lie; null: they are the arguments.
+  bool read(const Form* form, PyObject* reads);
+  const Given& given() const { return given_; }
+  std::size_t size() const { return n_; }
+  PyObject* operator[](std::size_t i) const { return values_[i]; }
+  // Null if value i is no tensor whose memory can be described.
+  const host::dlpack::Tensor* tensor(const TorchDirect& torch, std::size_t i);
+  // What `tensor` has returned before.
+  const host::dlpack::Tensor& seen(std::size_t i) const { return seen_[i]; }
+
+ private:
+  void forget();
+
+  Given given_;
+  const Form* form_ = nullptr;  // that was read last
+  bool found_ = false;          // ... the values lie so
+  PyObject* const* values_;
+  std::size_t n_ = 0;
+  std::uint64_t looked_ = 0, is_tensor_ = 0;  // bits, by value
+  // Lists and dictionaries may change while a call runs, so what was read of them is kept.
+  std::array<PyObject*, kMostValues> kept_;
+  std::array<host::dlpack::Tensor, kMostValues> seen_;
+};
+
+}  // namespace tilevm::bind
