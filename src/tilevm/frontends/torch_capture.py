@@ -35,6 +35,7 @@ from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Mutates
+from tilevm.frontends.torch_sizes import OtherBranch
 from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.ir.types import Dim
 
@@ -96,9 +97,12 @@ def capture(
                 raise Transforms("the function has transforms of torch.func") from error
             if isinstance(error, Effects):
                 raise
-            first = first or error
             if found is not None:
                 return found
+            if isinstance(error, OtherBranch):
+                plans += _fixing(plan, error.about)
+                continue
+            first = first or error
             plans.append(replace(plan, positive=True))
             if isinstance(error, GuardOnDataDependentSymNode):
                 # PyTorch then takes for granted that sizes are 2 or more, unless they are fixed.
@@ -116,13 +120,15 @@ def capture(
                 continue
             if not failing:
                 return made
-            # Fix only what the guards that fail are about.
-            about = frozenset(place for c in failing for place in c.about) & small
-            plans.append(replace(plan, fixed=plan.fixed | about))
-            plans.append(replace(plan, unify=False))
+            plans += _fixing(plan, frozenset(p for c in failing for p in c.about) & small)
         plans += [replace(plan, fixed=small)] if small else []
         plans += [Plan(frozenset(), False), Plan(small, False)] if numbers else []
     raise first or Refused("no capture whose guards hold for the sizes of its own call")
+
+
+def _fixing(plan: Plan, about: frozenset[tuple[int, int]]) -> list[Plan]:
+    """What to try where guards fail: sizes of 0 and 1 that these are about stay what they are."""
+    return [replace(plan, fixed=plan.fixed | about), replace(plan, unify=False)]
 
 
 def _holds(condition: Condition, binds: tuple[str, ...], leaves: list[Any]) -> bool:

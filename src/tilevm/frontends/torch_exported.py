@@ -17,6 +17,7 @@ from tilevm.frontends import (
     torch_joint,
     torch_memory,
     torch_raises,
+    torch_sizes,
     torch_strides,
     torch_surroundings,
     torch_tracing,
@@ -120,12 +121,13 @@ class Call(nn.Module):
         self.seen.compares_identity = any(map(torch_raises.compares_identity, codes))
         outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
         self.seen.missed = outside.missed
+        ending = torch_sizes.ends_at_other_branches(list(self._sizes(traced)))
         try:
             converting = called if self.conversions else ()
             with torch_conversions.symbolic(converting) as self.seen.converts:
                 with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
                     asks = torch_joint.asks_nothing() if self.gradients else nullcontext()
-                    with torch_raises.checked(), asks:
+                    with torch_raises.checked(), asks, ending:
                         result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
@@ -163,6 +165,13 @@ class Call(nn.Module):
         if outside.missed:
             raise Refused("the function has tensors that no argument brings")
         return tuple(out)
+
+    def _sizes(self, traced: Sequence[Any]) -> Iterator[tuple[Any, int, tuple[int, int]]]:
+        """Sizes of a trace, with those of the call, and where they are."""
+        for (index, _), value in zip(self.given, traced, strict=True):
+            if isinstance(leaf := self.constants[index], torch.Tensor):
+                for axis, number in enumerate(leaf.shape):
+                    yield value.shape[axis], number, (index, axis)
 
     def _held(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield from self.named_parameters()
