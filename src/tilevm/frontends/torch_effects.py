@@ -46,6 +46,8 @@ _IMPLICIT = {
 }  # fmt: skip
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
+# Nothing lies in objects of these.
+_ATOMS = {str, int, float, bool, type(None), object, torch.Tensor, nn.Parameter}
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
 FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
 
@@ -122,6 +124,8 @@ class Before:
         slotted: set[int] = set()
         while stack and len(self._seen) + len(slotted) < _MOST:
             value = stack.pop()
+            if type(value) in _ATOMS:
+                continue
             stack += self._behind(value)
             names = _slots(value)
             if names and id(value) not in slotted:

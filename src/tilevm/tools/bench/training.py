@@ -3,6 +3,7 @@
 `python -m tilevm.tools.bench.training` prints medians of steps in turns, as ratios to eager code.
 `--accuracy` trains for 200 steps instead and compares losses: with those of eager code, and what
 rounding does to eager code itself, whose weights then start off by a unit in the last place.
+Differences are told over the first loss.
 """
 
 from __future__ import annotations
@@ -135,7 +136,9 @@ def _print_times(case: TrainingCase, keys: Sequence[str]) -> dict[str, list[floa
 def _print_losses(case: TrainingCase, peers: Sequence[str]) -> None:
     found = losses(case, ["eager", "eager, rounded", *peers])
     for key, row in found.items():
-        off = [abs(a - b) / abs(b) for a, b in zip(row, found["eager"], strict=True)]
+        # Over the first loss: one near 0 is what is left of larger numbers, and so are its digits.
+        pairs = zip(row, found["eager"], strict=True)
+        off = [abs(a - b) / abs(found["eager"][0]) for a, b in pairs]
         print(
             f"| {case.name} | {key} | {row[0]:.5f} | {row[-1]:.5f} | {max(off):.1e} "
             f"| {statistics.median(off):.1e} |",
