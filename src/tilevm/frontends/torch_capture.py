@@ -35,7 +35,6 @@ from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Mutates
-from tilevm.frontends.torch_sizes import OtherBranch
 from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.ir.types import Dim
 
@@ -99,7 +98,7 @@ def capture(
                 raise
             if found is not None:
                 return found
-            if isinstance(error, OtherBranch):
+            if isinstance(error, torch_tracing.OtherBranch):
                 plans += _fixing(plan, error.about)
                 continue
             first = first or error

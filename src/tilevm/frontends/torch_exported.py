@@ -17,7 +17,6 @@ from tilevm.frontends import (
     torch_joint,
     torch_memory,
     torch_raises,
-    torch_sizes,
     torch_strides,
     torch_surroundings,
     torch_tracing,
@@ -121,7 +120,7 @@ class Call(nn.Module):
         self.seen.compares_identity = any(map(torch_raises.compares_identity, codes))
         outside = self.outside.traced({at: now[name] for at, name in self.held.items()})
         self.seen.missed = outside.missed
-        ending = torch_sizes.ends_at_other_branches(list(self._sizes(traced)))
+        ending = torch_tracing.ends_at_other_branches(list(self._sizes(traced)))
         try:
             converting = called if self.conversions else ()
             with torch_conversions.symbolic(converting) as self.seen.converts:

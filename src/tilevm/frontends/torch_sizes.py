@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
@@ -150,7 +148,8 @@ class Sizes:
             expr = self.env.replace(guard.expr).xreplace(self._unified)
             if expr == sympy.true or free_unbacked_symbols(expr):
                 continue  # of data: the graph has an operator that asserts it
-            if (one := _may_be_one(guard, expr)) is not None:
+            one = _not_one(expr)
+            if one is not None and _is_metadata(guard):
                 self._maybe_one.add(one)
                 continue
             if isinstance(expr, sympy.Eq):
@@ -359,67 +358,6 @@ def _not_one(expr: Any) -> sympy.Symbol | None:
         return None
     found: sympy.Symbol = symbol
     return found
-
-
-def _may_be_one(guard: Any, expr: Any) -> sympy.Symbol | None:
-    """The symbol of a guard that a capture need not have."""
-    one = _not_one(expr)
-    return one if one is not None and _is_metadata(guard) else None
-
-
-class OtherBranch(Exception):
-    """A trace goes where the call that it is for would not."""
-
-    def __init__(self, about: frozenset[tuple[int, int]]) -> None:
-        super().__init__("a branch is taken that sizes of 0 or 1 do not take")
-        self.about = about
-
-
-@contextmanager
-def ends_at_other_branches(
-    sizes: Iterable[tuple[Any, int, tuple[int, int]]],
-) -> Iterator[None]:
-    """A trace raises OtherBranch where its guards would not hold for the call.
-
-    sizes: of the trace, the number that each is in the call, and which leaf's dim it is. Where a
-    call has 0 or 1, its trace has other numbers.
-    """
-    here: dict[Any, int] = {}
-    places: dict[Any, set[tuple[int, int]]] = {}
-    environment: Any = None
-    for size, number, place in sizes:
-        expr = size.node.expr if isinstance(size, torch.SymInt) else None
-        if isinstance(expr, sympy.Symbol):
-            environment = size.node.shape_env
-            here[expr] = number
-            places.setdefault(expr, set()).add(place)
-    small = {s for s, number in here.items() if number < 2}
-    if not small:
-        yield
-        return
-    kind: Any = ShapeEnv
-    evaluate = kind.evaluate_expr
-
-    @functools.wraps(evaluate)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = len(self.guards)
-        result = evaluate(self, *args, **kwargs)
-        for guard in self.guards[before:] if self is environment else ():
-            about = small & guard.expr.free_symbols
-            if not about or not guard.expr.free_symbols <= here.keys():
-                continue
-            holds = guard.expr.xreplace(
-                {s: sympy.Integer(here[s]) for s in guard.expr.free_symbols}
-            )
-            if holds == sympy.false and _may_be_one(guard, self.replace(guard.expr)) is None:
-                raise OtherBranch(frozenset(p for s in about for p in places[s]))
-        return result
-
-    kind.evaluate_expr = checked
-    try:
-        yield
-    finally:
-        kind.evaluate_expr = evaluate
 
 
 def _bound(value: Any, infinite: int) -> int:

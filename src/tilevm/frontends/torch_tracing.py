@@ -24,7 +24,7 @@ from torch._subclasses import fake_impls
 from torch.distributions import constraints
 from torch.export import _trace
 from torch.fx import _symbolic_trace, graph_module
-from torch.fx.experimental import symbolic_shapes
+from torch.fx.experimental import recording, sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 from torch.nn.modules import transformer
@@ -425,6 +425,72 @@ def sizes_from_zero() -> Iterator[None]:
             yield
         finally:
             module.make_symbol = make
+
+
+class OtherBranch(Exception):
+    """A trace goes where the call that it is for would not."""
+
+    def __init__(self, about: frozenset[tuple[int, int]]) -> None:
+        super().__init__("a branch is taken that sizes of 0 or 1 do not take")
+        self.about = about
+
+
+_DECIDING = tuple(str(module.__file__) for module in (torch, sym_node, symbolic_shapes, recording))
+
+
+def _asks_in_torch() -> bool:
+    """Whether code of PyTorch asks, or some that it generated: it may expect no error there."""
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path not in _DECIDING and not path.startswith(_COMPILERS[1]):
+            return path == "<string>" or is_of_torch(path)
+        frame = frame.f_back
+    return True
+
+
+@contextmanager
+def ends_at_other_branches(
+    sizes: Iterable[tuple[Any, int, tuple[int, int]]],
+) -> Iterator[None]:
+    """A trace raises OtherBranch where its guards would not hold for the call.
+
+    sizes: of the trace, the number that each is in the call, and which leaf's dim it is. Where a
+    call has 0 or 1, its trace has other numbers.
+    """
+    here: dict[Any, int] = {}
+    places: dict[Any, set[tuple[int, int]]] = {}
+    environment: Any = None
+    for size, number, place in sizes:
+        if isinstance(size, torch.SymInt) and (expr := size.node.expr).is_Symbol:
+            environment = size.node.shape_env
+            here[expr] = number
+            places.setdefault(expr, set()).add(place)
+    small = {s for s, number in here.items() if number < 2}
+    if not small:
+        yield
+        return
+    kind: Any = symbolic_shapes.ShapeEnv
+    evaluate = kind.evaluate_expr
+
+    @functools.wraps(evaluate)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = len(self.guards)
+        result = evaluate(self, *args, **kwargs)
+        for guard in self.guards[before:] if self is environment else ():
+            symbols = guard.expr.free_symbols
+            if not small & symbols or not symbols <= here.keys() or _asks_in_torch():
+                continue
+            if guard.expr.subs({s: here[s] for s in symbols}) == False:  # noqa: E712  # sympy's
+                raise OtherBranch(frozenset(p for s in small & symbols for p in places[s]))
+        return result
+
+    with changing:
+        kind.evaluate_expr = checked
+        try:
+            yield
+        finally:
+            kind.evaluate_expr = evaluate
 
 
 def _grouped_product(
