@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "program/program.h"
 
 namespace tilevm::bind {
 namespace {
 
-constexpr std::size_t kMostContainers = 64;
+constexpr std::size_t kMostContainers = 128;
 
 bool is_same_text(PyObject* a, PyObject* b) {
   return a == b ||
@@ -22,21 +23,33 @@ bool is_same_key(PyObject* a, PyObject* b) {
   return PyLong_CheckExact(a) && PyLong_CheckExact(b) && PyObject_RichCompareBool(a, b, Py_EQ) == 1;
 }
 
-bool is_container(PyObject* object) {
-  return PyTuple_CheckExact(object) || PyList_CheckExact(object) || PyDict_CheckExact(object);
-}
-
 Ref another(PyObject* object) {
   Py_INCREF(object);
   return Ref(object);
 }
 
+// The attributes of an object, or null if they are no plain dictionary.
+Ref attributes_of(PyObject* object) {
+  Ref found(PyObject_GenericGetDict(object, nullptr));
+  if (!found) PyErr_Clear();
+  return found && PyDict_CheckExact(found.get()) ? std::move(found) : Ref();
+}
+
 }  // namespace
 
+struct Form::Learning {
+  PyObject* opened;
+  std::vector<PyObject*> containers;
+  std::size_t n_values = 0;
+};
+
 struct Form::Reading {
+  Reading(PyObject* reads, PyObject** values, std::size_t& n_values)
+      : reads(reads), values(values), n_values(n_values) {}
+
   PyObject* reads;
   PyObject** values;
-  std::size_t n_values = 0;
+  std::size_t& n_values;
   std::size_t n_containers = 0;
   std::array<PyObject*, kMostContainers> containers;
 
@@ -54,107 +67,143 @@ struct Form::Reading {
   }
 };
 
-std::shared_ptr<const Form> Form::of(const Given& given) {
+std::shared_ptr<const Form> Form::of(const Given& given, PyObject* opened) {
   auto form = std::make_shared<Form>();
   form->n_ = given.n;
   for (std::size_t i = given.n; i < given.size(); ++i) {
     PyObject* name = PyTuple_GET_ITEM(given.names, static_cast<Py_ssize_t>(i - given.n));
     form->names_.push_back(another(name));
   }
-  std::vector<PyObject*> containers;
-  std::size_t n_values = 0;
-  for (std::size_t i = 0; i < given.size(); ++i) form->learn(given.args[i], containers, n_values);
-  if (n_values > kMostValues) throw std::length_error("too many values");
-  if (form->names_.empty() && form->nodes_.size() == n_values) return nullptr;
+  Learning learning{opened, {}, 0};
+  for (std::size_t i = 0; i < given.size(); ++i) form->learn(given.args[i], learning);
+  if (learning.n_values > kMostValues) throw std::length_error("too many values");
+  if (form->names_.empty() && form->nodes_.size() == learning.n_values) return nullptr;
   return form;
 }
 
-void Form::learn(PyObject* object, std::vector<PyObject*>& containers, std::size_t& n_values) {
+void Form::learn(PyObject* object, Learning& learning) {
   const std::size_t index = nodes_.size();
   nodes_.emplace_back();
   const auto become = [&](Kind kind, Py_ssize_t n) {
-    nodes_[index].kind = kind;
-    nodes_[index].n = static_cast<std::size_t>(n);
-    const bool twice = kind != Kind::kTuple &&
-                       std::find(containers.begin(), containers.end(), object) != containers.end();
-    containers.push_back(object);
-    if (twice || containers.size() > kMostContainers) {
+    Node& node = nodes_[index];
+    node.kind = kind;
+    node.n = static_cast<std::size_t>(n);
+    node.type = Py_TYPE(object);
+    std::vector<PyObject*>& known = learning.containers;
+    const bool twice =
+        kind != Kind::kTuple && std::find(known.begin(), known.end(), object) != known.end();
+    known.push_back(object);
+    if (twice || known.size() > kMostContainers) {
       throw std::length_error("a container is there twice, or there are too many");
     }
   };
-  if (PyTuple_CheckExact(object)) {
-    become(Kind::kTuple, PyTuple_GET_SIZE(object));
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
-      learn(PyTuple_GET_ITEM(object, i), containers, n_values);
-    }
-  } else if (PyList_CheckExact(object)) {
-    become(Kind::kList, PyList_GET_SIZE(object));
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
-      learn(PyList_GET_ITEM(object, i), containers, n_values);
-    }
-  } else if (PyDict_CheckExact(object)) {
-    become(Kind::kDict, PyDict_GET_SIZE(object));
+  const auto learn_items = [&](PyObject* dict) {
     Py_ssize_t at = 0;
     PyObject *key = nullptr, *value = nullptr;
-    while (PyDict_Next(object, &at, &key, &value) != 0) {
+    while (PyDict_Next(dict, &at, &key, &value) != 0) {
       if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) {
         throw std::invalid_argument("a key is neither a string nor an int");
       }
       nodes_[index].keys.push_back(another(key));
-      learn(value, containers, n_values);
+      learn(value, learning);
     }
+  };
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+  const int found = learning.opened != nullptr ? PySet_Contains(learning.opened, type) : 0;
+  if (found < 0) PyErr_Clear();
+  const bool is_opened = found == 1;
+  if (PyTuple_CheckExact(object) || (is_opened && PyTuple_Check(object))) {
+    become(is_opened ? Kind::kNamed : Kind::kTuple, PyTuple_GET_SIZE(object));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
+      learn(PyTuple_GET_ITEM(object, i), learning);
+    }
+  } else if (PyList_CheckExact(object)) {
+    become(Kind::kList, PyList_GET_SIZE(object));
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(object); ++i) {
+      learn(PyList_GET_ITEM(object, i), learning);
+    }
+  } else if (PyDict_CheckExact(object)) {
+    become(Kind::kDict, PyDict_GET_SIZE(object));
+    learn_items(object);
+  } else if (is_opened) {
+    const Ref attributes = attributes_of(object);
+    if (!attributes) throw std::invalid_argument("an object without a dictionary");
+    become(Kind::kObject, PyDict_GET_SIZE(attributes.get()));
+    learn_items(attributes.get());
   } else {
-    ++n_values;
+    ++learning.n_values;
   }
 }
 
-int Form::read(const Given& given, PyObject* reads, PyObject** values) const {
-  if (given.n != n_ || given.size() != n_ + names_.size()) return -1;
+bool Form::operator==(const Form& other) const {
+  const auto same = [](const std::vector<Ref>& a, const std::vector<Ref>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const Ref& x, const Ref& y) { return is_same_key(x.get(), y.get()); });
+  };
+  return n_ == other.n_ && same(names_, other.names_) &&
+         std::equal(nodes_.begin(), nodes_.end(), other.nodes_.begin(), other.nodes_.end(),
+                    [&](const Node& a, const Node& b) {
+                      return a.kind == b.kind && a.n == b.n && a.type == b.type &&
+                             same(a.keys, b.keys);
+                    });
+}
+
+bool Form::read(const Given& given, PyObject* reads, PyObject** values,
+                std::size_t& n_values) const {
+  if (given.n != n_ || given.size() != n_ + names_.size()) return false;
   for (std::size_t i = 0; i < names_.size(); ++i) {
     PyObject* name = PyTuple_GET_ITEM(given.names, static_cast<Py_ssize_t>(i));
-    if (!is_same_text(name, names_[i].get())) return -1;
+    if (!is_same_text(name, names_[i].get())) return false;
   }
-  Reading reading;
-  reading.reads = reads;
-  reading.values = values;
+  Reading reading(reads, values, n_values);
   std::size_t node = 0;
   for (std::size_t i = 0; i < given.size(); ++i) {
-    if (!read(given.args[i], node, reading)) return -1;
+    if (!read(given.args[i], node, reading)) return false;
   }
-  for (std::size_t i = 0; i < reading.n_values; ++i) Py_INCREF(values[i]);
-  return static_cast<int>(reading.n_values);
+  return true;
 }
 
 bool Form::read(PyObject* object, std::size_t& node, Reading& reading) const {
   const Node& want = nodes_[node++];
+  if (want.kind == Kind::kValue) {
+    Py_INCREF(object);
+    reading.values[reading.n_values++] = object;
+    return true;
+  }
+  if (Py_TYPE(object) != want.type) return false;
+  const Ref held = another(object);
+  if (want.kind != Kind::kTuple && !reading.add(object)) return false;
   const auto n = static_cast<Py_ssize_t>(want.n);
   switch (want.kind) {
-    case Kind::kValue:
-      if (is_container(object)) return false;
-      reading.values[reading.n_values++] = object;
-      return true;
     case Kind::kTuple:
-      if (!PyTuple_CheckExact(object) || PyTuple_GET_SIZE(object) != n) return false;
+    case Kind::kNamed:
+      if (PyTuple_GET_SIZE(object) != n) return false;
       for (Py_ssize_t i = 0; i < n; ++i) {
         if (!read(PyTuple_GET_ITEM(object, i), node, reading)) return false;
       }
       return true;
     case Kind::kList:
-      if (!PyList_CheckExact(object) || PyList_GET_SIZE(object) != n) return false;
-      if (!reading.add(object)) return false;
+      if (PyList_GET_SIZE(object) != n) return false;
       for (Py_ssize_t i = 0; i < n; ++i) {
+        if (i >= PyList_GET_SIZE(object)) return false;
         if (!read(PyList_GET_ITEM(object, i), node, reading)) return false;
       }
       return true;
     case Kind::kDict:
+      return read_items(object, want, node, reading);
+    default:
       break;
   }
-  if (!PyDict_CheckExact(object) || PyDict_GET_SIZE(object) != n) return false;
-  if (!reading.add(object)) return false;
+  const Ref attributes = attributes_of(object);
+  return attributes && read_items(attributes.get(), want, node, reading);
+}
+
+bool Form::read_items(PyObject* dict, const Node& want, std::size_t& node, Reading& reading) const {
+  if (static_cast<std::size_t>(PyDict_GET_SIZE(dict)) != want.n) return false;
   Py_ssize_t at = 0;
   PyObject *key = nullptr, *value = nullptr;
   for (const Ref& known : want.keys) {
-    if (PyDict_Next(object, &at, &key, &value) == 0 || !is_same_key(key, known.get())) return false;
+    if (PyDict_Next(dict, &at, &key, &value) == 0 || !is_same_key(key, known.get())) return false;
     if (!read(value, node, reading)) return false;
   }
   return true;
@@ -169,17 +218,17 @@ bool Arguments::read(const Form* form, PyObject* reads) {
   if (form == form_) return found_;
   forget();
   form_ = form;
-  looked_ = is_tensor_ = 0;
+  looked_.reset();
+  is_tensor_.reset();
   if (form == nullptr) {
     found_ = given_.names == nullptr && given_.n <= kMostValues;
     values_ = given_.args;
     n_ = found_ ? given_.n : 0;
     return found_;
   }
-  const int n = form->read(given_, reads, kept_.data());
-  found_ = n >= 0;
   values_ = kept_.data();
-  n_ = found_ ? static_cast<std::size_t>(n) : 0;
+  n_ = 0;
+  found_ = form->read(given_, reads, kept_.data(), n_);
   return found_;
 }
 
@@ -191,19 +240,18 @@ void Arguments::forget() {
 
 const host::dlpack::Tensor* Arguments::tensor(const TorchDirect& torch, std::size_t i) {
   namespace dlpack = host::dlpack;
-  const std::uint64_t bit = std::uint64_t{1} << i;
   dlpack::Tensor& t = seen_[i];
-  if ((looked_ & bit) == 0) {
-    looked_ |= bit;
+  if (!looked_[i]) {
+    looked_[i] = true;
     if (torch.is_tensor(Py_TYPE(values_[i])) && torch.look(values_[i], t) &&
         t.device.type == dlpack::kCpu && t.ndim <= kMaxRank) {
       // Elements without memory: not something that the executable takes.
       bool empty = false;
       for (int d = 0; d < t.ndim; ++d) empty |= t.shape[d] == 0;
-      if (t.data != nullptr || empty) is_tensor_ |= bit;
+      if (t.data != nullptr || empty) is_tensor_[i] = true;
     }
   }
-  return (is_tensor_ & bit) != 0 ? &t : nullptr;
+  return is_tensor_[i] ? &t : nullptr;
 }
 
 }  // namespace tilevm::bind

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <bitset>
 #include <memory>
 #include <vector>
 
@@ -9,7 +10,7 @@
 
 namespace tilevm::bind {
 
-inline constexpr std::size_t kMostValues = 64;
+inline constexpr std::size_t kMostValues = 256;
 
 // A call by vectorcall. names: of the keywords, whose values follow the `n` others; may be null.
 struct Given {
@@ -22,27 +23,32 @@ struct Given {
   }
 };
 
-// Where the values lie: by which keywords, in which tuples, lists and dictionaries. Values are in
-// the order of their arguments, and within each from left to right.
+// Where the values lie: by which keywords, in which tuples, lists, dictionaries and objects. Values
+// are in the order of their arguments, and within each from left to right.
 class Form {
  public:
-  // Null: the values are the arguments. Throws where there are too many, a dictionary has other
-  // keys than strings and ints, or a list or dictionary is there twice.
-  static std::shared_ptr<const Form> of(const Given& given);
-  // The values of a call, of which each is kept; how many, or -1: they lie elsewhere. reads: ids of
-  // objects that no list or dictionary may be, or null.
-  int read(const Given& given, PyObject* reads, PyObject** values) const;
+  // Null: the values are the arguments. opened: a set of classes whose objects are looked into, and
+  // not values; of subclasses of tuple the items, else the attributes. Throws std::logic_error
+  // where there are too many, a key is neither a string nor an int, or a container is there twice.
+  static std::shared_ptr<const Form> of(const Given& given, PyObject* opened);
+  // The values of a call, or false: they lie elsewhere. reads: ids of objects that no container but
+  // a tuple may be, or null. What is looked at is kept: Python's collector may run in between.
+  bool read(const Given& given, PyObject* reads, PyObject** values, std::size_t& n_values) const;
+  bool operator==(const Form& other) const;
 
  private:
-  enum class Kind : std::uint8_t { kValue, kTuple, kList, kDict };
+  enum class Kind : std::uint8_t { kValue, kTuple, kNamed, kList, kDict, kObject };
   struct Node {  // before its children
     Kind kind = Kind::kValue;
     std::size_t n = 0;
-    std::vector<Ref> keys;  // kDict
+    PyTypeObject* type = nullptr;  // kNamed, kObject: one of `opened`, which the variants keep
+    std::vector<Ref> keys;         // kDict, kObject: of the attributes
   };
+  struct Learning;
   struct Reading;
-  void learn(PyObject* object, std::vector<PyObject*>& containers, std::size_t& n_values);
+  void learn(PyObject* object, Learning& learning);
   bool read(PyObject* object, std::size_t& node, Reading& reading) const;
+  bool read_items(PyObject* dict, const Node& want, std::size_t& node, Reading& reading) const;
 
   std::size_t n_ = 0;
   std::vector<Ref> names_;
@@ -75,8 +81,8 @@ class Arguments {
   bool found_ = false;          // ... the values lie so
   PyObject* const* values_;
   std::size_t n_ = 0;
-  std::uint64_t looked_ = 0, is_tensor_ = 0;  // bits, by value
-  // Lists and dictionaries may change while a call runs, so what was read of them is kept.
+  std::bitset<kMostValues> looked_, is_tensor_;
+  // Containers may change while a call runs, so what was read of them is kept.
   std::array<PyObject*, kMostValues> kept_;
   std::array<host::dlpack::Tensor, kMostValues> seen_;
 };

@@ -43,7 +43,7 @@ DispatchObject* as_dispatch(PyObject* self) { return reinterpret_cast<DispatchOb
 
 PyObject* call_slowly(PyObject* self, const Given& given) try {
   static PyObject* const name = PyUnicode_InternFromString("_call");
-  std::array<PyObject*, kMostValues + 1> few;
+  std::array<PyObject*, 17> few;
   std::vector<PyObject*> many;
   PyObject** all = few.data();
   if (given.size() + 1 > few.size()) {
@@ -89,11 +89,10 @@ PyObject* call_variant(VariantsObject& variants, const Given& given) {
   const bool wanted = watch != nullptr && modes.grad && watch->wants_gradient();
   Arguments all(given);
   for (std::size_t i = 0; i < variants.list.size(); ++i) {
-    const Variant& candidate = *variants.list[i];
-    if (!is_for(candidate, modes, watch, wanted)) continue;
-    if (!all.read(candidate.form.get(), variants.reads) || !candidate.matches(torch, all)) continue;
     const std::shared_ptr<const Variant> variant = variants.list[i];
-    if (i > 0) std::swap(variants.list[i], variants.list[i - 1]);
+    if (!is_for(*variant, modes, watch, wanted)) continue;
+    if (!all.read(variant->form.get(), variants.reads) || !variant->matches(torch, all)) continue;
+    if (i > 0 && i < variants.list.size()) std::swap(variants.list[i], variants.list[i - 1]);
     bool began = false;
     PyObject* result = variant->call(all, began);
     // What watches modules can run eagerly what fails, so its `_call` is asked there too.
@@ -240,20 +239,30 @@ void wire(const Wiring& wiring, Variant& variant) {
 
 // Where the values of a call are. One that is known already is shared, so that a call which tries
 // several variants is read once.
-std::shared_ptr<const Form> form_of(const VariantsObject& variants, const Given& given) {
-  const std::shared_ptr<const Form> made = Form::of(given);
-  if (made == nullptr) return nullptr;
+std::shared_ptr<const Form> form_of(const VariantsObject& variants, const Given& given,
+                                    PyObject* opened) {
+  std::shared_ptr<const Form> made = Form::of(given, opened);
   for (const auto& variant : variants.list) {
-    if (variant->form != nullptr && Arguments(given).read(variant->form.get(), nullptr)) {
+    if (made != nullptr && variant->form != nullptr && *made == *variant->form) {
       return variant->form;
     }
   }
   return made;
 }
 
-bool add(nb::handle self, nb::tuple args, nb::dict kwargs, nb::handle run, bool checked, nb::handle guards,
-         nb::handle inputs, nb::handle bound, nb::handle outputs, const std::string& result,
-         nb::handle rebuild, bool gradients) {
+// Whether these are the values, in order.
+bool are(const Arguments& values, nb::handle expected) {
+  if (nb::len(expected) != values.size()) return false;
+  std::size_t i = 0;
+  for (nb::handle value : expected) {
+    if (value.ptr() != values[i++]) return false;
+  }
+  return true;
+}
+
+bool add(nb::handle self, nb::tuple args, nb::dict kwargs, nb::handle run, nb::handle expected,
+         nb::handle opened, bool checked, nb::handle guards, nb::handle inputs, nb::handle bound,
+         nb::handle outputs, const std::string& result, nb::handle rebuild, bool gradients) {
   VariantsObject& variants = *as_variants(self.ptr());
   auto variant = std::make_shared<Variant>();
   variant->checked = checked;
@@ -274,12 +283,14 @@ bool add(nb::handle self, nb::tuple args, nb::dict kwargs, nb::handle run, bool 
   for (nb::handle name : names) values.push_back(PyDict_GetItem(kwargs.ptr(), name.ptr()));
   const Given given{values.data(), nb::len(args), nb::len(names) > 0 ? names.ptr() : nullptr};
   try {
-    variant->form = form_of(variants, given);
+    variant->opened = owned(opened);
+    variant->form = form_of(variants, given, opened.ptr());
   } catch (const std::logic_error&) {
     return false;
   }
   Arguments learnt(given);
   if (!learnt.read(variant->form.get(), variants.reads)) return false;
+  if (!expected.is_none() && !are(learnt, expected)) return false;
   if (!variant->learn(learnt)) return false;
   if (!read_guards(guards, *variant)) return false;
   if (!inputs.is_none()) {
@@ -320,6 +331,7 @@ int traverse_variants(PyObject* self, visitproc visit, void* arg) {
     Py_VISIT(variant->run.get());
     Py_VISIT(variant->bound.get());
     Py_VISIT(variant->rebuild.get());
+    Py_VISIT(variant->opened.get());
   }
   return 0;
 }
@@ -360,7 +372,7 @@ PyTypeObject* variants_type() {
     static PyMemberDef members[] = {
         {"watch", T_OBJECT, offsetof(VariantsObject, watch), 0, "A Watch that must hold."},
         {"reads", T_OBJECT, offsetof(VariantsObject, reads), 0,
-         "Ids of what is read besides arguments: calls with such a list or dictionary are others."},
+         "Ids of what is read besides arguments: calls with such a container are others."},
         {nullptr, 0, 0, 0, nullptr}};
     PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(new_variants)},
                            {Py_tp_dealloc, reinterpret_cast<void*>(dealloc_variants)},
@@ -464,16 +476,17 @@ void bind_dispatch(nb::module_& m) {
   define("Watch", watch_type());
   m.def(
       "add_variant", add, nb::arg("variants"), nb::arg("args"), nb::arg("kwargs"),
-      nb::arg("run").none(),
-      nb::kw_only(), nb::arg("checked"), nb::arg("guards"), nb::arg("inputs").none(),
-      nb::arg("bound"), nb::arg("outputs"), nb::arg("result"), nb::arg("rebuild").none(),
-      nb::arg("gradients"),
+      nb::arg("run").none(), nb::kw_only(), nb::arg("values").none(), nb::arg("opened"),
+      nb::arg("checked"), nb::arg("guards"), nb::arg("inputs").none(), nb::arg("bound"),
+      nb::arg("outputs"), nb::arg("result"), nb::arg("rebuild").none(), nb::arg("gradients"),
       "Let `variants` have calls like this one, that ran with `args` and `kwargs`. False: they\n"
-      "cannot. Arguments are counted as values: those of tuples, lists and dictionaries in order.\n"
+      "cannot. Arguments are counted as values: those in tuples, lists, dictionaries, and objects\n"
+      "of the classes `opened`, in order; `values` are what the caller takes them for, or None.\n"
       "checked: arguments are checked here, not by the executable, and modes of torch count; of\n"
       "others, the last one of each form is kept.\n"
       "guards: steps in postfix order. inputs: of the executable `run`, indices of arguments, or\n"
-      "~index of `bound`; None: `run` is called with (leaves, args, kwargs). outputs: indices that\n"
+      "~index of `bound`; None: `run` is called with (leaves, args, kwargs). outputs: indices "
+      "that\n"
       "make the result: single, tuple, list, or rebuilt by `rebuild` of a tuple of them.");
 }
 

@@ -115,10 +115,22 @@ bool apply(Op op, std::int64_t a, std::int64_t b, std::int64_t& out) {
 }
 
 // The first argument that is the same object as argument `i`.
-std::int8_t first_like(const Arguments& args, std::size_t i) {
+std::int16_t first_like(const Arguments& args, std::size_t i) {
   std::size_t first = 0;
   while (args[first] != args[i]) ++first;
-  return static_cast<std::int8_t>(first);
+  return static_cast<std::int16_t>(first);
+}
+
+// Whether an object is equal to others of its type by what it holds, as torch.device's are, and
+// comparing them runs no code of anybody's.
+bool is_plain(PyTypeObject* type) {
+  return PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) == 0 && type->tp_richcompare != nullptr;
+}
+
+bool is_same(const Argument& want, PyObject* object) {
+  if (object == want.value.get()) return true;
+  return want.equal && Py_TYPE(object) == want.type &&
+         PyObject_RichCompareBool(object, want.value.get(), Py_EQ) == 1;
 }
 
 // torch: null where no argument is a tensor of its.
@@ -128,7 +140,7 @@ bool fits(const Argument& want, const TorchDirect* torch, Arguments& args, std::
     case Kind::kAny:
       return true;
     case Kind::kSame:
-      return object == want.value.get();
+      return is_same(want, object);
     case Kind::kInteger:
       return PyLong_CheckExact(object) != 0;
     case Kind::kReal:
@@ -167,6 +179,8 @@ bool Variant::learn(Arguments& args) {
       want.kind = Kind::kAny;
     } else if (const TorchDirect& torch = TorchDirect::get(); !torch.is_tensor(Py_TYPE(object))) {
       want.kind = Kind::kSame;  // the caller knows that it means the same as long as it lives
+      want.type = Py_TYPE(object);
+      want.equal = is_plain(Py_TYPE(object));
     } else {
       const dlpack::Tensor* t = args.tensor(torch, i);
       if (t == nullptr || !is_known(t->dtype) || has_bits(torch, t->dtype, object)) {

@@ -19,16 +19,17 @@ struct Argument {
     kInteger,  // exactly an int, or a float: any value
     kReal,
     kText,
-    kSame,  // this object: None, a bool, an element type, a module
+    kSame,  // this object: None, a bool, an element type, a module; or one that is equal
     kAny    // left to the executable
   };
   Kind kind = Kind::kAny;
   bool floating = false;
+  bool equal = false;  // kSame: of a type whose objects are equal if their values are
   bool requires_grad = false;
   bool contiguous = true;
   std::int8_t rank = 0;
-  std::int8_t first = 0;               // kTensor: the first value that is this object
-  const PyTypeObject* type = nullptr;  // kTensor: torch.Tensor, or torch.nn.Parameter
+  std::int16_t first = 0;              // kTensor: the first value that is this object
+  const PyTypeObject* type = nullptr;  // kTensor: torch.Tensor or Parameter; kSame
   host::dlpack::DataType dtype{};
   // Not contiguous: dims by decreasing stride, ~dim where the stride is 0.
   std::array<std::int8_t, kMaxRank> layout{};
@@ -85,6 +86,7 @@ struct Variant {
   std::vector<bool> wanted;
   Modes modes;
   std::shared_ptr<const Form> form;  // of the arguments; null: each is a value
+  Ref opened;                        // classes of objects that it looks into
   std::vector<Argument> arguments;   // the values
   std::vector<SizesEqual> equal;
   std::vector<GuardStep> guards;

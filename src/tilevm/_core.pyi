@@ -132,6 +132,8 @@ def add_variant(
     kwargs: dict[str, Any],
     run: Callable[..., Any] | None,
     *,
+    values: list[Any] | None,
+    opened: set[type],
     checked: bool,
     guards: list[Any],
     inputs: list[int] | None,

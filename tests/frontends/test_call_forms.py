@@ -1,4 +1,4 @@
-"""Calls with keywords, tuples, lists and dictionaries that run without Python."""
+"""Calls with keywords, containers and objects that run without Python."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -39,6 +40,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return seen
 
 
+CPU = torch.device("cpu")
+
+
 class Side(Enum):
     LEFT = 0
     RIGHT = 1
@@ -47,6 +51,31 @@ class Side(Enum):
 class Pair(NamedTuple):
     a: Any
     b: Any
+
+
+@dataclass
+class Batch:
+    x: Any
+    y: Any = None
+    device: Any = CPU
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: Any
+
+
+class Policy:
+    gain = 2.0
+
+    def __init__(self, rows: Any, layers: Any = ()) -> None:
+        self.rows, self.layers, self.name = rows, layers, "policy"
+
+    def act(self, x: Any) -> Any:
+        y = torch.tanh(x * self.rows) * self.gain
+        for layer in self.layers:
+            y = y + layer.x.sum(0)
+        return y
 
 
 def given(x: Any, /, mask: Any = None, *, scale: Any = 1.0, **more: Any) -> Any:
@@ -74,6 +103,15 @@ def made(n: int) -> tuple[Any, ...]:
     return tuple(torch.randn(n, 3) for _ in range(4))
 
 
+def batched(batch: Any) -> Any:
+    y = torch.tanh(batch.x)
+    return y if batch.y is None or batch.device.type != "cpu" else y + batch.y
+
+
+def policy(n: int) -> Policy:
+    return Policy(torch.randn(3), [Batch(*made(n)[:2]), Batch(torch.randn(n + 1, 3))])
+
+
 LAYER = torch.nn.Linear(3, 3)
 CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[tuple[Any, ...], Any]]]] = {
     "keyword": (given, lambda n: (made(n)[:1], {"mask": torch.rand(n, 1)})),
@@ -89,6 +127,14 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[int], tuple[tuple[Any, ...]
     "constants": (
         chosen,
         lambda n: ((made(n)[0], Side.LEFT), {"dtype": torch.float32, "layer": LAYER}),
+    ),
+    "object": (Policy.act, lambda n: ((policy(n), made(n)[0]), {})),
+    "data": (batched, lambda n: ((Batch(*made(n)[:2]),), {})),
+    "device": (batched, lambda n: ((), {"batch": Batch(made(n)[0], None, made(n)[0].device)})),
+    "named": (lambda p: p.a * p.b.x, lambda n: ((Pair(made(n)[0], Batch(*made(n)[:1])),), {})),
+    "sizes": (
+        lambda x, size: x.expand(size) + 1,
+        lambda n: ((torch.ones(3), torch.Size([n, 3])), {}),
     ),
     "many": (lambda xs: sum(xs) * 2, lambda n: ((made(n) * 10,), {})),
 }
@@ -153,6 +199,8 @@ def total(*args: Any, **kwargs: Any) -> Any:
         elif isinstance(value, tuple | list):
             for i, item in enumerate(value):
                 visit(item, depth * 1.25 + i + isinstance(value, list))
+        elif isinstance(value, Batch | Slotted):
+            visit([getattr(value, name) for name in ("x", "y") if hasattr(value, name)], depth + 9)
         elif value is not None:
             found.append(torch.tensor(len(str(value)) * depth))
 
@@ -170,7 +218,9 @@ for _number, _one in enumerate((
     {"a": _x, "b": _y}, {"b": _y, "a": _x}, {"a": _x, "b": _z}, {"a": _x}, {1: _x, 2: _y},
     {1: _x, True + 1: _y}, {"a": _x, 1: _y}, OrderedDict(a=_x, b=_y), Pair(_x, _y), {}, [], (),
     {"a": {"a": _x}}, {"a": [_x]}, {"a": (_x,)}, {"a": {}}, {"a": _x.double()}, {"a": _x[::2]},
-    {"a": _x.clone().requires_grad_()}, (1.5, _x), (True, _x), (None, _x), {(1, 2): _x},
+    {"a": _x.clone().requires_grad_()}, Batch(_x, _y), Batch(_x), Batch(_x, [_y]), Slotted(_x),
+    Batch(_x, Pair(_x, _y)), Batch(_x, device=None), Pair(_x, Batch(_y)), (1.5, _x), (True, _x),
+    (None, _x), {(1, 2): _x},
 )):  # fmt: skip
     _ways: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
         ((_one,), {}), ((_x,), {"a": _one}), ((_one, _x), {}), ((), {"a": _one, "b": _x}),
@@ -208,6 +258,62 @@ def test_a_list_that_is_there_twice_is_another_call() -> None:
         assert compiled({0: x}, {0: y})[0] == -1
         same = {0: y}
         assert compiled(same, same)[0] == 4
+
+
+def test_what_contains_itself() -> None:
+    def fn(values: Any) -> Any:
+        return values[0] * 2
+
+    compiled = tilevm.compile(fn)
+    endless: list[Any] = [torch.ones(3)]
+    endless.append(endless)
+    deep: Any = torch.ones(3)
+    for _ in range(100):
+        deep = [deep]
+    held = Batch(torch.ones(3))
+    held.y = held
+    for _ in range(3):
+        assert compiled(endless)[0] == 2
+        assert compiled([torch.ones(3), deep])[0] == 2
+        assert compiled([held.x, held])[0] == 2
+
+
+def test_objects_change(slow: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attributes of objects and of their classes are those of each call."""
+    compiled = tilevm.compile(Policy.act)
+    held, x = Policy(torch.ones(3)), torch.full((2, 3), 0.5)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(held, x), held.act(x))
+    slow.clear()
+    compiled(held, x)
+    assert not slow
+    held.rows = torch.full((3,), 3.0)
+    torch.testing.assert_close(compiled(held, x), held.act(x))
+    held.layers = [Batch(torch.ones(1, 3))]
+    torch.testing.assert_close(compiled(held, x), held.act(x))
+    held.gain = 5.0  # an attribute of its own now
+    torch.testing.assert_close(compiled(held, x), held.act(x))
+    other = Policy(torch.ones(3))
+    torch.testing.assert_close(compiled(other, x), other.act(x))
+    monkeypatch.setattr(Policy, "gain", 7.0)
+    torch.testing.assert_close(compiled(other, x), other.act(x))
+    torch.testing.assert_close(compiled(held, x), held.act(x))
+    monkeypatch.setattr(Policy, "act", lambda self, x: x)
+    torch.testing.assert_close(compiled(other, x), torch.tanh(x) * 7)
+    other.__class__ = type("Other", (Policy,), {"gain": 11.0})
+    torch.testing.assert_close(compiled(other, x), torch.tanh(x) * 11)
+
+
+def test_an_object_that_the_function_writes(slow: list[Any]) -> None:
+    def fn(batch: Any) -> Any:
+        batch.y = batch.x * 2
+        return batch.y + 1
+
+    compiled = tilevm.compile(fn)
+    for n in (3, 4, 5, 6):
+        batch = Batch(torch.full((n,), float(n)))
+        assert torch.equal(compiled(batch), torch.full((n,), 2.0 * n + 1))
+        assert torch.equal(batch.y, torch.full((n,), 2.0 * n))
 
 
 KNOWN: dict[str, Any] = {"x": torch.ones(3)}
@@ -324,3 +430,41 @@ def test_static_tuples_of_kernels_are_one_value() -> None:
         for scale in (2.0, 3.0):
             for found in (summed(x, axes, scale), summed(x, scale=scale, axes=axes)):
                 torch.testing.assert_close(found, x.sum(axes) * scale)
+
+
+def test_a_class_with_a_compiled_method_ends(slow: list[Any]) -> None:
+    def used() -> Any:
+        class Held:
+            def __init__(self) -> None:
+                self.rows = torch.ones(3)
+
+            @tilevm.compile
+            def act(self, x: Any) -> Any:
+                return x * self.rows
+
+        held = Held()
+        for _ in range(4):
+            slow.clear()
+            held.act(torch.ones(3))
+        assert not slow
+        return weakref.ref(Held)
+
+    kind = used()
+    gc.collect()
+    assert kind() is None
+
+
+def test_attributes_that_hide_others() -> None:
+    """What `__dict__` says need not be what an object holds."""
+
+    class Hiding:
+        def __init__(self, x: Any) -> None:
+            self.x = x
+
+        @property
+        def __dict__(self) -> Any:
+            return {"x": torch.zeros(3), "y": 2}
+
+    compiled = tilevm.compile(lambda h: h.x * 2)
+    for _ in range(3):
+        compiled(Hiding(torch.ones(3)))

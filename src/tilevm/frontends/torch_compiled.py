@@ -115,8 +115,8 @@ class Family:
 class Compiled(Dispatch):
     """What `tilevm.compile` makes of a function. Call it as the function.
 
-    Calls with tensors, numbers, strings, None and the like, also in tuples, lists and dictionaries,
-    that are like an earlier one run without Python. All others come to `_call`.
+    Calls that are like an earlier one run without Python: those with tensors, numbers, strings and
+    None, also in tuples, lists, dictionaries and objects. All others come to `_call`.
     """
 
     def __init__(
@@ -278,9 +278,10 @@ class Compiled(Dispatch):
         if config.check:
             return  # calls are counted, and some compared, in Python
         capture.settled = True
-        values = torch_tree.values((*args, *kwargs.values()))
-        if self._state is None or values is None:
+        found = torch_tree.values((*args, *kwargs.values()))
+        if self._state is None or found is None:
             return
+        values, opened = found
         places = [i for i, value in enumerate(values) if torch_tree.is_leaf(value)]
         promised = torch_dims.promises(self._fn, args, kwargs, self._dims, leaves)
         guards = torch_guards.steps((*capture.sources, *promised), places)
@@ -288,28 +289,25 @@ class Compiled(Dispatch):
             return
         self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
         run: Callable[..., Any] = functools.partial(self._run, capture)
-        wiring: dict[str, Any] = {}
+        wiring: dict[str, Any] = {"kwargs": kwargs, "values": values, "opened": opened}
         if (direct := capture.direct) is not None:
             run = capture.captured.executable
             wiring["inputs"] = [places[i] if i >= 0 else i for i in direct.inputs]
             wiring |= {"bound": capture.bound, "outputs": direct.outputs, "result": direct.result}
         gradients = capture.differentiable
-        add_variant(
-            self._ready, args, run, kwargs=kwargs, guards=guards, gradients=gradients, **wiring
-        )
+        add_variant(self._ready, args, run, guards=guards, gradients=gradients, **wiring)
 
     def _settle_uncaptured(self, family: Family, args: Any, kwargs: Any) -> None:
         """Let the core see that a call like this one cannot be captured."""
         if family.settled or family.captures or config.check:
             return
         family.settled = True
-        values = torch_tree.values((*args, *kwargs.values()))
-        if self._dims or self._state is None or values is None:
+        found = torch_tree.values((*args, *kwargs.values()))
+        if self._dims or self._state is None or found is None:
             return
         self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
-        add_variant(
-            self._ready, args, lambda _, *given: self._uncaptured(family, *given), kwargs=kwargs
-        )
+        run = functools.partial(self._run_uncaptured, family)
+        add_variant(self._ready, args, run, kwargs=kwargs, values=found[0], opened=found[1])
 
     def _renew(self) -> State:
         """See anew what there is besides arguments.
@@ -406,6 +404,9 @@ class Compiled(Dispatch):
             if family.raised < MOST_EFFECTS:
                 family.reason = ""
             raise
+
+    def _run_uncaptured(self, family: Family, _: list[Any], args: Any, kwargs: Any) -> Any:
+        return self._uncaptured(family, args, kwargs)
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly, but for branches on data: what lies between them is recorded and fused.

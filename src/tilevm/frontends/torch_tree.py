@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
+from types import BuiltinFunctionType, MethodType
 from typing import Any
 
 import torch
@@ -19,8 +19,7 @@ from tilevm.frontends.torch_effects import is_foreign, is_installed
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
 )  # fmt: skip
-# An object of these stays what it was, or what it reads is looked at besides.
-_LASTING = (*ATOMS, torch.nn.Module, FunctionType)
+_DEEPEST = 32  # containers within each other; one may contain itself
 _BY_NAME = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -65,23 +64,37 @@ def is_leaf(value: Any) -> bool:
     )
 
 
-def values(items: Iterable[Any]) -> list[Any] | None:
-    """What lies in these tuples, lists and dictionaries, in order; None: in something else, or it
-    is not told by itself alone.
+def values(items: Iterable[Any]) -> tuple[list[Any], set[type]] | None:
+    """What lies in these tuples, lists, dictionaries and objects, in order, and the classes of the
+    objects. None: in something else, or something is not told by itself alone.
     """
     found: list[Any] = []
+    opened: set[type] = set()
+    return (found, opened) if _open(items, found, opened, 0) else None
+
+
+def _open(items: Iterable[Any], found: list[Any], opened: set[type], depth: int) -> bool:
     for item in items:
         kind = type(item)
-        if kind in (tuple, list, dict):
-            inner = values(item.values() if kind is dict else item)
-            if inner is None:
-                return None
-            found += inner
-        elif is_leaf(item) or isinstance(item, _LASTING):
+        if is_leaf(item) or isinstance(item, ATOMS):
             found.append(item)
-        else:
-            return None
-    return found
+            continue
+        inside = parts(item)
+        if inside is None:
+            compares: Any = kind.__hash__
+            if compares is not object.__hash__:  # not by identity alone
+                return False
+            found.append(item)
+            continue
+        if kind not in (tuple, list, dict):
+            is_tuple = issubclass(kind, tuple) and kind.__iter__ is tuple.__iter__
+            has_dict = inside[0] == "object" and type(getattr(item, "__dict__", None)) is dict
+            if not is_tuple and not has_dict:
+                return False
+            opened.add(kind)
+        if depth > _DEEPEST or not _open(inside[2], found, opened, depth + 1):
+            return False
+    return True
 
 
 def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:

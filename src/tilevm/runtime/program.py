@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypedDict, cast
 
 import tilevm._core as _core  # noqa: PLR0402  # mypy finds no such name in the package
@@ -88,7 +88,7 @@ class Variants(Protocol):
     """Calls that run without Python; at most 32, the latest first."""
 
     watch: Watch | None  # must hold for any of them to run
-    reads: frozenset[int] | None  # ids that no list and no dictionary among the arguments may have
+    reads: frozenset[int] | None  # ids that no container among the arguments may have
 
     def clear(self) -> None:
         """Drop all, and the watch."""
@@ -143,6 +143,8 @@ def add_variant(
     run: Callable[..., Any],
     *,
     kwargs: Mapping[str, Any] | None = None,
+    values: list[Any] | None = None,
+    opened: Iterable[type] = (),
     checked: bool = True,
     guards: Sequence[GuardStep] = (),
     inputs: Sequence[int] | None = None,
@@ -155,8 +157,9 @@ def add_variant(
     """Let `variants` have calls like this one, that ran with `args` and `kwargs`. False: they
     cannot.
 
-    Arguments are counted as values: those in tuples, lists and dictionaries, in order. What is
-    neither a tensor nor a number, a string or None must be the same object as long as it lives.
+    Arguments are counted as values: those in tuples, lists, dictionaries and objects of the classes
+    `opened`, in order; `values`, if the caller says what they are. What is neither a tensor nor a
+    number or a string is told by itself alone.
     checked: kinds, element types, ranks, layouts and gradients of the arguments, and modes of
     PyTorch, must be those of this call; otherwise all is left to the executable, and variants for
     earlier calls with arguments of this form are dropped. guards: conditions on sizes, strides and
@@ -170,6 +173,8 @@ def add_variant(
         args,
         dict(kwargs or {}),
         run,
+        values=values,
+        opened=set(opened),
         checked=checked,
         guards=list(guards),
         inputs=None if inputs is None else list(inputs),
