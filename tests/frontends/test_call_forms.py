@@ -462,7 +462,7 @@ def test_attributes_that_hide_others() -> None:
             self.x = x
 
         @property
-        def __dict__(self) -> Any:
+        def __dict__(self) -> Any:  # type: ignore[override]
             return {"x": torch.zeros(3), "y": 2}
 
     compiled = tilevm.compile(lambda h: h.x * 2)
