@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import random
+from collections import deque
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tilevm
@@ -199,3 +204,133 @@ def test_another_object_each_time() -> None:
     for i in range(5):
         by = float(i)
         assert compiled(lambda y, by=by: y * by, x).tolist() == [by + 1] * 3
+
+
+class Held:
+    """Plain data."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+
+class Renamed(Held):
+    pass
+
+
+class MyInt(int):
+    pass
+
+
+class MySet(set[int]):
+    pass
+
+
+class MyDeque(deque[int]):
+    pass
+
+
+def deletes(held: Any, x: Any) -> Any:
+    del held.x
+    return x + 1
+
+
+def empties(held: Any, x: Any) -> Any:
+    vars(held).pop("n")
+    return x + 1
+
+
+def moves_to_the_end(held: Any, x: Any) -> Any:
+    n = held.n
+    del held.n
+    held.n = n
+    return x + 1
+
+
+def becomes(held: Any, x: Any) -> Any:
+    held.__class__ = Renamed
+    return x + 1
+
+
+def replaces(held: Any, x: Any) -> Any:
+    held.__dict__ = {"y": x * 2}
+    return x + 1
+
+
+def inside(held: Any, x: Any) -> Any:
+    del held.inner[0].x
+    return x + 1
+
+
+def adds(held: Any, x: Any) -> Any:
+    held.more = x * 2
+    return held.more + 1
+
+
+@pytest.mark.parametrize(
+    "fn", [deletes, empties, moves_to_the_end, becomes, replaces, inside, adds]
+)
+def test_what_a_function_does_to_attributes(fn: Callable[..., Any]) -> None:
+    compiled = tilevm.compile(fn)
+    for _ in range(4):
+        x = torch.randn(3)
+        ours, eager = (Held(n=2, x=x, inner=[Held(x=x, n=1)]) for _ in range(2))
+        torch.testing.assert_close(compiled(ours, x), fn(eager, x))
+        assert type(ours) is type(eager)
+        assert list(vars(ours)) == list(vars(eager))
+        if "inner" in vars(eager):
+            assert list(vars(ours.inner[0])) == list(vars(eager.inner[0]))
+    if fn is adds:
+        assert len(compiled.captures) == 1
+        torch.testing.assert_close(ours.more, x * 2)
+
+
+# Functions, and arguments that are no tensors; each is made anew for eager code.
+MORE_THAN_ATTRIBUTES: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
+    "int": (lambda x, n: x * int(n) + n, lambda: [MyInt(3), MyInt(4)]),
+    "set": (lambda x, s: x * len(s), lambda: [MySet([1]), MySet([1, 2]), MySet()]),
+    "deque": (lambda x, s: x * len(s), lambda: [MyDeque([1]), MyDeque([1, 2])]),
+    "iterator": (lambda x, i: x * next(i), lambda: [iter([1, 2, 3, 4])] * 4),
+    "generator": (lambda x, i: x * next(i), lambda: [(n for n in range(5))] * 4),
+    "count": (lambda x, i: x * next(i), lambda: [itertools.count(5)] * 4),
+    "random numbers": (lambda x, r: x * r.random(), lambda: [random.Random(0)] * 4),
+    "NumPy's": (lambda x, r: x * r.random(), lambda: [np.random.default_rng(0)] * 4),
+    "NumPy's old": (lambda x, r: x * r.rand(), lambda: [np.random.RandomState(0)] * 4),
+    "decimals": (lambda x, d: x * len(str(d)), lambda: [Decimal("1.0"), Decimal("1.00")]),
+    "sets": (
+        lambda x, s: x * len(type(next(e for e in s)).__name__),
+        lambda: [frozenset([1]), frozenset([True])],
+    ),
+    "keys": (lambda x, d: {k: x * v for k, v in d.items()}, lambda: [{1: 2}, {True: 2}, {1.0: 2}]),
+    "keys of keys": (
+        lambda x, d: {k: x * v for k, v in d.items()},
+        lambda: [{(1, 2): 2}, {(True, 2): 2}],
+    ),
+    "complex": (lambda x, z: x * z, lambda: [complex(0, 0.0), complex(0, -0.0)]),
+}
+
+
+@pytest.mark.parametrize("what", MORE_THAN_ATTRIBUTES)
+def test_what_is_more_than_its_attributes(what: str) -> None:
+    fn, arguments = MORE_THAN_ATTRIBUTES[what]
+    compiled, x = tilevm.compile(fn), torch.ones(2)
+    ours, eager = arguments() * 3, arguments() * 3
+    if what in ("iterator", "generator"):
+        ours, eager = ours[:4], eager[:4]
+    for a, b in zip(ours, eager, strict=True):
+        got, expected = compiled(x, a), fn(x, b)
+        assert repr(got) == repr(expected)
+
+
+def test_what_may_not_be_changed_outside_of_inference_mode() -> None:
+    def fn(held: Any) -> Any:
+        return held.x.add_(1)
+
+    compiled = tilevm.compile(fn)
+    with torch.inference_mode():
+        made = torch.ones(2)
+    for _ in range(4):
+        assert compiled(Held(x=torch.ones(2)))[0] == 2
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+            compiled(Held(x=made))
+    with torch.inference_mode():
+        assert compiled(Held(x=torch.ones(2)))[0] == 2

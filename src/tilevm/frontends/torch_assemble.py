@@ -110,8 +110,13 @@ class Capture:
         return self._bound_types == tuple((t.dtype, tuple(t.shape)) for t in self.bound)
 
     def may_run(self, leaves: Sequence[Any]) -> bool:
-        """Whether nothing that the call changes is seen under another name."""
-        return not (self.writes_memory and torch_memory.share_memory(leaves, self.bound))
+        """Whether all that the call changes may be, and none of it is seen under another name."""
+        if not self.writes_memory:
+            return True
+        tensors = (t for t in leaves if isinstance(t, torch.Tensor))
+        if not torch.is_inference_mode_enabled() and any(t.is_inference() for t in tensors):
+            return False  # what eager code refuses to change may be among them
+        return not torch_memory.share_memory(leaves, self.bound)
 
     def inputs(self, leaves: Sequence[Any]) -> list[Any]:
         """What the executable is called with."""

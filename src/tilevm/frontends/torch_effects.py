@@ -202,6 +202,15 @@ def is_installed(module: str) -> bool:
     return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
+def moves(value: Any) -> bool:
+    """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
+    package = type(value).__module__.partition(".")[0]
+    draws = type(value).__name__ in ("Random", "RandomState", "Generator")
+    if package in ("random", "numpy") and draws:  # a graph with PyTorch's is refused anyway
+        return True
+    return isinstance(value, Iterator) and (package == "builtins" or is_foreign(package))
+
+
 def is_users(function: FunctionType) -> bool:
     """Whether a function is of no library; `functools.wraps` gives it another's `__module__`."""
     return not is_foreign(function.__globals__.get("__name__"))

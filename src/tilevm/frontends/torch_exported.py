@@ -112,6 +112,7 @@ class Call(nn.Module):
         before: dict[tuple[Any, ...], Any] = dict(torch_tree.containers((args, kwargs)))
         known = {id(value): path for path, value in before.items() if path}
         state = {path: _shallow(value) for path, value in before.items()}
+        kinds = {path: type(value) for path, value in before.items()}
         modules = list(self.modules())[1:]
         called = torch_surroundings.functions_of(self.function, modules)
         around = torch_effects.Before(self.function, modules, called)
@@ -139,12 +140,16 @@ class Call(nn.Module):
         _refuse_hidden(tree)
         writes = []
         for path, value in before.items():
+            if type(value) is not kinds[path]:
+                raise Refused("the function changes the class of an argument")
             if not path or _shallow_equal(_shallow(value), state[path]):
                 continue
             _, keys, children = torch_tree.parts(value) or ("", (), ())
             inner = {k: v for k, v in known.items() if v != path}
             built = tuple(torch_tree.flatten(child, out, inner) for child in children)
             kind = (torch_tree.parts(value) or ("",))[0]
+            if kind == "object" and keys[: len(state[path][0])] != state[path][0]:
+                raise Refused("the function deletes attributes of an argument")
             writes.append((path, Branch(kind, type(value), keys, built)))
         self.seen.result, self.seen.writes = tree, writes
         self.seen.strides = reads.any

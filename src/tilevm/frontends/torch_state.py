@@ -37,8 +37,9 @@ SEEN = (
 )
 UNSEEN = (
     "Not seen: attributes of objects with `__slots__`, of classes of arguments in installed\n"
-    "packages, names that only `getattr` knows, items of lists and dicts of more than 64 and of\n"
-    "other containers, elements of arrays of NumPy, contents of files, the clock."
+    "packages and of members of enumerations, names that only `getattr` knows, items of lists and\n"
+    "dicts of more than 64 and of other containers, elements of arrays of NumPy, other defaults\n"
+    "and other code that a function is given, contents of files, the clock."
 )
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_installed, is_users
+from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_installed, is_users, moves
 from tilevm.frontends.torch_tracing import original_of
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
@@ -121,22 +121,13 @@ class Surroundings:
         for key in self._now[index]:
             self.tensors.pop((id(place.owner), key), None)
         for key, value in values.items():
-            if _moves(value) or (_is_per_thread(value) and _is_of_user(place.owner)):
+            if moves(value) or (_is_per_thread(value) and _is_of_user(place.owner)):
                 self.moving = type(value).__name__
             if isinstance(value, torch.Tensor):
                 self.tensors[id(place.owner), key] = value
         compared = tuple((k, _compared(v)) for k, v in values.items())
         self._now[index] = values
         self._values[index] = self._known[index].setdefault(compared, len(self._known[index]))
-
-
-def _moves(value: Any) -> bool:
-    """Whether the value is an iterator, or draws random numbers, in code that nobody can read."""
-    package = type(value).__module__.partition(".")[0]
-    draws = type(value).__name__ in ("Random", "RandomState", "Generator")
-    if package in ("random", "numpy") and draws:  # a graph with PyTorch's is refused anyway
-        return True
-    return isinstance(value, Iterator) and (package == "builtins" or is_foreign(package))
 
 
 def _is_per_thread(value: Any) -> bool:

@@ -9,12 +9,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import BuiltinFunctionType, MethodType
+from types import BuiltinFunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from tilevm.frontends.torch_effects import is_foreign, is_installed
+from tilevm.frontends.torch_effects import is_foreign, is_installed, moves
 
 ATOMS = (
     str, bytes, bool, complex, type, torch.dtype, torch.device, torch.layout, type(None), Enum,
@@ -76,6 +76,8 @@ def values(items: Iterable[Any]) -> tuple[list[Any], set[type]] | None:
 def _open(items: Iterable[Any], found: list[Any], opened: set[type], depth: int) -> bool:
     for item in items:
         kind = type(item)
+        if kind is complex:
+            return False  # 0 and -0 are equal
         if is_leaf(item) or isinstance(item, ATOMS):
             found.append(item)
             continue
@@ -118,6 +120,10 @@ def parts(value: Any) -> tuple[str, tuple[Any, ...], tuple[Any, ...]] | None:
 
 def _is_object(value: Any) -> bool:
     """Whether `value` is plain data with attributes: a cache, a configuration."""
+    return _has_attributes(value) and _base(type(value)) in (object, SimpleNamespace)
+
+
+def _has_attributes(value: Any) -> bool:
     if isinstance(value, (torch.nn.Module, *ATOMS)) or callable(value):
         return False
     return hasattr(value, "__dict__") and type(value).__module__ != "builtins"
@@ -200,11 +206,14 @@ def make(branch: Branch, children: list[Any]) -> Any:
 _HEAP_TYPE = 1 << 9  # of a class's `__flags__`: it is made by a class statement
 
 
+def _base(kind: Any) -> Any:
+    """The class in C that says what objects of the class hold besides attributes."""
+    return next(c for c in kind.__mro__ if not c.__flags__ & _HEAP_TYPE)
+
+
 def _blank(kind: Any) -> Any:
     """An object of a class, without what its own `__new__` and `__init__` do."""
-    # `object.__new__` refuses classes that have one in C, as `types.SimpleNamespace`.
-    base = next(c for c in kind.__mro__ if not c.__flags__ & _HEAP_TYPE)
-    return base.__new__(kind)
+    return _base(kind).__new__(kind)  # `object.__new__` refuses those that have one in C
 
 
 def containers(
@@ -316,7 +325,7 @@ def signature(
             signature(item, leaves, key, seen, objects)
     elif kind is dict:
         seen[id(value)] = len(seen)
-        key.append(tuple(value))
+        key.append(_told(value))
         for item in value.values():
             signature(item, leaves, key, seen, objects)
     else:
@@ -326,7 +335,16 @@ def signature(
                 hash(value)
             except TypeError:
                 raise Unsupported(f"an argument is an unhashable {kind.__name__}") from None
+            if moves(value):
+                raise Unsupported(f"an argument is a {kind.__name__}, which moves on")
+            if _has_attributes(value):
+                raise Unsupported(
+                    f"an argument is a {kind.__name__}, which is more than attributes"
+                )
             key.append((kind, value))
+            compares: Any = kind.__hash__
+            if compares is not object.__hash__ and kind is not MethodType:
+                key.append(repr(value))  # what is equal need not be the same: 1 and True in a set
             if kind is MethodType:  # another object each time that somebody asks for it
                 objects |= {id(v): v for v in (value.__self__, value.__func__)}
             elif _says_more(value):
@@ -336,9 +354,14 @@ def signature(
             seen[id(value)] = len(seen)
         if _says_more(kind) and not is_installed(kind.__module__):
             objects[id(kind)] = kind
-        key.append((kind, found[1]))
+        key.append((kind, _told(found[1])))
         for item in found[2]:
             signature(item, leaves, key, seen, objects)
+
+
+def _told(keys: Iterable[Any]) -> tuple[Any, ...]:
+    """Keys, which may be equal and yet not the same: 1 and True."""
+    return tuple(key if type(key) is str else (type(key), key, repr(key)) for key in keys)
 
 
 def _says_more(value: Any) -> bool:
