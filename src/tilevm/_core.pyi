@@ -81,6 +81,7 @@ class Watch:
 
 class Variants:
     watch: Watch | None
+    reads: frozenset[int] | None
     def clear(self) -> None: ...
     def __len__(self) -> int: ...
 

@@ -209,6 +209,9 @@ def test_another_object_each_time() -> None:
 class Held:
     """Plain data."""
 
+    inner: list[Any]
+    more: Any
+
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
 
