@@ -28,6 +28,9 @@ Ref another(PyObject* object) {
   return Ref(object);
 }
 
+// Whether a container can be told from another one that is equal.
+bool is_one(PyObject* container) { return PyTuple_CheckExact(container) == 0; }
+
 // The attributes of an object, or null if they are no plain dictionary.
 Ref attributes_of(PyObject* object) {
   Ref found(PyObject_GenericGetDict(object, nullptr));
@@ -91,7 +94,7 @@ void Form::learn(PyObject* object, Learning& learning) {
     node.type = Py_TYPE(object);
     std::vector<PyObject*>& known = learning.containers;
     const bool twice =
-        kind != Kind::kTuple && std::find(known.begin(), known.end(), object) != known.end();
+        is_one(object) && std::find(known.begin(), known.end(), object) != known.end();
     known.push_back(object);
     if (twice || known.size() > kMostContainers) {
       throw std::length_error("a container is there twice, or there are too many");
@@ -113,7 +116,7 @@ void Form::learn(PyObject* object, Learning& learning) {
   if (found < 0) PyErr_Clear();
   const bool is_opened = found == 1;
   if (PyTuple_CheckExact(object) || (is_opened && PyTuple_Check(object))) {
-    become(is_opened ? Kind::kNamed : Kind::kTuple, PyTuple_GET_SIZE(object));
+    become(Kind::kTuple, PyTuple_GET_SIZE(object));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(object); ++i) {
       learn(PyTuple_GET_ITEM(object, i), learning);
     }
@@ -172,11 +175,10 @@ bool Form::read(PyObject* object, std::size_t& node, Reading& reading) const {
   }
   if (Py_TYPE(object) != want.type) return false;
   const Ref held = another(object);
-  if (want.kind != Kind::kTuple && !reading.add(object)) return false;
+  if (is_one(object) && !reading.add(object)) return false;
   const auto n = static_cast<Py_ssize_t>(want.n);
   switch (want.kind) {
     case Kind::kTuple:
-    case Kind::kNamed:
       if (PyTuple_GET_SIZE(object) != n) return false;
       for (Py_ssize_t i = 0; i < n; ++i) {
         if (!read(PyTuple_GET_ITEM(object, i), node, reading)) return false;

@@ -37,11 +37,11 @@ class Form {
   bool operator==(const Form& other) const;
 
  private:
-  enum class Kind : std::uint8_t { kValue, kTuple, kNamed, kList, kDict, kObject };
+  enum class Kind : std::uint8_t { kValue, kTuple, kList, kDict, kObject };
   struct Node {  // before its children
     Kind kind = Kind::kValue;
     std::size_t n = 0;
-    PyTypeObject* type = nullptr;  // kNamed, kObject: one of `opened`, which the variants keep
+    PyTypeObject* type = nullptr;  // of Python's, or one of `opened`, which the variants keep
     std::vector<Ref> keys;         // kDict, kObject: of the attributes
   };
   struct Learning;

@@ -20,6 +20,7 @@ namespace tilevm::bind {
 namespace {
 
 constexpr std::size_t kMostVariants = 32;
+constexpr std::size_t kFewArguments = 16;  // of calls that need no memory
 
 struct VariantsObject {
   PyObject base;
@@ -43,7 +44,7 @@ DispatchObject* as_dispatch(PyObject* self) { return reinterpret_cast<DispatchOb
 
 PyObject* call_slowly(PyObject* self, const Given& given) try {
   static PyObject* const name = PyUnicode_InternFromString("_call");
-  std::array<PyObject*, 17> few;
+  std::array<PyObject*, kFewArguments + 1> few;
   std::vector<PyObject*> many;
   PyObject** all = few.data();
   if (given.size() + 1 > few.size()) {

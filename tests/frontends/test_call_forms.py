@@ -329,15 +329,15 @@ def test_what_the_function_reads_may_be_an_argument() -> None:
         assert compiled(KNOWN)[0] == 2
 
 
-@torch.library.custom_op("tilevm_call_forms::forget", mutates_args=())  # type: ignore[untyped-decorator]
-def forget(x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
+@torch.library.custom_op("tilevm_tests::empty_listed", mutates_args=())  # type: ignore[untyped-decorator]
+def empty_listed(x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
     LISTED.clear()
     gc.collect()
     torch.full((64,), -1.0)  # in the memory that was freed, if it was
     return x.clone()
 
 
-@forget.register_fake  # type: ignore[untyped-decorator]
+@empty_listed.register_fake  # type: ignore[untyped-decorator]
 def _(x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
     return torch.empty_like(x)
 
@@ -347,7 +347,7 @@ LISTED: list[Any] = []
 
 def test_a_list_may_change_while_a_call_runs() -> None:
     def fn(values: Any) -> Any:
-        return forget(values[0]) + values[1]
+        return empty_listed(values[0]) + values[1]
 
     compiled = tilevm.compile(fn)
     for n in range(5):

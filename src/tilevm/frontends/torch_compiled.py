@@ -281,21 +281,32 @@ class Compiled(Dispatch):
         found = torch_tree.values((*args, *kwargs.values()))
         if self._state is None or found is None:
             return
-        values, opened = found
-        places = [i for i, value in enumerate(values) if torch_tree.is_leaf(value)]
+        places = [i for i, value in enumerate(found[0]) if torch_tree.is_leaf(value)]
         promised = torch_dims.promises(self._fn, args, kwargs, self._dims, leaves)
         guards = torch_guards.steps((*capture.sources, *promised), places)
         if guards is None:
             return
-        self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
         run: Callable[..., Any] = functools.partial(self._run, capture)
-        wiring: dict[str, Any] = {"kwargs": kwargs, "values": values, "opened": opened}
+        wiring: dict[str, Any] = {"guards": guards, "gradients": capture.differentiable}
         if (direct := capture.direct) is not None:
             run = capture.captured.executable
             wiring["inputs"] = [places[i] if i >= 0 else i for i in direct.inputs]
             wiring |= {"bound": capture.bound, "outputs": direct.outputs, "result": direct.result}
-        gradients = capture.differentiable
-        add_variant(self._ready, args, run, guards=guards, gradients=gradients, **wiring)
+        self._add_variant(self._state, run, args, kwargs, found, wiring)
+
+    def _add_variant(
+        self,
+        state: State,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        found: tuple[list[Any], set[type]],
+        wiring: Mapping[str, Any],
+    ) -> None:
+        """found: what lies in the arguments, as `torch_tree.values` has it."""
+        self._ready.watch, self._ready.reads = state.watch, state.objects
+        values, opened = found
+        add_variant(self._ready, args, run, kwargs=kwargs, values=values, opened=opened, **wiring)
 
     def _settle_uncaptured(self, family: Family, args: Any, kwargs: Any) -> None:
         """Let the core see that a call like this one cannot be captured."""
@@ -305,9 +316,9 @@ class Compiled(Dispatch):
         found = torch_tree.values((*args, *kwargs.values()))
         if self._dims or self._state is None or found is None:
             return
-        self._ready.watch, self._ready.reads = self._state.watch, self._state.objects
-        run = functools.partial(self._run_uncaptured, family)
-        add_variant(self._ready, args, run, kwargs=kwargs, values=found[0], opened=found[1])
+        self._add_variant(
+            self._state, lambda _, *given: self._uncaptured(family, *given), args, kwargs, found, {}
+        )
 
     def _renew(self) -> State:
         """See anew what there is besides arguments.
@@ -404,9 +415,6 @@ class Compiled(Dispatch):
             if family.raised < MOST_EFFECTS:
                 family.reason = ""
             raise
-
-    def _run_uncaptured(self, family: Family, _: list[Any], args: Any, kwargs: Any) -> Any:
-        return self._uncaptured(family, args, kwargs)
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly, but for branches on data: what lies between them is recorded and fused.
