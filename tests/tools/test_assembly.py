@@ -13,6 +13,19 @@ from tilevm.tools.explain import explain
 
 X = np.linspace(-2, 2, 7 * 33, dtype=np.float32).reshape(7, 33)
 NO_CODE = {"pass", "end", "halt"}
+IN_TURNS = (
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log1p",
+    "tanh",
+    "sigmoid",
+    "silu",
+    "erf",
+    "gelu",
+)
 LAZY = ("const_",)  # a constant is an operand of the instructions that use it
 
 
@@ -131,6 +144,30 @@ def test_passes_are_named_and_copies_counted(tier: str) -> None:
     assert [name for name in begun if name.startswith("pass")] == ["pass 1", "pass 2", "pass 3"]
     notes = {line.text for line in assembly.lines(variant) if line.kind == "instruction"}
     assert {"start", "finish", "vector 1"} <= notes
+
+
+@pytest.mark.skipif("avx2" not in native_tiers(), reason="the processor has no AVX2")
+@pytest.mark.parametrize("name", IN_TURNS)
+def test_functions_of_two_vectors_are_in_turns_beside_folds(name: str) -> None:
+    @tilevm.kernel
+    def folded(x: lang.Array, y: lang.Array) -> Any:
+        both = x + y
+        result = getattr(lang, name)(both)
+        folds = lang.sum(result, -1, keepdims=True) - lang.min(result, -1, keepdims=True)
+        return result * both / (folds + lang.max(result, -1, keepdims=True))
+
+    (variant,) = variants(folded, (X, X), "avx2")
+    instructions = assembly.instructions(variant["disassembly"])
+    loops: list[str] = []
+    emitted = 0
+    for line in assembly.lines(variant):
+        if line.kind == "begin":
+            loops.append(line.text)
+        elif line.kind == "end":
+            loops.pop()
+        elif line.kind == "instruction" and loops and "side by side" in loops[-1]:
+            emitted += instructions[line.instruction].split()[1].startswith(f"{name}_")
+    assert emitted == 1, "once a vector"
 
 
 def test_no_assembly_unless_asked() -> None:

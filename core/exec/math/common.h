@@ -44,7 +44,7 @@ TILEVM_MATH_FN typename B::F keep_zero(B& b, const typename B::F& x, const typen
 template <class B, std::size_t n>
 TILEVM_MATH_FN typename B::F horner(B& b, const typename B::F& x, const float (&c)[n]) {
   typename B::F p = b.f32(c[n - 1]);
-  for (std::size_t i = n - 1; i-- > 0;) p = b.fma(p, x, b.f32(c[i]));
+  for (std::size_t i = n - 1; i-- > 0;) p = b.fma(std::move(p), x, b.f32(c[i]));
   return p;
 }
 
@@ -62,12 +62,14 @@ TILEVM_MATH_FN typename B::F power_of_two(B& b, typename B::I n) {
 
 // x * 2^n in two steps, of which the first is exact; see scale2 in the contract.
 template <class B>
-TILEVM_MATH_FN typename B::F scale2_by_bits(B& b, const typename B::F& x, const typename B::F& n) {
-  auto rest = b.to_int(n);
-  auto half = b.template isar<1>(rest);
-  rest = b.isub(rest, half);
-  auto scaled = b.mul(x, power_of_two(b, std::move(half)));
-  return b.mul(scaled, power_of_two(b, std::move(rest)));
+TILEVM_MATH_FN typename B::F scale2_by_bits(B& b, typename B::F x, typename B::F n) {
+  n = b.from_bits(b.to_int(n));
+  auto half = b.template isar<1>(b.bits(n));
+  n = b.from_bits(b.isub(b.bits(n), half));
+  auto factor = power_of_two(b, std::move(half));
+  x = b.mul(x, factor);
+  factor = power_of_two(b, b.bits(n));
+  return b.mul(x, factor);
 }
 
 TILEVM_MATH_END

@@ -17,14 +17,16 @@ TILEVM_MATH_FN typename B::F erf_small(B& b, const typename B::F& x) {
 template <class B>
 TILEVM_MATH_FN typename B::F erfc_tail(B& b, typename B::F t) {
   t = b.mul(horner(b, t, kErfTail), t);
-  return exp_or_zero(b, t);
+  return exp_or_zero(b, std::move(t));
 }
 
 template <class B>
 TILEVM_MATH_FN typename B::F erf(B& b, const typename B::F& x) {
   auto tail = erfc_tail(b, abs(b, x));
-  tail = with_sign(b, b.sub(b.f32(1.0f), tail), x);
-  return b.select(b.lt(b.f32(kErfSplit), abs(b, x)), tail, erf_small(b, x));
+  tail = b.sub(b.f32(1.0f), tail);
+  tail = with_sign(b, tail, x);
+  auto near = erf_small(b, x);
+  return b.select(b.lt(b.f32(kErfSplit), abs(b, x)), tail, near);
 }
 
 // log(erfc(t / sqrt 2) / 2).
@@ -40,7 +42,7 @@ TILEVM_MATH_FN typename B::F gelu_exponent(B& b, const typename B::F& t) {
 template <class B>
 TILEVM_MATH_FN typename B::F gelu(B& b, const typename B::F& x) {
   auto below = gelu_exponent(b, abs(b, x));
-  below = exp_or_zero(b, below);
+  below = exp_or_zero(b, std::move(below));
   auto share = b.select(b.lt(x, b.f32(0.0f)), below, b.sub(b.f32(1.0f), below));
   return b.mul(x, share);
 }

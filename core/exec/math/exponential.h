@@ -32,16 +32,17 @@ struct ExpReduced {
 template <class B>
 TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, typename B::F x) {
   auto n = b.round_even(b.mul(x, b.f32(kLog2e)));
-  x = b.fnma(n, b.f32(kLn2Hi), x);
-  return {n, b.fnma(n, b.f32(kLn2Lo), x)};
+  x = b.fnma(n, b.f32(kLn2Hi), std::move(x));
+  x = b.fnma(n, b.f32(kLn2Lo), std::move(x));
+  return {std::move(n), std::move(x)};
 }
 
 // e^r for |r| <= ln2/2.
 template <class B>
 TILEVM_MATH_FN typename B::F exp_of_reduced(B& b, typename B::F r) {
   auto p = horner(b, r, kExp);
-  p = b.fma(p, r, b.f32(1.0f));
-  return b.fma(p, r, b.f32(1.0f));
+  p = b.fma(std::move(p), r, b.f32(1.0f));
+  return b.fma(std::move(p), std::move(r), b.f32(1.0f));
 }
 
 // exp(x) for x in [kExpFar, 89] or NaN.
@@ -49,7 +50,7 @@ template <class B>
 TILEVM_MATH_FN typename B::F exp_in_range(B& b, typename B::F x) {
   auto parts = exp_reduce(b, std::move(x));
   auto p = exp_of_reduced(b, std::move(parts.r));
-  return b.scale2(p, parts.n);
+  return b.scale2(std::move(p), std::move(parts.n));
 }
 
 // exp(x) for x <= 89 or NaN.
@@ -65,8 +66,9 @@ TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
 
 // The same, with 0 for denormals: where a sum or product hides these, and they would take long.
 template <class B>
-TILEVM_MATH_FN typename B::F exp_or_zero(B& b, const typename B::F& x) {
-  return exp_in_range(b, far_below(b, kExpDenormal, x));
+TILEVM_MATH_FN typename B::F exp_or_zero(B& b, typename B::F x) {
+  x = far_below(b, kExpDenormal, x);
+  return exp_in_range(b, std::move(x));
 }
 
 template <class B>
@@ -79,14 +81,14 @@ TILEVM_MATH_FN typename B::F exp(B& b, typename B::F x) {
 template <class B>
 TILEVM_MATH_FN typename B::F exp2_of_reduced(B& b, typename B::F f) {
   auto p = horner(b, f, kExp2);
-  return b.fma(p, f, b.f32(1.0f));
+  return b.fma(std::move(p), std::move(f), b.f32(1.0f));
 }
 
 // 2^(n + f), n integral, |f| <= 1/2.
 template <class B>
-TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, const typename B::F& n, typename B::F f) {
+TILEVM_MATH_FN typename B::F exp2_of_parts(B& b, typename B::F n, typename B::F f) {
   f = exp2_of_reduced(b, std::move(f));
-  return b.scale2(f, n);
+  return b.scale2(std::move(f), std::move(n));
 }
 
 template <class B>
@@ -103,7 +105,7 @@ TILEVM_MATH_FN typename B::F exp2(B& b, typename B::F x) {
   x = exp2_clamped(b, b.min(b.f32(129.0f), x));
   auto n = b.round_even(x);
   x = b.sub(x, n);
-  return exp2_of_parts(b, n, std::move(x));
+  return exp2_of_parts(b, std::move(n), std::move(x));
 }
 
 // (e^r - 1) for |r| <= ln2/2.
@@ -118,7 +120,8 @@ TILEVM_MATH_FN typename B::F half_expm1(B& b, const typename B::F& n, const type
   auto e = b.iadd(b.to_int(n), b.i32(126));
   e = b.template ishl<23>(e);
   auto s = b.from_bits(e);
-  return b.fma(s, em1, b.sub(s, b.f32(0.5f)));
+  auto rest = b.sub(s, b.f32(0.5f));
+  return b.fma(std::move(s), em1, std::move(rest));
 }
 
 template <class B>
@@ -147,7 +150,8 @@ TILEVM_MATH_FN Share<B> share_of_one_plus(B& b, typename B::F h) {
   h = b.div(h, d);
   d = b.sub(one, h);
   d_lo = b.mul(d_lo, d);
-  return {b.fnma(h, d_lo, h), d};
+  d_lo = b.fnma(h, std::move(d_lo), h);
+  return {std::move(d_lo), std::move(d)};
 }
 
 // (e^2a - 1) / 2.
@@ -186,8 +190,11 @@ TILEVM_MATH_FN typename B::F sigmoid(B& b, const typename B::F& x) {
 // is right to an absolute 1e-36; NaN at -inf.
 template <class B>
 TILEVM_MATH_FN typename B::F silu(B& b, const typename B::F& x) {
-  auto e = exp_or_zero(b, b.min(b.f32(89.0f), neg(b, x)));
-  return b.div(x, b.add(e, b.f32(1.0f)));
+  auto e = neg(b, x);
+  e = b.min(b.f32(89.0f), e);
+  e = exp_or_zero(b, std::move(e));
+  e = b.add(e, b.f32(1.0f));
+  return b.div(x, e);
 }
 
 // x/2 (1 + tanh u) = x sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3), which has the sign of x: no
@@ -198,7 +205,8 @@ TILEVM_MATH_FN typename B::F gelu_tanh(B& b, const typename B::F& x) {
   constexpr float kCubic = 1.5957691216057308 * 0.044715;  // rounded once
   auto w = b.fma(b.mul(x, x), b.f32(kCubic), b.f32(kScale));
   w = b.mul(x, w);
-  w = exp_or_zero(b, minus_abs(b, w));
+  w = minus_abs(b, w);
+  w = exp_or_zero(b, std::move(w));
   auto one = b.f32(1.0f);
   w = b.div(w, b.add(w, one));
   return b.mul(x, b.select(b.lt(x, b.f32(0.0f)), w, b.sub(one, w)));

@@ -39,11 +39,11 @@ TILEVM_MATH_FN LogReduced<B> log_reduce(B& b, const typename B::F& x, int32_t lo
 
 // log(1 + f) + e ln2, f in [-1/3, 1/3].
 template <class B>
-TILEVM_MATH_FN typename B::F log_of_parts(B& b, const typename B::F& e, const typename B::F& f) {
+TILEVM_MATH_FN typename B::F log_of_parts(B& b, typename B::F e, typename B::F f) {
   auto p = horner(b, f, kLog);
-  p = b.fma(p, f, b.f32(-0.5f));
-  p = b.fma(p, b.mul(f, f), f);
-  return b.fma(e, b.f32(kLn2Hi), p);
+  p = b.fma(std::move(p), f, b.f32(-0.5f));
+  f = b.fma(std::move(p), b.mul(f, f), f);
+  return b.fma(std::move(e), b.f32(kLn2Hi), std::move(f));
 }
 
 // The result r of a logarithm of x, put right where x is NaN, infinite, negative, or zero.
@@ -57,8 +57,10 @@ TILEVM_MATH_FN typename B::F log_special(B& b, const typename B::F& x, typename 
 
 template <class B>
 TILEVM_MATH_FN typename B::F log(B& b, const typename B::F& x) {
-  auto [e, m] = log_reduce(b, x, kTwoThirds);
-  return log_special(b, x, log_of_parts(b, e, b.sub(m, b.f32(1.0f))));
+  auto [e, f] = log_reduce(b, x, kTwoThirds);
+  f = b.sub(f, b.f32(1.0f));
+  f = log_of_parts(b, std::move(e), std::move(f));
+  return log_special(b, x, std::move(f));
 }
 
 template <class B>
@@ -68,8 +70,8 @@ TILEVM_MATH_FN typename B::F log2(B& b, const typename B::F& x) {
   f = b.sub(f, b.f32(1.0f));
   auto p = horner(b, f, kLog2);
   p = b.mul(b.mul(f, f), p);
-  p = b.fma(f, b.f32(kLog2eLo), p);
-  p = b.fma(f, b.f32(kLog2e), p);
+  p = b.fma(f, b.f32(kLog2eLo), std::move(p));
+  p = b.fma(f, b.f32(kLog2e), std::move(p));
   p = b.add(e, p);
   return log_special(b, x, std::move(p));
 }
@@ -80,7 +82,7 @@ template <class B>
 TILEVM_MATH_FN LogReduced<B> log1p_reduce(B& b, const typename B::F& x, const typename B::F& u) {
   auto e = b.iand(b.isub(b.bits(u), b.i32(kTwoThirds)), b.i32(kExponent));
   auto s = b.from_bits(b.isub(b.bits(b.f32(4.0f)), e));  // 4 and not 1: stays normal
-  s = b.fma(s, b.f32(0.25f), b.f32(-1.0f));
+  s = b.fma(std::move(s), b.f32(0.25f), b.f32(-1.0f));
   s = b.add(b.from_bits(b.isub(b.bits(x), e)), s);
   return {b.mul(b.to_float(e), b.f32(0x1p-23f)), s};
 }
@@ -89,7 +91,7 @@ template <class B>
 TILEVM_MATH_FN typename B::F log1p(B& b, const typename B::F& x) {
   auto u = b.add(x, b.f32(1.0f));
   auto [e, f] = log1p_reduce(b, x, u);
-  f = log_of_parts(b, e, f);
+  f = log_of_parts(b, std::move(e), std::move(f));
   f = log_special(b, u, std::move(f));
   return keep_zero(b, x, f);
 }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/exec/math/math.h"
+#include "exec/native/constants.h"
 #include "exec/native/x86.h"
 
 namespace tilevm::exec::native {
@@ -38,6 +39,12 @@ class Avx2 : public X86 {
   // Registers -----------------------------------------------------------------------------------
 
   F fresh() { return X86::fresh<F>(vectors_); }
+  // False: so many registers cannot be had, since values that cannot wait are in the others.
+  bool make_room(int registers) {
+    const int missing = registers - vectors_.left();
+    return missing <= 0 || (owner_.make_room(vectors_, missing) && vectors_.left() >= registers);
+  }
+  int most_registers() const { return vectors_.most(); }
   M fresh_mask() { return X86::fresh<M>(vectors_); }
   static bool is_mask_file(const Registers&) { return false; }
 
@@ -114,7 +121,7 @@ class Avx2 : public X86 {
   F trunc(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vroundps(d, s, 11); }); }
   I to_int(const F& x) { return unary(x, [&](auto d, const auto& s) { a.vcvtps2dq(d, s); }); }
   F to_float(const I& x) { return unary(x, [&](auto d, const auto& s) { a.vcvtdq2ps(d, s); }); }
-  F scale2(const F& x, const F& n) { return math::scale2_by_bits(*this, x, n); }
+  F scale2(F x, F n) { return math::scale2_by_bits(*this, std::move(x), std::move(n)); }
   static I bits(const F& x) { return x; }
   static F from_bits(const I& x) { return x; }
   I iadd(const I& x, const I& y) { return commute(x, y, [&](auto d, auto s, const auto& t) { a.vpaddd(d, s, t); }); }
@@ -151,14 +158,16 @@ class Avx2 : public X86 {
   }
   I iselect(const M& m, const I& yes, const I& no) { return select(m, yes, no); }
 
-  F fma(const F& x, const F& y, const F& z) {
+  // What is handed over is where the result is.
+  F fma(F x, F y, F z) {
     return fused(
-        x, y, z, [&](auto... o) { a.vfmadd213ps(o...); }, [&](auto... o) { a.vfmadd132ps(o...); });
+        std::move(x), std::move(y), std::move(z), [&](auto... o) { a.vfmadd213ps(o...); },
+        [&](auto... o) { a.vfmadd132ps(o...); }, [&](auto... o) { a.vfmadd231ps(o...); });
   }
-  F fnma(const F& x, const F& y, const F& z) {
+  F fnma(F x, F y, F z) {
     return fused(
-        x, y, z, [&](auto... o) { a.vfnmadd213ps(o...); },
-        [&](auto... o) { a.vfnmadd132ps(o...); });
+        std::move(x), std::move(y), std::move(z), [&](auto... o) { a.vfnmadd213ps(o...); },
+        [&](auto... o) { a.vfnmadd132ps(o...); }, [&](auto... o) { a.vfnmadd231ps(o...); });
   }
   F where_nan(const F& x, F r) {
     const F s = in_register(x);
@@ -362,12 +371,18 @@ class Avx2 : public X86 {
 
   // The rest ------------------------------------------------------------------------------------
 
-  void mask_rest() {  // kTemp < 8
+  void mask_some() {
+    a.mov(kTemp2, kLanes);
+    a.cmp(kTemp, kTemp2);
+    a.cmovg(kTemp, kTemp2);
+    mask_rest();
+  }
+  void mask_rest() {  // kTemp <= 8
     std::array<std::int32_t, kLanes> ones;
     std::array<std::int32_t, kLanes> zeros;
     ones.fill(-1);
     zeros.fill(0);
-    const int window = pair_of_constants(ones, zeros);
+    const int window = constants_.of(ones, zeros);
     a.shl(kTemp, 2);
     a.lea(kTemp2, x86::ptr(a.pool(), kBytes * (window + 1)));
     a.sub(kTemp2, kTemp);
@@ -699,7 +714,7 @@ class Avx2 : public X86 {
   void emit_constants() {
     a.align(asmjit::AlignMode::kData, kBytes);
     a.bind_pool();
-    if (!constants_.empty()) a.embed(constants_.data(), constants_.size() * kBytes);
+    if (!constants_.empty()) a.embed(constants_.data(), constants_.bytes());
   }
 
  private:
@@ -710,25 +725,7 @@ class Avx2 : public X86 {
   static F vector(const M& m) { return m.as<VectorKind>(); }
   static M mask(const F& x) { return x.as<MaskKind>(); }
 
-  F constant(const Constant& lanes) {
-    const auto bits =
-        static_cast<std::uint32_t>(lanes[0]) ^ 31 * static_cast<std::uint32_t>(lanes[1]);
-    std::uint16_t& recent = recent_[(bits * 0x9e3779b9U) >> (32 - kRecentBits)];
-    if (recent < constants_.size() && constants_[recent] == lanes) return F::of_constant(recent);
-    const auto found = std::find(constants_.begin(), constants_.end(), lanes);
-    recent = static_cast<std::uint16_t>(found - constants_.begin());
-    if (found == constants_.end()) constants_.push_back(lanes);
-    return F::of_constant(recent);
-  }
-  // The index of the first of two that are neighbours.
-  int pair_of_constants(const Constant& first, const Constant& second) {
-    for (std::size_t i = 0; i + 1 < constants_.size(); ++i) {
-      if (constants_[i] == first && constants_[i + 1] == second) return static_cast<int>(i);
-    }
-    constants_.push_back(first);
-    constants_.push_back(second);
-    return static_cast<int>(constants_.size()) - 2;
-  }
+  F constant(const Constant& lanes) { return F::of_constant(constants_.of(lanes)); }
 
   template <class Kind, class Emit>
   void source(const Handle<Kind>& f, Emit emit) {
@@ -854,10 +851,19 @@ class Avx2 : public X86 {
     a.vmovaps(ymm(r), ymm(x));
     return r;
   }
-  template <class E213, class E132>
-  F fused(const F& x, const F& y, const F& z, E213 e213, E132 e132) {
-    if (x.reg() < 0 && y.reg() >= 0) return fused(y, x, z, e213, e132);
-    F r = copied(x);
+  template <class E213, class E132, class E231>
+  F fused(F x, F y, F z, E213 e213, E132 e132, E231 e231) {
+    if (x.reg() < 0 || (y.movable() && !x.movable())) std::swap(x, y);
+    if (z.movable() && !x.movable()) {
+      x = in_register(x);
+      source(y, [&](const auto& t) { e231(ymm(z), ymm(x), t); });
+      return z;
+    }
+    if (!x.movable() && y.reg() < 0) {  // a load instead of a copy
+      y = in_register(y);
+      std::swap(x, y);
+    }
+    F r = x.movable() ? std::move(x) : copied(x);
     if (y.reg() < 0) {
       const F addend = in_register(z);
       source(y, [&](const auto& t) { e132(ymm(r), ymm(addend), t); });
@@ -975,10 +981,7 @@ class Avx2 : public X86 {
   }
 
   Registers vectors_;
-  static constexpr int kRecentBits = 6;
-  std::vector<Constant> constants_;
-  std::array<std::uint16_t, 1U << kRecentBits>
-      recent_{};  // where a constant was found, by its bits
+  Constants<Constant> constants_;
   std::uint32_t live_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "exec/native/constants.h"
 #include "exec/native/x86.h"
 
 namespace tilevm::exec::native {
@@ -159,14 +160,16 @@ class Avx512 : public X86 {
   }
   I iselect(const M& m, const I& yes, const I& no) { return select(m, yes, no); }
 
-  F fma(const F& x, const F& y, const F& z) {
+  // What is handed over is where the result is.
+  F fma(F x, F y, F z) {
     return fused(
-        x, y, z, [&](auto... o) { a.vfmadd213ps(o...); }, [&](auto... o) { a.vfmadd132ps(o...); });
+        std::move(x), std::move(y), std::move(z), [&](auto... o) { a.vfmadd213ps(o...); },
+        [&](auto... o) { a.vfmadd132ps(o...); }, [&](auto... o) { a.vfmadd231ps(o...); });
   }
-  F fnma(const F& x, const F& y, const F& z) {
+  F fnma(F x, F y, F z) {
     return fused(
-        x, y, z, [&](auto... o) { a.vfnmadd213ps(o...); },
-        [&](auto... o) { a.vfnmadd132ps(o...); });
+        std::move(x), std::move(y), std::move(z), [&](auto... o) { a.vfnmadd213ps(o...); },
+        [&](auto... o) { a.vfnmadd132ps(o...); }, [&](auto... o) { a.vfnmadd231ps(o...); });
   }
 
   // x where it is NaN, else r, which is a result that nobody else has.
@@ -703,25 +706,13 @@ class Avx512 : public X86 {
   void emit_constants() {
     a.align(asmjit::AlignMode::kData, 8);
     a.bind_pool();
-    if (!constants_.empty()) a.embed(constants_.data(), constants_.size() * 4);
+    if (!constants_.empty()) a.embed(constants_.data(), constants_.bytes());
   }
 
  private:
-  F constant(std::uint32_t bits) {
-    for (std::size_t i = 0; i < constants_.size(); ++i) {
-      if (constants_[i] == bits) return F::of_constant(static_cast<int>(i));
-    }
-    constants_.push_back(bits);
-    return F::of_constant(static_cast<int>(constants_.size()) - 1);
-  }
+  F constant(std::uint32_t bits) { return F::of_constant(constants_.of(bits)); }
   F constant(std::uint32_t low, std::uint32_t high) {
-    for (std::size_t i = 0; i + 1 < constants_.size(); ++i) {
-      if (constants_[i] == low && constants_[i + 1] == high)
-        return F::of_constant(static_cast<int>(i));
-    }
-    constants_.push_back(low);
-    constants_.push_back(high);
-    return F::of_constant(static_cast<int>(constants_.size()) - 2);
+    return F::of_constant(constants_.of(low, high));
   }
 
   // What an instruction can read as its last operand.
@@ -842,10 +833,19 @@ class Avx512 : public X86 {
     a.vmovaps(zmm(r), zmm(x));
     return r;
   }
-  template <class E213, class E132>
-  F fused(const F& x, const F& y, const F& z, E213 e213, E132 e132) {
-    if (x.reg() < 0 && y.reg() >= 0) return fused(y, x, z, e213, e132);
-    F r = copied(x);
+  template <class E213, class E132, class E231>
+  F fused(F x, F y, F z, E213 e213, E132 e132, E231 e231) {
+    if (x.reg() < 0 || (y.movable() && !x.movable())) std::swap(x, y);
+    if (z.movable() && !x.movable()) {
+      x = in_register(x);
+      source(y, [&](const auto& t) { e231(zmm(z), zmm(x), t); });
+      return z;
+    }
+    if (!x.movable() && y.reg() < 0) {  // a load instead of a copy
+      y = in_register(y);
+      std::swap(x, y);
+    }
+    F r = x.movable() ? std::move(x) : copied(x);
     if (y.reg() < 0) {
       const F addend = in_register(z);
       source(y, [&](const auto& t) { e132(zmm(r), zmm(addend), t); });
@@ -867,7 +867,7 @@ class Avx512 : public X86 {
 
   Registers vectors_, masks_;
   bool rounds_bf16_ = asmjit::CpuInfo::host().features().x86().hasAVX512_BF16();
-  std::vector<std::uint32_t> constants_;
+  Constants<std::uint32_t> constants_;
   std::uint32_t live_vectors_ = 0, live_masks_ = 0;
 };
 

@@ -145,10 +145,10 @@ void Emitter<T>::start(int begin, int i, Accumulator& acc) {
   }
   const bool wide = type == bytecode::RegType::kI64 || type == bytecode::RegType::kF64 ||
                     sums_doubles(op) || is_deviations(op);
-  // What a tree makes is added once in so many rows.
+  // What a tree makes is added once in so many rows; beside functions an addition costs little.
   const auto own_wide = [&](const F& x) {
     if constexpr (!T::kManyRegisters) {
-      if (grows_trees_) return t_.own_apart(x);
+      if (grows_trees_ || (sums_apart_ && sums_doubles(op))) return t_.own_apart(x);
     }
     return t_.own(x, true);
   };

@@ -2,8 +2,11 @@
 // interpreter's function for one vector. Included by emitter.h.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <bit>
 #include <cmath>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <utility>
@@ -49,21 +52,62 @@ void Emitter<T>::map(const Instr& instr) {
   value(instr.dst) = std::move(r);
 }
 
-// The same function of the first two copies, their instructions in turns.
+// Registers that a function of two vectors takes, those of its arguments among them unless they are
+// in memory: found by emitting it by itself, once in a process.
 template <class T>
-void Emitter<T>::map_two(const Instr& instr) {
-  // What varies over columns was made in this body, and is given up if nothing else reads it.
-  const bool last = last_use_[at(instr.a)] == now_;
-  const auto source = [&](int copy) {
-    F& x = values_[at(copy)][at(instr.a)].lo;
-    return last ? std::move(x) : x;
+int registers_of_two(bytecode::Op op, bool in_memory) {
+  struct Nobody final : Owner {
+    bool make_room(const Registers&, int) override { return false; }
+    std::size_t mark() const override { return 0; }
+    void undo(std::size_t) override {}
   };
-  typename Interleaved<T>::F x{source(0), source(1)}, r;
-  Interleaved<T> two(t_);
-  if (!map_function(two, static_cast<Op>(instr.op), std::move(x), r))
-    throw Unsupported{std::string(info(instr).name)};
-  values_[0][at(instr.dst)].lo = std::move(r.first);
-  values_[1][at(instr.dst)].lo = std::move(r.second);
+  static std::array<std::array<std::atomic<std::int8_t>, 2>, std::size(bytecode::kIsa)> known{};
+  auto& registers = known[static_cast<std::size_t>(op)][in_memory ? 1 : 0];
+  if (registers == 0) {
+    asmjit::CodeHolder holder;
+    holder.init(asmjit::Environment::host());
+    Nobody nobody;
+    T t(holder, nobody);
+    Interleaved<T> two(t);
+    typename Interleaved<T>::F x{t.fresh(), t.fresh()}, r;
+    if (in_memory) {
+      t.move_out(x.first);
+      t.move_out(x.second);
+    }
+    map_function(two, op, std::move(x), r);
+    registers = static_cast<std::int8_t>(t.most_registers() + (t.failed ? 1 : 0));
+  }
+  return registers;
+}
+
+// The same function of the first two copies, their instructions in turns. False: there are not
+// enough registers.
+template <class T>
+bool Emitter<T>::map_two(const Instr& instr) {
+  if constexpr (T::kInterleaves) {
+    const Op op = static_cast<Op>(instr.op);
+    F &first = values_[0][at(instr.a)].lo, &second = values_[1][at(instr.a)].lo;
+    // What varies over columns was made in this body, and is given up if nothing else reads it.
+    const bool last = last_use_[at(instr.a)] == now_;
+    const int held = (first.reg() >= 0 ? 1 : 0) + (second.reg() >= 0 ? 1 : 0);
+    typename Interleaved<T>::F x{first, second}, r;
+    if (!t_.make_room(registers_of_two<T>(op, false) - (last ? held : 0))) {
+      x = {};
+      for (F* value : {&first, &second}) {
+        if (value->reg() >= 0 && !t_.move_out(*value)) return false;
+      }
+      if (!t_.make_room(registers_of_two<T>(op, true))) return false;
+      x = {first, second};
+    }
+    note(static_cast<int>(&instr - p_.code.data()));
+    if (last) first = second = {};
+    Interleaved<T> two(t_);
+    map_function(two, op, std::move(x), r);
+    values_[0][at(instr.dst)].lo = std::move(r.first);
+    values_[1][at(instr.dst)].lo = std::move(r.second);
+    return true;
+  }
+  return false;
 }
 
 // NaN if either is NaN. The instruction has its second operand where one is NaN: the first is asked

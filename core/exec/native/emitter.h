@@ -64,7 +64,7 @@ class Emitter final : private Owner {
     for (const Instr& instr : p_.code) {
       if (info(instr).cls == Class::kFold) fold_at_[instr.dst] = n_folds++;
     }
-    for (int copy = 0; copy < most_copies(); ++copy) {
+    for (int copy = 0; copy < widest(); ++copy) {
       values_[at(copy)].resize(p_.header->n_registers);
       folds_[at(copy)].resize(n_folds);
     }
@@ -114,6 +114,7 @@ class Emitter final : private Owner {
   static constexpr int kTreeLevels = 3;
   static constexpr int kRowsInTree = 1 << kTreeLevels;
   static constexpr int kMostCopies = kRowsInTree;
+  static constexpr int kMostRegisters = 32;  // of one kind, of any processor
   static constexpr int kNarrowRegisters = 10;  // of a program that is emitted as such: see narrow()
   // Names of the loops over columns in listings.
   static constexpr const char* kSideBySide = "main loop: vectors side by side";
@@ -142,6 +143,10 @@ class Emitter final : private Owner {
     int reg;
     int part;  // 0 lo, 1 hi, 2 mask
     int from;  // the processor's register
+  };
+  struct Waiting {
+    int use;  // by order()
+    Move move;
   };
 
   // Structure ----------------------------------------------------------------------------------
@@ -283,6 +288,13 @@ class Emitter final : private Owner {
     };
     if (narrow_ > 0) t_.for_whole(4 / narrow_, loop(kElements, [&] { narrow(); }));
     if (copies > 1) t_.for_whole(copies, loop(kSideBySide, [&] { body(copies); }));
+    if constexpr (T::kInterleaves) {
+      // Less to emit, where at most one whole vector a row is under a mask.
+      if (copies == 2 && interleaves(begin, end) && masks_all(begin, end, filter)) {
+        t_.for_masked([&] { t_.mask_some(); }, loop(kMasked, [&] { body(1); }));
+        return;
+      }
+    }
     if constexpr (T::kMasksAreCheap) {
       // Stores under a mask cannot stream.
       if (copies > 1 || (weight(begin, end, filter) >= kLongBody && !streams_)) {
@@ -292,6 +304,22 @@ class Emitter final : private Owner {
     }
     t_.for_whole(1, loop(kWhole, [&] { body(1); }));
     t_.for_rest([&] { t_.mask_rest(); }, loop(kRest, [&] { body(1); }));
+  }
+
+  // Can all vectors be under a mask? What is gathered, or smaller than a lane, goes through the
+  // frame then.
+  template <class Filter>
+  bool masks_all(int begin, int end, Filter filter) const {
+    for (int i = begin; i < end; ++i) {
+      const Instr& instr = p_.code[at(i)];
+      const Class cls = info(instr).cls;
+      if (!filter(instr)) continue;
+      if (cls == Class::kGather) return false;
+      const bool moves = cls == Class::kLoad || cls == Class::kStore;
+      const bool small = moves && bytecode::storage_bytes(info(instr).storage) < 4;
+      if (small && over_x(p_.operands[instr.mem].cls)) return false;
+    }
+    return true;
   }
 
   // Functions of two vectors side by side, their instructions in turns: see interleaved.h.
@@ -335,6 +363,18 @@ class Emitter final : private Owner {
     if (interleaves(begin, end)) return 2;
     if (sum <= kTinyBody && all_in_trees(begin, end)) return most_copies();
     return std::min(copies_, sum <= kShortBody ? 4 : sum <= kTwice ? 2 : 1);
+  }
+  // The most of any pass.
+  int widest() const {
+    if (p_.header->fold != Fold::kColumns) return copies_;
+    int most = 1;
+    for (int i = 0; i < n_; ++i) {
+      if (op(i) != Op::pass) continue;
+      const int begin = i + 1;
+      while (op(i) != Op::end) ++i;
+      most = std::max(most, copies_of(begin, i));
+    }
+    return most;
   }
   // Side by side, where folds share their accumulators.
   int most_copies() const {
@@ -382,6 +422,7 @@ class Emitter final : private Owner {
       while (op(i) != Op::end) ++i;
       if (listing_ != nullptr) listing_->begin("pass", pass);
       grows_trees_ = grows_trees(body, i);
+      sums_apart_ = p_.header->fold == Fold::kColumns && interleaves(body, i);
       const int copies = p_.header->fold == Fold::kRows ? wide_ : copies_of(body, i);
       for (copy_ = 0; copy_ < copies; ++copy_) start_folds(body, i);
       copy_ = 0;
@@ -399,7 +440,7 @@ class Emitter final : private Owner {
         take_folds(body, i);
       }
       if (listing_ != nullptr) listing_->end();
-      grows_trees_ = false;
+      grows_trees_ = sums_apart_ = false;
       ++i;
     }
   }
@@ -600,21 +641,18 @@ class Emitter final : private Owner {
     return use < 0 ? 4 * n_ : uses_[at(use)].at;
   }
 
-  // Gives up the register of the value that is needed last.
-  bool make_room(const Registers& file) override {
+  // Gives up the registers of values that are needed last.
+  bool make_room(const Registers& file, int count) override {
     const bool masks = t_.is_mask_file(file);
-    Move move{-1, -1, 0, -1};
-    int latest = -1;
+    std::array<Waiting, kMostRegisters> waiting;
+    std::size_t n = 0;
     const auto consider = [&](const auto& handle, int copy, int reg, int part, int use) {
-      if (handle.movable() && use > latest) {
-        latest = use;
-        move = {copy, reg, part, handle.reg()};
-      }
+      if (handle.movable()) waiting[n++] = {use, {copy, reg, part, handle.reg()}};
     };
-    for (int copy = 0; copy < copies_; ++copy) {
+    for (int copy = 0; copy < std::max(in_trees_, wide_); ++copy) {  // others have no values now
       for (int reg = 0; reg < static_cast<int>(p_.header->n_registers); ++reg) {
         const auto& value = values_[at(copy)][at(reg)];
-        if (value.lo.empty() && value.mask.empty()) continue;
+        if (value.lo.reg() < 0 && value.hi.reg() < 0 && value.mask.reg() < 0) continue;
         const int use = next_use(reg);
         if (masks || !T::kMaskRegisters) consider(value.mask, copy, reg, 2, use);
         if (masks) continue;
@@ -622,13 +660,19 @@ class Emitter final : private Owner {
         consider(value.hi, copy, reg, 1, use);
       }
     }
-    if (latest < 0) return false;
-    auto& value = values_[at(move.copy)][at(move.reg)];
-    const bool moved = move.part == 0   ? t_.move_out(value.lo)
+    const std::size_t moved = std::min(n, at(count));
+    const auto later = [](const Waiting& a, const Waiting& b) { return a.use > b.use; };
+    std::partial_sort(waiting.begin(), waiting.begin() + moved, waiting.begin() + n, later);
+    for (std::size_t i = 0; i < moved; ++i) {
+      const Move& move = waiting[i].move;
+      auto& value = values_[at(move.copy)][at(move.reg)];
+      const bool out = move.part == 0   ? t_.move_out(value.lo)
                        : move.part == 1 ? t_.move_out(value.hi)
                                         : t_.move_out(value.mask);
-    if (moved) moves_.push_back(move);
-    return moved;
+      if (!out) return false;
+      moves_.push_back(move);
+    }
+    return moved > 0;
   }
 
   std::size_t mark() const override { return moves_.size(); }
@@ -668,9 +712,7 @@ class Emitter final : private Owner {
     for (int i = begin; i < end; ++i) {
       if (!filter(p_.code[at(i)])) continue;
       now_ = order(i);
-      if (is_interleaved(p_.code[at(i)])) {
-        note(i);
-        map_two(p_.code[at(i)]);
+      if (is_interleaved(p_.code[at(i)]) && map_two(p_.code[at(i)])) {
         check();
       } else {
         each([&] { next(i); });
@@ -749,7 +791,7 @@ class Emitter final : private Owner {
   void iota(const Instr& instr);
   void constant(const Instr& instr);
   void map(const Instr& instr);
-  void map_two(const Instr& instr);
+  bool map_two(const Instr& instr);
   bool map_f32(const Instr& instr, Value<T>& r);
   bool map_i32(const Instr& instr, Value<T>& r);
   bool map_i64(const Instr& instr, Value<T>& r);
@@ -808,6 +850,7 @@ class Emitter final : private Owner {
   int in_trees_ = 1;      // copies whose elements are folded among themselves first
   bool grows_trees_ = false;  // in a pass whose rows are folded among themselves first
   bool in_tree_ = false;      // at such rows
+  bool sums_apart_ = false;   // in a pass with functions of two vectors, which need registers
   int row_ = 0;               // which of them
   int copy_ = 0;
   int now_ = 0;

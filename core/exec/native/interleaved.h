@@ -37,8 +37,8 @@ class Interleaved {
   F min(const F& x, const F& y) { return each([&](auto part) { return t_.min(x.*part, y.*part); }); }
   F max(const F& x, const F& y) { return each([&](auto part) { return t_.max(x.*part, y.*part); }); }
   F sqrt(const F& x) { return each([&](auto part) { return t_.sqrt(x.*part); }); }
-  F fma(const F& x, const F& y, const F& z) { return each([&](auto part) { return t_.fma(x.*part, y.*part, z.*part); }); }
-  F fnma(const F& x, const F& y, const F& z) { return each([&](auto part) { return t_.fnma(x.*part, y.*part, z.*part); }); }
+  F fma(F x, F y, F z) { return each([&](auto part) { return t_.fma(std::move(x.*part), std::move(y.*part), std::move(z.*part)); }); }
+  F fnma(F x, F y, F z) { return each([&](auto part) { return t_.fnma(std::move(x.*part), std::move(y.*part), std::move(z.*part)); }); }
   F round_even(const F& x) { return each([&](auto part) { return t_.round_even(x.*part); }); }
   I to_int(const F& x) { return each([&](auto part) { return t_.to_int(x.*part); }); }
   F to_float(const I& x) { return each([&](auto part) { return t_.to_float(x.*part); }); }
@@ -57,11 +57,11 @@ class Interleaved {
   F select(const M& m, const F& yes, const F& no) {
     return {t_.select(m.first, yes.first, no.first), t_.select(m.second, yes.second, no.second)};
   }
-  F scale2(const F& x, const F& n) {
+  F scale2(F x, F n) {
     if constexpr (kScalesFar) {
       return each([&](auto part) { return t_.scale2(x.*part, n.*part); });
     } else {
-      return math::scale2_by_bits(*this, x, n);
+      return math::scale2_by_bits(*this, std::move(x), std::move(n));
     }
   }
 

@@ -10,6 +10,7 @@
 
 #include "core/exec/math/math.h"
 #include "exec/native/a64.h"
+#include "exec/native/constants.h"
 
 namespace tilevm::exec::native {
 
@@ -121,7 +122,7 @@ class Neon : public A64 {
   F trunc(const F& x) { return four(x, [&](auto... o) { a.frintz(o...); }); }
   I to_int(const F& x) { return four(x, [&](auto... o) { a.fcvtns(o...); }); }
   F to_float(const I& x) { return four(x, [&](auto... o) { a.scvtf(o...); }); }
-  F scale2(const F& x, const F& n) { return math::scale2_by_bits(*this, x, n); }
+  F scale2(F x, F n) { return math::scale2_by_bits(*this, std::move(x), std::move(n)); }
   static I bits(const F& x) { return x; }
   static F from_bits(const I& x) { return x; }
   I iadd(const I& x, const I& y) { return four(x, y, [&](auto... o) { a.add(o...); }); }
@@ -576,7 +577,7 @@ class Neon : public A64 {
   void emit_constants() {
     a.align(asmjit::AlignMode::kData, kBytes);
     a.bind(pool_);
-    if (!constants_.empty()) a.embed(constants_.data(), constants_.size() * kBytes);
+    if (!constants_.empty()) a.embed(constants_.data(), constants_.bytes());
   }
 
  private:
@@ -589,17 +590,12 @@ class Neon : public A64 {
   static F vector(const M& m) { return m.as<VectorKind>(); }
   static M mask(const F& x) { return x.as<MaskKind>(); }
 
-  F constant(const Constant& lanes) {
-    const auto found = std::find(constants_.begin(), constants_.end(), lanes);
-    const auto index = found - constants_.begin();
-    if (found == constants_.end()) constants_.push_back(lanes);
-    return F::of_constant(static_cast<int>(index));
-  }
+  F constant(const Constant& lanes) { return F::of_constant(constants_.of(lanes)); }
   // What all bits of a constant are: 0 or -1; else 1.
   template <class Kind>
   std::int64_t bits_of_all(const Handle<Kind>& f) const {
     if (f.constant() < 0) return 1;
-    const Constant& lanes = constants_[at(f.constant())];
+    const Constant& lanes = constants_[f.constant()];
     const std::int32_t first = lanes[0];
     return (first == 0 || first == -1) && lanes == Constant{first, first, first, first} ? first : 1;
   }
@@ -804,7 +800,7 @@ class Neon : public A64 {
   }
 
   Registers vectors_;
-  std::vector<Constant> constants_;
+  Constants<Constant> constants_;
   std::uint32_t live_ = 0;
 };
 

@@ -36,7 +36,7 @@ class Processor {
   template <class H>
   H fresh(Registers& file) {
     int reg = file.take();
-    while (reg < 0 && owner_.make_room(file)) reg = file.take();
+    while (reg < 0 && owner_.make_room(file, 1)) reg = file.take();
     if (reg < 0) {
       failed = true;
       return {};

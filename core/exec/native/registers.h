@@ -3,6 +3,7 @@
 // (`Owner::make_room`); the value is then in a slot of the frame, where instructions can read it.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <utility>
@@ -49,6 +50,7 @@ class Registers {
   // This one, which is free.
   void take(int reg) {
     free_ &= ~(1U << reg);
+    taken_ |= 1U << reg;
     refs_[reg] = 1;
   }
   void retain(int reg) { ++refs_[reg]; }
@@ -57,10 +59,13 @@ class Registers {
   }
   // Bits of those in use, of the usable ones.
   std::uint32_t used() const { return usable_ & ~free_; }
+  int left() const { return std::popcount(free_); }
+  // How many were ever in use at once: no higher one is taken while a lower one is free.
+  int most() const { return std::bit_width(taken_); }
   bool shared(int reg) const { return refs_[reg] > 1; }
 
  private:
-  std::uint32_t usable_, free_;
+  std::uint32_t usable_, free_, taken_ = 0;
   std::uint8_t refs_[32] = {};
 };
 
@@ -70,71 +75,66 @@ template <class Kind>
 class Handle {
  public:
   Handle() = default;
-  static Handle in_register(Registers& file, int reg) { return Handle(&file, reg, -1, -1); }
-  static Handle in_slot(Registers& file, int slot) { return Handle(&file, -1, slot, -1); }
-  static Handle of_constant(int index) { return Handle(nullptr, -1, -1, index); }
+  static Handle in_register(Registers& file, int reg) { return Handle(&file, reg); }
+  static Handle in_slot(Registers& file, int slot) { return Handle(&file, kFirstSlot + slot); }
+  static Handle of_constant(int index) { return Handle(nullptr, kNowhere - 1 - index); }
 
-  Handle(const Handle& o) : file_(o.file_), reg_(o.reg_), slot_(o.slot_), constant_(o.constant_) {
-    if (reg_ >= 0) file_->retain(reg_);
-    if (slot_ >= 0) file_->slots.retain(slot_);
+  Handle(const Handle& o) : file_(o.file_), place_(o.place_) {
+    if (place_ >= 0) retain();
   }
-  Handle(Handle&& o) noexcept
-      : file_(o.file_),
-        reg_(std::exchange(o.reg_, -1)),
-        slot_(std::exchange(o.slot_, -1)),
-        constant_(std::exchange(o.constant_, -1)) {}
+  Handle(Handle&& o) noexcept : file_(o.file_), place_(std::exchange(o.place_, kNowhere)) {}
   Handle& operator=(Handle o) noexcept {
     std::swap(file_, o.file_);
-    std::swap(reg_, o.reg_);
-    std::swap(slot_, o.slot_);
-    std::swap(constant_, o.constant_);
+    std::swap(place_, o.place_);
     return *this;
   }
   ~Handle() {
-    if (reg_ >= 0) file_->release(reg_);
-    if (slot_ >= 0) file_->slots.release(slot_);
+    if (place_ >= 0) release();
   }
 
-  bool empty() const { return reg_ < 0 && slot_ < 0 && constant_ < 0; }
-  int reg() const { return reg_; }
-  int slot() const { return slot_; }
-  int constant() const { return constant_; }
-  bool same(const Handle& o) const {
-    return reg_ == o.reg_ && slot_ == o.slot_ && constant_ == o.constant_;
-  }
+  bool empty() const { return place_ == kNowhere; }
+  // Where it is; -1 if not there.
+  int reg() const { return place_ < kFirstSlot ? std::max(place_, -1) : -1; }
+  int slot() const { return std::max(place_ - kFirstSlot, -1); }
+  int constant() const { return std::max(kNowhere - 1 - place_, -1); }
+  bool same(const Handle& o) const { return place_ == o.place_; }
   // In a register that nobody else holds, so that it may be taken away.
-  bool movable() const { return reg_ >= 0 && !file_->shared(reg_); }
+  bool movable() const { return reg() >= 0 && !file_->shared(place_); }
 
   // The same bits, seen as another kind, where both are kept in the same registers.
   template <class Other>
   Handle<Other> as() const {
-    if (reg_ >= 0) file_->retain(reg_);
-    if (slot_ >= 0) file_->slots.retain(slot_);
-    return Handle<Other>(file_, reg_, slot_, constant_);
+    if (place_ >= 0) retain();
+    return Handle<Other>(file_, place_);
   }
 
  private:
   template <class Other>
   friend class Handle;
 
-  Handle(Registers* file, int reg, int slot, int constant)
-      : file_(file),
-        reg_(static_cast<std::int16_t>(reg)),
-        slot_(static_cast<std::int16_t>(slot)),
-        constant_(static_cast<std::int16_t>(constant)) {}
+  // Registers from 0 on, slots behind them; constants below -1.
+  static constexpr int kFirstSlot = 32;
+  static constexpr int kNowhere = -1;
+
+  Handle(Registers* file, int place) : file_(file), place_(place) {}
+
+  void retain() const {
+    place_ < kFirstSlot ? file_->retain(place_) : file_->slots.retain(place_ - kFirstSlot);
+  }
+  void release() {
+    place_ < kFirstSlot ? file_->release(place_) : file_->slots.release(place_ - kFirstSlot);
+  }
 
   Registers* file_ = nullptr;
-  std::int16_t reg_ = -1;
-  std::int16_t slot_ = -1;
-  std::int16_t constant_ = -1;
+  int place_ = kNowhere;
 };
 
 // Who can free registers, and undo that where control flow meets again.
 class Owner {
  public:
   virtual ~Owner() = default;
-  // False: nothing can be moved.
-  virtual bool make_room(const Registers& file) = 0;
+  // Of so many registers, if there are as many; false: nothing can be moved.
+  virtual bool make_room(const Registers& file, int count) = 0;
   // Values are where they were at `mark` after undo(mark).
   virtual std::size_t mark() const = 0;
   virtual void undo(std::size_t mark) = 0;

@@ -25,6 +25,7 @@ class Encoder : public x86::Assembler {
   using Error = asmjit::Error;
   using Zmm = x86::Zmm;
   using Ymm = x86::Ymm;
+  using Xmm = x86::Xmm;
   using Mem = x86::Mem;
 
   explicit Encoder(asmjit::CodeHolder* holder)
@@ -129,8 +130,10 @@ class Encoder : public x86::Assembler {
   TILEVM_BOTH(TILEVM_RVM, vpmaxsd, 0x3d, 2, 1)
   TILEVM_BOTH(TILEVM_RVM, vfmadd132ps, 0x98, 2, 1)
   TILEVM_BOTH(TILEVM_RVM, vfmadd213ps, 0xa8, 2, 1)
+  TILEVM_BOTH(TILEVM_RVM, vfmadd231ps, 0xb8, 2, 1)
   TILEVM_BOTH(TILEVM_RVM, vfnmadd132ps, 0x9c, 2, 1)
   TILEVM_BOTH(TILEVM_RVM, vfnmadd213ps, 0xac, 2, 1)
+  TILEVM_BOTH(TILEVM_RVM, vfnmadd231ps, 0xbc, 2, 1)
   TILEVM_ONE(TILEVM_RVM, vscalefps, Zmm, evex512, 0x2c, 2, 1)
   TILEVM_ONE(TILEVM_RVM, vblendmps, Zmm, evex512, 0x65, 2, 1)
   TILEVM_ONE(TILEVM_RVM, vpandd, Zmm, evex512, 0xdb, 1, 1)
@@ -182,6 +185,42 @@ class Encoder : public x86::Assembler {
     if (!quick(t)) return x86::Assembler::vcmpps(d, s, t, predicate);
     return evex512<Code{0xc2, 1, 0}>(d.id(), s.id(), t, predicate);
   }
+  Error vcmpps(const Ymm& d, const Ymm& s, const Ymm& t, int predicate) {
+    if (!quick()) return x86::Assembler::vcmpps(d, s, t, predicate);
+    return vex256<Code{0xc2, 1, 0}>(d.id(), s.id(), t.id(), predicate);
+  }
+  Error vcmpps(const Ymm& d, const Ymm& s, const Mem& t, int predicate) {
+    if (!quick(t)) return x86::Assembler::vcmpps(d, s, t, predicate);
+    return vex256<Code{0xc2, 1, 0}>(d.id(), s.id(), t, predicate);
+  }
+  using x86::Assembler::vblendvps;
+  Error vblendvps(const Ymm& d, const Ymm& no, const Ymm& yes, const Ymm& mask) {
+    if (!quick()) return x86::Assembler::vblendvps(d, no, yes, mask);
+    return vex256<Code{0x4a, 3, 1}>(d.id(), no.id(), yes.id(), in_immediate(mask));
+  }
+  Error vblendvps(const Ymm& d, const Ymm& no, const Mem& yes, const Ymm& mask) {
+    if (!quick(yes)) return x86::Assembler::vblendvps(d, no, yes, mask);
+    return vex256<Code{0x4a, 3, 1}>(d.id(), no.id(), yes, in_immediate(mask));
+  }
+  using x86::Assembler::vmaskmovps;
+  Error vmaskmovps(const Ymm& d, const Ymm& mask, const Mem& from) {
+    if (!quick(from)) return x86::Assembler::vmaskmovps(d, mask, from);
+    return vex256<Code{0x2c, 2, 1}>(d.id(), mask.id(), from, -1);
+  }
+  Error vmaskmovps(const Mem& to, const Ymm& mask, const Ymm& s) {
+    if (!quick(to)) return x86::Assembler::vmaskmovps(to, mask, s);
+    return vex256<Code{0x2e, 2, 1}>(s.id(), mask.id(), to, -1);
+  }
+  using x86::Assembler::vextractf128;
+  Error vextractf128(const Xmm& d, const Ymm& s, int half) {
+    if (!quick()) return x86::Assembler::vextractf128(d, s, half);
+    return vex256<Code{0x19, 3, 1}>(s.id(), 0, d.id(), half);
+  }
+  using x86::Assembler::vcvtps2pd;
+  Error vcvtps2pd(const Ymm& d, const Xmm& s) {
+    if (!quick()) return x86::Assembler::vcvtps2pd(d, s);
+    return vex256<Code{0x5a, 1, 0}>(d.id(), 0, s.id(), -1);
+  }
 
  private:
   struct Reference {
@@ -204,6 +243,7 @@ class Encoder : public x86::Assembler {
     return reg.isGpq() && !mem.hasBaseLabel() && quick(mem);
   }
 
+  static int in_immediate(const Ymm& reg) { return static_cast<int>(reg.id() << 4); }
   static unsigned low(unsigned reg) { return reg & 7U; }
   static unsigned bit3(unsigned reg) { return (reg >> 3) & 1U; }
   static unsigned bit4(unsigned reg) { return (reg >> 4) & 1U; }

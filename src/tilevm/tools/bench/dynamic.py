@@ -28,6 +28,7 @@ from tilevm.tools.bench.report import geomean
 STREAM = ("bias_gelu", "softmax", "layer_norm", "rms_norm", "bert_layer")
 STATIC = ("softmax", "layer_norm", "chain20", "bert_layer", "llama_layer", "bert4")
 OPERATORS = (10, 100, 1000, 10_000)
+BLOCK = 20  # shapes of a stream between a shape and the same again
 LATER = 7  # calls of a shape one after the other
 
 
@@ -41,7 +42,7 @@ def timed(call: Callable[[], Any]) -> float:
 def stream(case: Case, count: int) -> dict[str, float]:
     """Of shapes drawn between the least and the largest of the case's sweep.
 
-    `new`: a call of a shape that was never seen; `again`: of the same shape once all have been,
+    `new`: a call of a shape that was never seen; `again`: of the same shape, BLOCK shapes later,
     with inputs as fresh. Both follow other work, which leaves caches cold; later calls do not.
     """
     drawn = random.Random(1)
@@ -58,17 +59,20 @@ def stream(case: Case, count: int) -> dict[str, float]:
     new: list[float] = []
     again: list[float] = []
     later: list[float] = []
-    for times in (new, again):
-        for sizes in shapes:
-            inputs = case.tensors(sizes)
-            times.append(timed(lambda inputs=inputs: compiled(*inputs)))  # type: ignore[misc]
-            if times is again:
-                later.append(
-                    statistics.median(
-                        timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
-                        for _ in range(LATER)
+    # Soon after each other, since machines are not equally quick for minutes.
+    order = list(shapes)
+    for start in range(0, len(order), BLOCK):
+        for times in (new, again):
+            for sizes in order[start : start + BLOCK]:
+                inputs = case.tensors(sizes)
+                times.append(timed(lambda inputs=inputs: compiled(*inputs)))  # type: ignore[misc]
+                if times is again:
+                    later.append(
+                        statistics.median(
+                            timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
+                            for _ in range(LATER)
+                        )
                     )
-                )
     # The first of all captures and compiles.
     excess = sorted(1e6 * (a - b) for a, b in zip(new[3:], again[3:], strict=True))
     relative = sorted((a - b) / b for a, b in zip(new[3:], again[3:], strict=True))
