@@ -60,7 +60,7 @@ class Registers {
   // Bits of those in use, of the usable ones.
   std::uint32_t used() const { return usable_ & ~free_; }
   int left() const { return std::popcount(free_); }
-  // How many were ever in use at once: no higher one is taken while a lower one is free.
+  // How many were ever in use at once, if none was taken by its number: the lowest goes first.
   int most() const { return std::bit_width(taken_); }
   bool shared(int reg) const { return refs_[reg] > 1; }
 
@@ -133,7 +133,7 @@ class Handle {
 class Owner {
  public:
   virtual ~Owner() = default;
-  // Of so many registers, if there are as many; false: nothing can be moved.
+  // Gives up so many registers, or as many as it can; false: nothing can be moved.
   virtual bool make_room(const Registers& file, int count) = 0;
   // Values are where they were at `mark` after undo(mark).
   virtual std::size_t mark() const = 0;
