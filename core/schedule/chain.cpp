@@ -28,9 +28,13 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kLinesAtOnce = 16;  // of positions, where lines of an image are copied
 // Products by registers of 16 rows take two of them at a time.
 constexpr std::int64_t kUnitRows = 32;
+constexpr std::int64_t kUnitBlockRows = 256;
 // Packed factors that are larger are made and used for some columns at a time, where that is
 // possible: they stay in the second cache.
 constexpr std::int64_t kPackedBytes = 512 << 10;
+// ... but those in pieces, since for each part the left factor is split again: that costs more than
+// what comes from the last cache.
+constexpr std::int64_t kPackedPieceBytes = 8 << 20;
 constexpr std::int64_t kLeastColumns = 128;
 // So many columns for each thread, and threads divide columns instead of rows.
 constexpr std::int64_t kWideColumns = 256;
@@ -123,15 +127,16 @@ class Running {
     for (const Panel& panel : launch_.panels) row_bytes += panel.columns * panel.item_bytes;
     // Alone, the library divides rows as it likes.
     const bool whole = launch_.panels.empty() && launch_.stages.front().way == Way::kLibrary;
-    const std::int64_t most =
-        whole ? std::max(rows_, kBlockRows)
-              : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
-                                         tiles_.rows, block_rows()) /
-                    tiles_.rows * tiles_.rows;
-    const std::int64_t groups = batches_ * outer_;
     const bool units = std::ranges::any_of(launch_.stages, [this](const Stage& stage) {
       return stage.kernel == nullptr && by_units(tiles_, stage.way);
     });
+    const std::int64_t at_once = units ? kUnitRows : tiles_.rows;
+    const std::int64_t most =
+        whole ? std::max(rows_, kBlockRows)
+              : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
+                                         at_once, block_rows(units)) /
+                    at_once * at_once;
+    const std::int64_t groups = batches_ * outer_;
     item_rows_ = rows_;
     if (rows_ > kFewRows) {
       item_rows_ = std::min(rows_, most);
@@ -153,8 +158,8 @@ class Running {
   }
 
   // The most rows of an item. Of convolutions that copy lines, so many that few are copied twice.
-  std::int64_t block_rows() const {
-    std::int64_t most = kBlockRows;
+  std::int64_t block_rows(bool units) const {
+    std::int64_t most = units ? kUnitBlockRows : kBlockRows;
     for (const Stage& stage : launch_.stages) {
       if (stage.kernel != nullptr || stage.a.windows == nullptr) continue;
       if (!exec::gemm::in_lines(stage.way, *stage.a.windows)) continue;
@@ -470,7 +475,9 @@ std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
   bool any = false;
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr || stage.packed != nullptr) continue;
-    packed += stage.k * exec::gemm::packed_bytes(stage.way);
+    const bool pieces = stage.way == Way::kPackedPieces;
+    packed += stage.k * exec::gemm::packed_bytes(stage.way) /
+              (pieces ? kPackedPieceBytes / kPackedBytes : 1);
     any = any || packs(stage.way);
   }
   std::int64_t columns = INT64_MAX;

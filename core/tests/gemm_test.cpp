@@ -31,7 +31,7 @@ constexpr Storage kFactors[exec::gemm::kStorages] = {Storage::kF32, Storage::kBF
                                                      Storage::kI8};
 constexpr Way kWays[] = {Way::kSweep,  Way::kDots,     Way::kTiles,
                          Way::kPacked, Way::kPairDots, Way::kPackedPairs,
-                         Way::kPackedPieces, Way::kTurnedPairs};
+                         Way::kPackedPieces, Way::kTurnedPairs, Way::kPieces};
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kGap = -12345.0f;  // what memory around c holds
 
@@ -260,7 +260,7 @@ class Product {
 };
 
 bool applicable(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, const Matrix& b) {
-  if (way == Way::kPackedPieces) return tiles.units != nullptr;
+  if (way == Way::kPackedPieces || way == Way::kPieces) return tiles.units != nullptr;
   if (way == Way::kTurnedPairs && tiles.units == nullptr) return false;
   if (way == Way::kPairDots || way == Way::kPackedPairs || way == Way::kTurnedPairs) {
     const bool brain = a.storage == Storage::kBF16 && b.storage == Storage::kBF16;

@@ -6,30 +6,25 @@
 
 #include "exec/gemm/convolve.h"
 #include "exec/gemm/factors.h"
+#include "exec/gemm/pieces.h"
 #include "exec/gemm/units.h"
 
 namespace tilevm::exec::gemm {
 namespace {
 
 // A panel of B as deep as this is in the first cache, a block of A in the second.
-constexpr std::int64_t kPairDepth = 512;
+constexpr std::int64_t kPairDepth = 256;
 constexpr std::int64_t kPieceDepth = 256;
 constexpr std::int64_t kBlockRows = 256;
 constexpr std::int64_t kPanelRows = 2 * kUnitRows;
+constexpr std::int64_t kTwoLines = 64;  // cache lines, in elements
 // Panels that are together larger come from further away, and are fetched while many rows meet the
 // one before.
 constexpr std::int64_t kSecondCache = 1 << 20;
 constexpr std::int64_t kFarRows = 96;
-// Of products by float32 in place of pieces.
-constexpr std::int64_t kMendDepth = 256;
-constexpr std::int64_t kMendStride = kMendDepth + 16;
 
 std::int64_t pieces_of(Way way) { return way == Way::kPackedPieces ? kPieces : 1; }
 std::int64_t depth_of(Way way) { return way == Way::kPackedPieces ? kPieceDepth : kPairDepth; }
-
-// The range of a panel of pieces is what it ends with.
-constexpr std::int64_t kRangeElements = 16;
-static_assert(sizeof(Range) <= kRangeElements * sizeof(float));
 
 // Rows of A as registers take them: where they lie, or in `room`.
 class Arranged {
@@ -117,57 +112,6 @@ class Arranged {
   std::array<Range, kBlockRows> ranges_{};
 };
 
-// Rows of c whose factors are not in_pieces(), by products of float32.
-class Mending {
- public:
-  Mending(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, float* room,
-          float* c, std::int64_t c_stride)
-      : tiles_(tiles), sizes_(sizes), a_(a), b_(b), room_(room), c_(c), c_stride_(c_stride) {}
-
-  // Columns of one panel, rows i0 .. i0 + rows of which `wrong(i)` tells some.
-  template <class Wrong>
-  void panel(std::int64_t j, std::int64_t i0, std::int64_t rows, const Wrong& wrong) {
-    std::int64_t first = 0;
-    while (first < rows && !wrong(first)) ++first;
-    if (first == rows) return;
-    const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes_.n - j);
-    const std::int64_t step = even(sizes_.k, kMendDepth);
-    float* const left = room_ + kMendDepth * kUnitColumns;
-    for (std::int64_t p = 0; p < sizes_.k; p += step) {
-      const std::int64_t depth = std::min(step, sizes_.k - p);
-      std::fill_n(room_, depth * kUnitColumns, 0.0f);
-      take_columns(p, j, depth, columns);
-      for (std::int64_t i = first; i < rows; ++i) {
-        if (!wrong(i)) continue;
-        if (a_.windows != nullptr) {
-          copy_windows(tiles_, a_, i0 + i, 1, p, depth, left, kMendStride);
-        } else {
-          take(tiles_, a_, i0 + i, p, 1, depth, left, kMendStride);
-        }
-        tiles_.tile[1]({left, kMendStride, room_, kUnitColumns, c_ + (i0 + i) * c_stride_ + j,
-                        c_stride_, depth, columns, p > 0});
-      }
-    }
-  }
-
- private:
-  void take_columns(std::int64_t p, std::int64_t j, std::int64_t depth, std::int64_t columns) {
-    if (b_.count_taps() == 1) return take(tiles_, b_, p, j, depth, columns, room_, kUnitColumns);
-    for (std::int64_t q = 0; q < depth; ++q) {
-      for (std::int64_t i = 0; i < columns; ++i)
-        room_[q * kUnitColumns + i] = read(element(b_, p + q, j + i), tiles_, b_.storage);
-    }
-  }
-
-  const Tiles& tiles_;
-  const Sizes& sizes_;
-  const Matrix& a_;
-  const Matrix& b_;
-  float* room_;
-  float* c_;
-  std::int64_t c_stride_;
-};
-
 // The last step of a panel of which only some rows are used, the others zero.
 const Brain* cut(const Brain* step, std::int64_t pieces, std::int64_t rows, Brain* to) {
   std::memcpy(to, step, at(pieces * 2 * kUnitElements) * sizeof(Brain));
@@ -193,49 +137,13 @@ std::int64_t panel_elements(const Tiles& tiles, Way way, std::int64_t k) {
 }
 
 std::int64_t arranged_room(const Tiles& tiles, Way way, const Sizes& sizes) {
+  if (way == Way::kPieces) return pieces_room(tiles, sizes);
   if (way == Way::kTurnedPairs)
     return (rounded_up(sizes.m, kUnitColumns) + kPanelRows) * rounded_up(sizes.k, kUnitDepth) / 2;
   const std::int64_t rows = rounded_up(std::min(sizes.m, kBlockRows), kUnitRows);
   const std::int64_t depth = rounded_up(std::min(sizes.k, depth_of(way)), kUnitDepth);
   const std::int64_t arranged = rows * depth * pieces_of(way) / 2 + rows * (depth + kUnitDepth);
-  return std::max(arranged, kMendDepth * kUnitColumns + kMendStride + tiles.lanes);
-}
-
-void pack_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
-                 std::int64_t count, float* packed) {
-  const Units& unit = *tiles.units;
-  const std::int64_t panel = panel_elements(tiles, Way::kPackedPieces, sizes.k);
-  const std::int64_t steps = parts(sizes.k, kUnitDepth);
-  alignas(64) std::array<float, kUnitDepth * kUnitColumns> block;
-  for (std::int64_t j = first; j < first + count; j += kUnitColumns) {
-    float* const to = packed + j / kUnitColumns * panel;
-    const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes.n - j);
-    // Taps are packed as float32 at the end of the panel, in front of which pieces then grow.
-    float* const floats = to + panel - steps * kUnitDepth * kUnitColumns;
-    const bool taps = b.count_taps() > 1;
-    if (taps) pack_taps(tiles, sizes, b, j, columns, floats - j * sizes.k);
-    Range range;
-    for (std::int64_t s = 0; s < steps; ++s) {
-      const std::int64_t p = s * kUnitDepth;
-      const std::int64_t depth = std::min<std::int64_t>(kUnitDepth, sizes.k - p);
-      auto* const target = reinterpret_cast<Brain*>(to) + s * kPieces * 2 * kUnitElements;
-      const bool whole = depth == kUnitDepth && columns == kUnitColumns;
-      if (whole && !taps && b.column_stride == 1 && b.storage == Storage::kF32) {
-        const auto* from = reinterpret_cast<const float*>(element(b, p, j));
-        range.add(unit.split_panel(from, b.row_stride, target));
-        continue;
-      }
-      if (!whole) block.fill(0.0f);
-      if (taps) {
-        std::memcpy(block.data(), floats + p * kUnitColumns,
-                    at(depth * kUnitColumns) * sizeof(float));
-      } else {
-        take(tiles, b, p, j, depth, columns, block.data(), kUnitColumns);
-      }
-      range.add(unit.split_panel(block.data(), kUnitColumns, target));
-    }
-    std::memcpy(to + panel - kRangeElements, &range, sizeof(range));
-  }
+  return std::max(arranged, Mending::room(tiles));
 }
 
 void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a,
@@ -248,7 +156,10 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
   const bool some = sizes.packed_rows() > sizes.k && sizes.k % kUnitDepth != 0;
   const bool far =
       sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kSecondCache;
-  const auto run = way == Way::kPackedPieces ? unit.multiply_pieces : unit.multiply;
+  PieceBlocks blocks(unit);
+  const auto run = [&](const UnitBlock& block) {
+    way == Way::kPackedPieces ? blocks.run(block, false) : unit.multiply(block);
+  };
   const std::int64_t block_rows = rounded_up(even(sizes.m, kBlockRows), kPanelRows);
   alignas(64) std::array<Brain, kPieces * 2 * kUnitElements> edge;
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
@@ -278,8 +189,11 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
           block.columns = static_cast<int>(std::min<std::int64_t>(kUnitColumns, sizes.n - j));
           block.add = p > 0;
           if (far && j + kUnitColumns < sizes.n) {
-            block.lines = static_cast<int>(parts(pieces * 2 * kUnitRows, parts(rows, kPanelRows)));
-            block.next = from + panel * 2 + i / kPanelRows * steps * block.lines * kUnitDepth;
+            const auto pairs =
+                parts(pieces * kUnitRows, parts(rows, kPanelRows));  // of lines, a step
+            const Brain* next = from + panel * 2 + i / kPanelRows * steps * pairs * kTwoLines;
+            block.ahead = {reinterpret_cast<const std::byte*>(next), 2 * kTwoLines,
+                           pairs * 2 * kTwoLines, static_cast<int>(pairs)};
           }
           if (whole > 0) run(block);
           if (!last) continue;
@@ -293,17 +207,18 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
     }
     unit.end();
     if (way != Way::kPackedPieces) continue;
+    blocks.finish();
     Range all;
     for (std::int64_t i = 0; i < rows; ++i) all.add(rows_of.range(i));
-    Mending mending(tiles, sizes, a, b, room, c, c_stride);
+    const Mending mending{tiles, sizes.k, a, b, room};
     for (std::int64_t j = 0; j < sizes.n; j += kUnitColumns) {
       Range of;
       const float* const end = packed + (j / kUnitColumns + 1) * panel;
       std::memcpy(static_cast<void*>(&of), end - kRangeElements, sizeof(of));
       if (in_pieces(all, of, sizes.k)) continue;
-      mending.panel(j, i0, rows, [&](std::int64_t i) {
-        const Range& row = rows_of.range(i);
-        return !in_pieces(row, of, sizes.k) && !lost_beside(row, of, sizes.k);
+      const std::int64_t columns = std::min<std::int64_t>(kUnitColumns, sizes.n - j);
+      mending.panel(i0, rows, j, columns, c + i0 * c_stride + j, c_stride, [&](std::int64_t i) {
+        return !pieces_tell(rows_of.range(i), of, sizes.k);
       });
     }
   }
@@ -346,8 +261,8 @@ void multiply_turned(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
                       static_cast<int>(rows),
                       static_cast<int>(columns),
                       false,
-                      nullptr,
-                      0};
+                      {},
+                      nullptr};
       if (block.steps > 0) (some ? unit.multiply : unit.multiply_far)(block);
       if (!some && left > 0) {
         block.add = whole > 0;

@@ -17,8 +17,6 @@ std::int64_t panel_elements(const Tiles& tiles, Way way, std::int64_t k);
 // As functions of multiply.h, for kPackedPieces, kTurnedPairs, and kPackedPairs where there are
 // units().
 std::int64_t arranged_room(const Tiles& tiles, Way way, const Sizes& sizes);
-void pack_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
-                 std::int64_t count, float* packed);
 // (In multiply.cpp: where there are no units, panels are the same but for their last rows.)
 void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
                 std::int64_t count, Brain* packed);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "exec/gemm/arranged.h"
 #include "exec/gemm/brain.h"
@@ -9,6 +10,7 @@
 #include "exec/gemm/factors.h"
 #include "exec/gemm/library.h"
 #include "exec/gemm/lines.h"
+#include "exec/gemm/pieces.h"
 #include "exec/gemm/units.h"
 
 namespace tilevm::exec::gemm {
@@ -62,6 +64,11 @@ constexpr std::int64_t kTurnedRows = 384;
 constexpr std::int64_t kPieceRows = 96;
 constexpr std::int64_t kPieceRowsAhead = 40;
 constexpr std::int64_t kPieceColumns = 96;
+// ... and between how many rows B is split as it is used, by whether its columns or its rows are
+// contiguous.
+constexpr std::int64_t kPassedColumnRows = 48;
+constexpr std::int64_t kPassedRowRows = 64;
+constexpr std::int64_t kPassedRows = 256;  // a block's
 
 // A block of A as tiles read it: where it is, or a copy in room.
 struct Rows {
@@ -429,25 +436,32 @@ void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::in
 }
 
 bool by_units(const Tiles& tiles, Way way) {
-  return tiles.units != nullptr && (of_panels(way) || way == Way::kTurnedPairs);
+  return tiles.units != nullptr &&
+         (of_panels(way) || way == Way::kTurnedPairs || way == Way::kPieces);
 }
 
 const char* name(Way way) {
   constexpr const char* kNames[] = {"sweep",     "dots",         "tiles",    "packed",
                                     "pair dots", "packed pairs", "channels", "windows",
-                                    "packed pieces", "turned pairs", "library"};
+                                    "packed pieces", "turned pairs", "pieces", "library"};
   return kNames[static_cast<std::size_t>(way)];
 }
 
 namespace {
 
-// Whether products of float32 are quicker in pieces of bfloat16: where many rows meet many columns,
-// since it costs to make them.
-bool in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
-               bool ahead) {
-  if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return false;
-  return tiles.units != nullptr && sizes.n >= kPieceColumns && sizes.k >= kUnitDepth &&
-         sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows);
+// Whether a product of float32 is quicker in pieces of bfloat16, and how: where many rows meet many
+// columns, since it costs to make them.
+std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
+                             const Matrix& b, bool ahead) {
+  if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return std::nullopt;
+  if (tiles.units == nullptr || sizes.n < kPieceColumns || sizes.k < kUnitDepth)
+    return std::nullopt;
+  const bool plain = a.windows == nullptr && b.count_taps() == 1;
+  if (plain && !ahead && sizes.m <= kPassedRows &&
+      sizes.m >= (b.row_stride == 1 ? kPassedColumnRows : kPassedRowRows))
+    return Way::kPieces;
+  if (sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows)) return Way::kPackedPieces;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -480,7 +494,7 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
       return Way::kPairDots;
     return Way::kPackedPairs;
   }
-  if (in_pieces(tiles, sizes, a, b, ahead)) return Way::kPackedPieces;
+  if (const auto way = in_pieces(tiles, sizes, a, b, ahead)) return *way;
   if (b.count_taps() > 1) return Way::kPacked;
   if (a.windows != nullptr && reads_lines(*a.windows)) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
@@ -568,11 +582,13 @@ void multiply(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a, 
     return;
   }
   if (way == Way::kTurnedPairs) return multiply_turned(tiles, sizes, a, b, room, c, c_stride);
+  if (way == Way::kPieces) return multiply_pieces(tiles, sizes, a, b, room, c, c_stride);
   if (by_units(tiles, way))
     return multiply_arranged(tiles, way, sizes, a, b, packed, room, c, c_stride);
   switch (way) {
     case Way::kPackedPieces:  // these are by units alone
     case Way::kTurnedPairs:
+    case Way::kPieces:
     case Way::kSweep:
       return multiply_sweep(tiles, sizes, a, b, room, c, c_stride);
     case Way::kDots:

@@ -47,6 +47,7 @@ enum class Way : std::uint8_t {
   kWindows,      // B is windows of an image: a panel is copied for some of A at a time
   kPackedPieces,  // as kPackedPairs, of float32 in pieces of bfloat16; see units.h
   kTurnedPairs,   // as kPairDots, by units.h
+  kPieces,        // few rows of A: as kPackedPieces, B being split as it is used
   kLibrary        // by another's code; see library.h
 };
 inline bool packs(Way way) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <type_traits>
 
 #ifdef __clang__
 #pragma clang attribute push(                                                                 \
@@ -39,6 +40,81 @@ void end() { asm volatile("tilerelease"); }
                : "memory")
 #define TILEVM_ZERO(to) asm volatile("tilezero %%tmm" #to ::)
 #define TILEVM_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+// A mask of the first `left` lanes.
+__mmask16 first_lanes(int left) {
+  return static_cast<__mmask16>(left >= 16 ? 0xFFFF : left <= 0 ? 0 : (1U << left) - 1);
+}
+
+// 16 x 16: pairs, then quarters, of rows that are 1, 2, 4 and 8 apart.
+void turn_square(__m512 (&x)[16]) {
+  __m512 y[16];
+#pragma GCC unroll 8
+  for (int i = 0; i < 16; i += 2) {
+    y[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+    y[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+  }
+  const auto pairs = [](__m512 a, __m512 b, auto high) {
+    const __m512d first = _mm512_castps_pd(a), second = _mm512_castps_pd(b);
+    if constexpr (decltype(high)::value) return _mm512_castpd_ps(_mm512_unpackhi_pd(first, second));
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(first, second));
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < 16; i += 4) {
+    x[i] = pairs(y[i], y[i + 2], std::false_type{});
+    x[i + 1] = pairs(y[i], y[i + 2], std::true_type{});
+    x[i + 2] = pairs(y[i + 1], y[i + 3], std::false_type{});
+    x[i + 3] = pairs(y[i + 1], y[i + 3], std::true_type{});
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    y[i] = _mm512_shuffle_f32x4(x[i], x[i + 4], 0x88);
+    y[i + 4] = _mm512_shuffle_f32x4(x[i], x[i + 4], 0xDD);
+    y[i + 8] = _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0x88);
+    y[i + 12] = _mm512_shuffle_f32x4(x[i + 8], x[i + 12], 0xDD);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    x[i] = _mm512_shuffle_f32x4(y[i], y[i + 8], 0x88);
+    x[i + 8] = _mm512_shuffle_f32x4(y[i], y[i + 8], 0xDD);
+    x[i + 4] = _mm512_shuffle_f32x4(y[i + 4], y[i + 12], 0x88);
+    x[i + 12] = _mm512_shuffle_f32x4(y[i + 4], y[i + 12], 0xDD);
+  }
+}
+
+constexpr int kParts = 8;  // of sums, as they are put
+
+// Inlined by force: the sums that it is given are in registers.
+[[gnu::always_inline]] inline void put_row(const UnitSums& t, int i, int j, __m512 sum) {
+  const __mmask16 mask = i < t.rows ? first_lanes(t.columns - j) : 0;
+  float* const to = t.c + i * t.c_stride + j;
+  if (t.add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
+  _mm512_mask_storeu_ps(to, mask, sum);
+}
+
+void put_part(const UnitSums& t, int part) {
+  if (!t.turned) {
+#pragma GCC unroll 4
+    for (int r = 0; r < 4; ++r) {
+      const int i = part * 4 + r;
+      put_row(t, i, 0, _mm512_loadu_ps(t.sums + i * kUnitColumns));
+      put_row(t, i, 16, _mm512_loadu_ps(t.sums + i * kUnitColumns + 16));
+    }
+    return;
+  }
+  const int i = part / 4 * 16, j = part / 2 % 2 * 16;
+  if (part % 2 != 0 || i >= t.rows || j >= t.columns) return;
+  __m512 x[16];
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) x[r] = _mm512_loadu_ps(t.sums + (j + r) * kUnitColumns + i);
+  turn_square(x);
+#pragma GCC unroll 16
+  for (int r = 0; r < 16; ++r) put_row(t, i + r, j, x[r]);
+}
+
+void put(const UnitSums& t) {
+  for (int part = 0; part < kParts; ++part) put_part(t, part);
+}
 
 // Steps that rows of A are fetched ahead if they come from memory. From the second cache, that
 // takes longer than it saves.
@@ -79,9 +155,13 @@ struct Products {
   }
 
   void run() const {
-    const Brain* next = t.next;
+    const std::byte* from = t.ahead.from;
     const auto fetch = [&] {
-      for (int i = 0; i < t.lines; ++i, next += kUnitDepth) _mm_prefetch(next, _MM_HINT_T1);
+      for (int i = 0; i < t.ahead.rows; ++i) {
+        _mm_prefetch(from + i * t.ahead.row_bytes, _MM_HINT_T1);
+        _mm_prefetch(from + i * t.ahead.row_bytes + 64, _MM_HINT_T1);
+      }
+      from += t.ahead.step_bytes;
     };
     if constexpr (kOf == 1) {
       for (std::int64_t s = 0; s < t.steps; ++s) {
@@ -89,6 +169,10 @@ struct Products {
         fetch();
       }
     } else {
+      int part = t.before == nullptr ? kParts : 0;
+      const auto put_some = [&] {
+        if (part < kParts) put_part(*t.before, part++);
+      };
       for (std::int64_t s = 0; s < t.steps; ++s) {
         fetch();
         load_a<0>(s), load_b<2>(s), multiply();
@@ -96,10 +180,13 @@ struct Products {
         load_a<1>(s), multiply();
         load_b<0>(s), multiply();
         load_a<2>(s), multiply();
+        if (s > 0) put_some();
       }
       for (std::int64_t s = 0; s < t.steps; ++s) {
         load_a<0>(s), load_b<0>(s), multiply();
+        put_some();
       }
+      while (part < kParts) put_some();
     }
   }
 };
@@ -131,15 +218,14 @@ template <int kR, int kC, int kOf, bool kFar>
 void multiply_of(const UnitBlock& t) {
   asm volatile("" ::: "memory");
   // Pieces are not added to what c holds one by one: small ones would be lost in it.
-  const bool apart = kOf == kPieces && t.add;
-  if (t.rows == kR * 16 && t.columns == kC * 16 && !apart)
+  if constexpr (kOf == kPieces) return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, false);
+  if (t.rows == kR * 16 && t.columns == kC * 16)
     return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, t.add);
   alignas(64) float edge[32 * 32];
   whole<kR, kC, kOf, kFar>(t, edge, 32, false);
   for (int i = 0; i < t.rows; ++i) {
     for (int j = 0; j < kC; ++j) {
-      const int left = t.columns - j * 16;
-      const auto mask = static_cast<__mmask16>(left >= 16 ? 0xFFFF : (1U << left) - 1);
+      const __mmask16 mask = first_lanes(t.columns - j * 16);
       float* to = t.c + i * t.c_stride + j * 16;
       __m512 sum = _mm512_load_ps(edge + i * 32 + j * 16);
       if (t.add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, to));
@@ -205,19 +291,43 @@ struct Ranges {
   Ranges() : least(_mm512_set1_epi32(-1)), most(_mm512_setzero_si512()) {}
 
   __m512i least, most;
+  unsigned zeros = 0;
 
-  void add(__m512 x) {
+  // Lanes behind the mask are zero, and no elements.
+  void add(__m512 x, __mmask16 mask = 0xFFFF) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i twice = _mm512_add_epi32(bits, bits);
     most = _mm512_max_epu32(most, twice);
     least = _mm512_min_epu32(least, _mm512_sub_epi32(twice, _mm512_set1_epi32(1)));
+    zeros |= _mm512_mask_testn_epi32_mask(mask, twice, twice);
   }
   Range all() const {
     const std::uint32_t smallest = _mm512_reduce_min_epu32(least);
     return {smallest == UINT32_MAX ? smallest : smallest / 2 + 1,
-            _mm512_reduce_max_epu32(most) / 2, false};
+            _mm512_reduce_max_epu32(most) / 2, zeros != 0};
   }
 };
+
+// Rows whose elements are fetched ahead, since what is split comes from far: of those that are split
+// one after the other, and of a panel's (the next step's).
+constexpr int kRowsAhead = 4, kStepAhead = kUnitDepth;
+
+// The mask of a step's elements, of which `left` are there.
+__mmask32 of_step(std::int64_t left) {
+  return static_cast<__mmask32>(left >= kUnitDepth ? UINT32_MAX : (std::uint32_t{1} << left) - 1);
+}
+
+void measure(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
+             Range* ranges) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    Ranges range;
+    for (std::int64_t p = 0; p < depth; p += 16) {
+      const auto mask = static_cast<__mmask16>(of_step(depth - p));
+      range.add(_mm512_maskz_loadu_ps(mask, from + i * from_stride + p), mask);
+    }
+    ranges[i].add(range.all());
+  }
+}
 
 void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
            Brain* to, Range* ranges) {
@@ -227,15 +337,15 @@ void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::
     Brain* target = to + (i / kUnitRows * steps * kPieces * kUnitRows + i % kUnitRows) * kUnitDepth;
     Ranges range;
     for (std::int64_t s = 0; s < steps; ++s, target += kPieces * kUnitElements) {
-      const std::int64_t left = depth - s * kUnitDepth;
-      const auto mask = static_cast<__mmask32>(
-          left >= kUnitDepth ? UINT32_MAX : (std::uint32_t{1} << left) - 1);
-      const __m512 first =
-          _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask), row + s * kUnitDepth);
-      const __m512 second =
-          _mm512_maskz_loadu_ps(static_cast<__mmask16>(mask >> 16), row + s * kUnitDepth + 16);
-      range.add(first);
-      range.add(second);
+      const __mmask32 mask = of_step(depth - s * kUnitDepth);
+      const auto mask_first = static_cast<__mmask16>(mask);
+      const auto mask_second = static_cast<__mmask16>(mask >> 16);
+      _mm_prefetch(row + kRowsAhead * from_stride + s * kUnitDepth, _MM_HINT_T0);
+      _mm_prefetch(row + kRowsAhead * from_stride + s * kUnitDepth + 16, _MM_HINT_T0);
+      const __m512 first = _mm512_maskz_loadu_ps(mask_first, row + s * kUnitDepth);
+      const __m512 second = _mm512_maskz_loadu_ps(mask_second, row + s * kUnitDepth + 16);
+      range.add(first, mask_first);
+      range.add(second, mask_second);
       const Pieces pieces = pieces_of(first, second);
 #pragma GCC unroll 3
       for (int q = 0; q < kPieces; ++q)
@@ -247,26 +357,23 @@ void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::
 
 Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
   Ranges range;
-  __mmask16 zeros = 0;
   const float* below = from + kUnitDepth / 2 * from_stride;
   for (int p = 0; p < kUnitDepth / 2; ++p, from += from_stride, below += from_stride) {
 #pragma GCC unroll 2
     for (int j = 0; j < 2; ++j, to += kUnitDepth) {
+      _mm_prefetch(from + kStepAhead * from_stride + j * 16, _MM_HINT_T0);
+      _mm_prefetch(below + kStepAhead * from_stride + j * 16, _MM_HINT_T0);
       const __m512 first = _mm512_loadu_ps(from + j * 16);
       const __m512 second = _mm512_loadu_ps(below + j * 16);
       range.add(first);
       range.add(second);
-      zeros |= _mm512_cmp_ps_mask(first, _mm512_setzero_ps(), _CMP_EQ_OQ) |
-               _mm512_cmp_ps_mask(second, _mm512_setzero_ps(), _CMP_EQ_OQ);
       const Pieces pieces = pieces_of(first, second);
 #pragma GCC unroll 3
       for (int q = 0; q < kPieces; ++q)
         _mm512_storeu_si512(to + q * 2 * kUnitElements, pieces.piece[q]);
     }
   }
-  Range all = range.all();
-  all.zeros = zeros != 0;
-  return all;
+  return range.all();
 }
 
 }  // namespace
@@ -301,7 +408,9 @@ const Units* units() {
                          &multiply<1, false>,
                          &multiply<1, true>,
                          &multiply<kPieces, false>,
+                         &put,
                          &arrange,
+                         &measure,
                          &split,
                          &split_panel};
   static const bool can = there();

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "exec/gemm/brain.h"
@@ -25,7 +26,7 @@ inline constexpr int kPieces = 3;        // of a float32
 struct Range {
   std::uint32_t least = UINT32_MAX;
   std::uint32_t most = 0;
-  bool zeros = false;  // there are some, too; of panels only
+  bool zeros = false;  // there are some, too
 
   void add(const Range& other) {
     least = std::min(least, other.least);
@@ -54,8 +55,8 @@ inline bool in_pieces(const Range& a, const Range& b, std::int64_t k) {
 }
 
 // Whether what is lost is nothing beside the product of the row's largest element, which no zero
-// meets: a quarter of a unit, at most. Of attention's probabilities, some are as small as floats can
-// be, beside one that is not.
+// meets: a quarter of a unit, at most. Of attention's probabilities, some are as small as floats
+// can be, beside one that is not.
 inline bool lost_beside(const Range& row, const Range& b, std::int64_t k) {
   if (b.zeros || row.most == 0 || !none_overflows(row, b, k)) return false;
   // Of a term, each factor may lose pieces below 2^-126, and each product of pieces is no denormal.
@@ -64,6 +65,30 @@ inline bool lost_beside(const Range& row, const Range& b, std::int64_t k) {
   const int lost = terms + kOfTerm + std::max({exponent(row.most), exponent(b.most), 0});
   return lost <= exponent(row.most) + exponent(b.least) + kQuarter;
 }
+
+// Whether pieces tell the products of a row and the columns of a panel.
+inline bool pieces_tell(const Range& row, const Range& b, std::int64_t k) {
+  return in_pieces(row, b, k) || lost_beside(row, b, k);
+}
+
+// Sums of pieces, 32 to a row, that are to be put to c, or added to what it holds.
+struct UnitSums {
+  const float* sums;
+  float* c;  // rows x columns, rows contiguous
+  std::int64_t c_stride;
+  int rows, columns;
+  bool add;
+  bool turned;  // c is the transpose of sums
+};
+
+// Cache lines that are fetched into the second cache while a block runs: some a step, two side by
+// side in each of some rows.
+struct UnitAhead {
+  const std::byte* from = nullptr;
+  std::int64_t row_bytes = 0;
+  std::int64_t step_bytes = 0;  // from a step's to the next step's
+  int rows = 0;
+};
 
 // Up to 32 x 32 of a product. Arranged rows of A are, for each step of 32 elements, a register of
 // 16 rows (of float32: three, a piece each). A panel has, for each step, 16 pairs of rows of B of
@@ -80,9 +105,9 @@ struct UnitBlock {
   std::int64_t c_stride;
   int rows, columns;
   bool add;  // to what c holds
-  // Cache lines that are fetched meanwhile, so many a step: of the next panel.
-  const Brain* next;
-  int lines;
+  UnitAhead ahead;
+  // What is put meanwhile, or null: registers would wait for a block's sums to be added.
+  const UnitSums* before;
 };
 
 struct Units {
@@ -91,11 +116,16 @@ struct Units {
   void (*end)();
   void (*multiply)(const UnitBlock& block);         // bfloat16
   void (*multiply_far)(const UnitBlock& block);     // ... where a is to be fetched ahead
-  void (*multiply_pieces)(const UnitBlock& block);  // float32
+  // float32. c is 32 x 32, of which nothing is kept.
+  void (*multiply_pieces)(const UnitBlock& block);
+  void (*put)(const UnitSums& sums);
   // Rows of registers from rows x depth of A; what is behind depth is zero.
   void (*arrange)(const Brain* from, std::int64_t from_stride, std::int64_t rows,
                   std::int64_t depth, Brain* to);
-  // The same of float32, and the ranges of the rows are widened.
+  // Ranges of rows x depth of float32 are widened.
+  void (*measure)(const float* from, std::int64_t from_stride, std::int64_t rows,
+                  std::int64_t depth, Range* ranges);
+  // As arrange(), of float32, whose ranges are widened, too.
   void (*split)(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
                 Brain* to, Range* ranges);
   // A step of a panel: 32 rows of B of 32 columns; returns their range.
