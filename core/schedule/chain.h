@@ -30,6 +30,7 @@ struct Stage {
   std::int64_t n = 0, k = 0;
   bool fixed = false;             // b does not change, so that it may be packed ahead
   const float* packed = nullptr;  // b, if it was
+  bool once = true;               // all rows that meet b do so at a time
   exec::gemm::Sizes sizes{};      // of the last launch, and how it was computed
   exec::gemm::Way way{};
   int a_panel = -1, out_panel = -1;  // that a is, that the product goes to: index of panels

@@ -64,11 +64,15 @@ constexpr std::int64_t kTurnedRows = 384;
 constexpr std::int64_t kPieceRows = 96;
 constexpr std::int64_t kPieceRowsAhead = 40;
 constexpr std::int64_t kPieceColumns = 96;
+constexpr std::int64_t kFewPieceColumns = 64;  // ... of many rows and long sums
+constexpr std::int64_t kManyPieceRows = 128;
+constexpr std::int64_t kLongPieces = 256;
 // ... and between how many rows B is split as it is used, by whether its columns or its rows are
 // contiguous.
 constexpr std::int64_t kPassedColumnRows = 48;
 constexpr std::int64_t kPassedRowRows = 64;
 constexpr std::int64_t kPassedRows = 256;  // a block's
+constexpr std::int64_t kTurnedDepth = 192;  // below, turning the sums costs more than it saves
 
 // A block of A as tiles read it: where it is, or a copy in room.
 struct Rows {
@@ -452,13 +456,16 @@ namespace {
 // Whether a product of float32 is quicker in pieces of bfloat16, and how: where many rows meet many
 // columns, since it costs to make them.
 std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
-                             const Matrix& b, bool ahead) {
+                             const Matrix& b, bool ahead, bool once) {
   if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return std::nullopt;
-  if (tiles.units == nullptr || sizes.n < kPieceColumns || sizes.k < kUnitDepth)
-    return std::nullopt;
+  const bool wide = sizes.n >= kPieceColumns ||
+                    (sizes.n >= kFewPieceColumns && sizes.m >= kManyPieceRows &&
+                     sizes.k >= kLongPieces);
+  if (tiles.units == nullptr || !wide || sizes.k < kUnitDepth) return std::nullopt;
   const bool plain = a.windows == nullptr && b.count_taps() == 1;
-  if (plain && !ahead && sizes.m <= kPassedRows &&
-      sizes.m >= (b.row_stride == 1 ? kPassedColumnRows : kPassedRowRows))
+  const bool turned = b.row_stride == 1;
+  if (plain && once && !ahead && sizes.m <= kPassedRows &&
+      sizes.m >= (turned ? kPassedColumnRows : kPassedRowRows) && (!turned || sizes.k >= kTurnedDepth))
     return Way::kPieces;
   if (sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows)) return Way::kPackedPieces;
   return std::nullopt;
@@ -471,7 +478,7 @@ std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matri
 // ahead, that is quicker from a few rows on, but for narrower storages: what they become as
 // float32 is as quick in a cache, and slower where B comes from memory.
 Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
-                bool ahead) {
+                bool ahead, bool once) {
   if (a.windows != nullptr && a.windows->depthwise) return Way::kEach;
   if (b.windows != nullptr) return Way::kWindows;
   const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
@@ -494,7 +501,7 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
       return Way::kPairDots;
     return Way::kPackedPairs;
   }
-  if (const auto way = in_pieces(tiles, sizes, a, b, ahead)) return *way;
+  if (const auto way = in_pieces(tiles, sizes, a, b, ahead, once)) return *way;
   if (b.count_taps() > 1) return Way::kPacked;
   if (a.windows != nullptr && reads_lines(*a.windows)) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
@@ -519,9 +526,10 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
   return Way::kPacked;
 }
 
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead) {
+Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead,
+           bool once) {
   if (prefers_library(tiles, sizes, a, b, ahead)) return Way::kLibrary;
-  return choose_ours(tiles, sizes, a, b, ahead);
+  return choose_ours(tiles, sizes, a, b, ahead, once);
 }
 
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {

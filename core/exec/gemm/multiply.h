@@ -63,12 +63,13 @@ inline std::int64_t packed_bytes(Way way) {
 }
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
-// are and their stride, not where. ahead: b is packed already, if the way packs.
+// are and their stride, not where. ahead: b is packed already, if the way packs. once: these rows
+// are all that meets b, and do so at once.
 Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
-           bool ahead = false);
+           bool ahead = false, bool once = true);
 // ... of our own.
 Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
-                bool ahead = false);
+                bool ahead = false, bool once = true);
 
 // Float32 elements of a packed B; of working memory for multiply().
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes);
