@@ -6,6 +6,7 @@
 // Targets are taken by processes of their own, as kernels are chosen once.
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -17,6 +18,7 @@
 
 #include "exec/gemm/brain.h"
 #include "exec/gemm/multiply.h"
+#include "exec/gemm/units.h"
 #include "tests/each_target.h"
 #include "tests/interp_trial.h"
 
@@ -450,6 +452,22 @@ void every_value(const Tiles& tiles) {
 }
 
 // Returns the number of failures. `whole`: the slow ones too.
+// Which numbers pieces of bfloat16 tell: all but those near either end of the exponents.
+void check_ranges() {
+  const auto range = [](float least, float most) {
+    return Range{std::bit_cast<std::uint32_t>(least), std::bit_cast<std::uint32_t>(most), false};
+  };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  check(in_pieces(range(1e-3f, 4.0f), range(1e-3f, 4.0f), 384), "pieces of usual numbers");
+  check(in_pieces(range(1e-8f, 1e-3f), range(1e-8f, 1e-3f), 384), "pieces of small numbers");
+  check(in_pieces(range(1e-12f, 1e-12f), range(1e-12f, 1e-12f), 1), "pieces of very small ones");
+  check(in_pieces(range(1.0f, 1e18f), range(1.0f, 1e18f), 3), "pieces of large numbers");
+  check(!in_pieces(range(1.0f, 1e18f), range(1.0f, 1e20f), 384), "pieces of what overflows");
+  check(!in_pieces(range(1.0f, kInfinity), range(1e-3f, 1e-3f), 384), "pieces of infinities");
+  check(!in_pieces(range(1e-20f, 1.0f), range(1e-20f, 1.0f), 384), "pieces of denormal products");
+  check(!in_pieces(range(1e-38f, 1.0f), range(1.0f, 1.0f), 384), "pieces that are denormals");
+}
+
 int test_target(int from, int trials, bool whole) {
   std::printf("%s: tiles of %d x %d, narrow %d x %d\n", target.c_str(), tiles().rows,
               tiles().columns, tiles(true).rows, tiles(true).columns);
@@ -457,6 +475,7 @@ int test_target(int from, int trials, bool whole) {
     kernels_add(*t);
     every_value(*t);
   }
+  check_ranges();
   small_products();
   every_layout();
   if (whole) large_products();

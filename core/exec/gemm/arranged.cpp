@@ -20,8 +20,8 @@ constexpr std::int64_t kPanelRows = 2 * kUnitRows;
 constexpr std::int64_t kTwoLines = 64;  // cache lines, in elements
 // Panels that are together larger come from further away, and are fetched while many rows meet the
 // one before.
-constexpr std::int64_t kSecondCache = 1 << 20;
-constexpr std::int64_t kFarRows = 96;
+constexpr std::int64_t kPanelsFar = 512 << 10;
+constexpr std::int64_t kFarRows = 32;
 
 std::int64_t pieces_of(Way way) { return way == Way::kPackedPieces ? kPieces : 1; }
 std::int64_t depth_of(Way way) { return way == Way::kPackedPieces ? kPieceDepth : kPairDepth; }
@@ -155,7 +155,7 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
   const std::int64_t step = rounded_up(even(sizes.k, depth_of(way)), kUnitDepth);
   const bool some = sizes.packed_rows() > sizes.k && sizes.k % kUnitDepth != 0;
   const bool far =
-      sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kSecondCache;
+      sizes.m >= kFarRows && parts(sizes.n, kUnitColumns) * panel * 4 > kPanelsFar;
   PieceBlocks blocks(unit);
   const auto run = [&](const UnitBlock& block) {
     way == Way::kPackedPieces ? blocks.run(block, false) : unit.multiply(block);

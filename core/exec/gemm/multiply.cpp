@@ -60,6 +60,7 @@ constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
 // The same where there are units.h.
 constexpr std::int64_t kSweepsBeforeUnits = 8;
 constexpr std::int64_t kPairDotsBeforeUnits = 2;
+constexpr std::int64_t kPairsAsTheyLie = 2;  // from memory, also where they could be packed ahead
 constexpr std::int64_t kTurnedRows = 384;
 constexpr std::int64_t kPieceRows = 96;
 constexpr std::int64_t kPieceRowsAhead = 40;
@@ -487,7 +488,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
     if (b.count_taps() > 1) return Way::kPackedPairs;
     const bool rows = b.column_stride == 1 && sizes.n > 1;
     if (tiles.units != nullptr) {
-      if (ahead) return Way::kPackedPairs;
+      if (ahead && (sizes.m > kPairsAsTheyLie || 2 * sizes.n * sizes.k < kHugeBytes))
+        return Way::kPackedPairs;
       if (rows && sizes.m <= kSweepsBeforeUnits) return Way::kSweep;
       if (rows || b.row_stride != 1 || sizes.m > kTurnedRows || a.windows != nullptr)
         return Way::kPackedPairs;
@@ -506,9 +508,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
   if (a.windows != nullptr && reads_lines(*a.windows)) return Way::kPacked;
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   const std::int64_t m = sizes.m;
-  if (ahead && b.storage == Storage::kF32 &&
-      (m > kMostSweeps || sizes.n * sizes.k * item >= kHugeBytes))
-    return Way::kPacked;
+  const bool huge = sizes.n * sizes.k * item >= kHugeBytes && tiles.units == nullptr;
+  if (ahead && b.storage == Storage::kF32 && (m > kMostSweeps || huge)) return Way::kPacked;
   // Of one column a tile would use one lane; the sums of dots are shorter, too.
   if (sizes.n == 1 && b.row_stride == 1 && sizes.k >= tiles.lanes) return Way::kDots;
   if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {

@@ -37,11 +37,17 @@ struct Range {
 
 inline int exponent(std::uint32_t magnitude) { return static_cast<int>(magnitude >> 23) - 127; }
 
+// (Standard libraries differ in whether this is signed, as sums of exponents must be.)
+inline int bits_of(std::int64_t k) {
+  return static_cast<int>(std::bit_width(static_cast<std::uint64_t>(k)));
+}
+
 // Nothing is infinite or NaN, and no piece or sum of k products overflows. (The high piece of a
 // larger one may be infinite, which zero must not meet either.)
 inline bool none_overflows(const Range& a, const Range& b, std::int64_t k) {
+  const int terms = bits_of(k);
   return exponent(a.most) < 127 && exponent(b.most) < 127 &&
-         exponent(a.most) + exponent(b.most) + std::bit_width(static_cast<std::uint64_t>(k)) < 126;
+         exponent(a.most) + exponent(b.most) + terms < 126;
 }
 
 // Whether sums of k products of what is in these ranges are computed by pieces as by float32: none
@@ -61,7 +67,7 @@ inline bool lost_beside(const Range& row, const Range& b, std::int64_t k) {
   if (b.zeros || row.most == 0 || !none_overflows(row, b, k)) return false;
   // Of a term, each factor may lose pieces below 2^-126, and each product of pieces is no denormal.
   constexpr int kOfTerm = -121, kQuarter = -26;
-  const int terms = std::bit_width(static_cast<std::uint64_t>(k));
+  const int terms = bits_of(k);
   const int lost = terms + kOfTerm + std::max({exponent(row.most), exponent(b.most), 0});
   return lost <= exponent(row.most) + exponent(b.least) + kQuarter;
 }
