@@ -7,6 +7,7 @@
 #include <cstring>
 #include <random>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "exec/gemm/brain.h"
@@ -104,6 +105,31 @@ int test_threads() {
   return 0;
 }
 
+// Factors that lie one behind the other, some larger than what they share, keep what was packed.
+int test_neighbours() {
+  const std::vector<float> b = random_floats(2100 * 2100, 4);
+  const Owner owner = new_owner();
+  std::vector<SharedAhead> held;
+  std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
+      {1, 1},   {3, 5},       {300, 700}, {7, 33},    {2100, 2000},
+      {64, 64}, {1000, 2000}, {2, 1},     {1500, 900}};
+  for (const auto& [k, n] : sizes)
+    held.push_back(share(tiles(), factor_of(owner, b, k, n, false), 1));
+  held.erase(held.begin() + 3);
+  sizes.erase(sizes.begin() + 3);
+  for (std::size_t i = 0; i < held.size(); ++i) {
+    const auto& [k, n] = sizes[i];
+    const auto data = memory(*held[i]);
+    CHECK(reinterpret_cast<std::uintptr_t>(data.get()) % 64 == 0);
+    const Sizes of{0, n, k};
+    std::vector<float> alone(static_cast<std::size_t>(packed_elements(tiles(), Way::kPacked, of)));
+    pack(tiles(), Way::kPacked, of, factor_of(owner, b, k, n, false).b, 0, n, alone.data());
+    CHECK(std::memcmp(data.get(), alone.data(), alone.size() * sizeof(float)) == 0);
+  }
+  forget(owner);
+  return 0;
+}
+
 // Columns of a factor that is packed whole, against a factor of these columns alone.
 int test_columns() {
   for (const Way way : {Way::kPacked, Way::kPackedPairs}) {
@@ -136,7 +162,8 @@ int test_columns() {
       const float* packed = memory(*ahead).get();
       multiply(tiles(), way, {m, n, k}, left, right, packed, room.data(), whole.data(), n);
       multiply(tiles(), way, {m, rest, k}, left, right,
-               packed + packed_offset(tiles(), way, {m, n, k}, first), room.data(), part.data(), rest);
+               packed + packed_offset(tiles(), way, {m, n, k}, first), room.data(), part.data(),
+               rest);
       for (std::int64_t i = 0; i < m; ++i) {
         for (std::int64_t j = 0; j < rest; ++j)
           CHECK(part[static_cast<std::size_t>(i * rest + j)] ==
@@ -254,8 +281,8 @@ int test_asking() {
 }  // namespace
 
 int main() {
-  for (const auto test : {test_asking, test_sharing, test_limit, test_threads, test_columns,
-                          test_executable}) {
+  for (const auto test : {test_asking, test_sharing, test_limit, test_threads, test_neighbours,
+                          test_columns, test_executable}) {
     if (test() != 0) return 1;
   }
   return 0;

@@ -29,10 +29,33 @@ struct Ahead {
 
 namespace {
 
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+constexpr std::size_t kShelf = std::size_t{16} << 20;
+
+// Memory that factors share, one behind the other, so that small ones lie in huge pages, too, of
+// which memory is quicker. It goes with the last of them.
+struct Shelf {
+  explicit Shelf(std::size_t size) {
+    if (posix_memalign(&at, kHugePage, size) != 0) at = nullptr;
+    if (at == nullptr) return;
+    bytes = size;
+#ifdef MADV_HUGEPAGE
+    madvise(at, size, MADV_HUGEPAGE);  // only a hint
+#endif
+  }
+  Shelf(const Shelf&) = delete;
+  Shelf& operator=(const Shelf&) = delete;
+  ~Shelf() { std::free(at); }
+
+  void* at = nullptr;
+  std::size_t bytes = 0, used = 0;
+};
+
 // Never destroyed: programs may outlive every static object.
 struct Store {
   std::mutex mutex;
   std::vector<std::weak_ptr<Ahead>> all;
+  std::weak_ptr<Shelf> open;  // where the next factor is put, if it fits
   std::unordered_set<Owner> owners;
   Owner last = 0;
   std::int64_t limit = 0;
@@ -51,17 +74,19 @@ Store& store() {
   return *instance;
 }
 
-// Not of the pool of buffers, whose blocks may be much larger. Where it spans huge pages, it may
-// lie in such.
-float* allocated(std::size_t bytes) {
-  constexpr std::size_t kHugePage = std::size_t{2} << 20;
-  void* at = nullptr;
-  if (posix_memalign(&at, bytes < kHugePage ? exec::kAlignment : kHugePage, bytes) != 0)
-    return nullptr;
-#ifdef MADV_HUGEPAGE
-  if (bytes >= kHugePage) madvise(at, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);  // only a hint
-#endif
-  return static_cast<float*>(at);
+// Null if there is no memory.
+std::shared_ptr<float> allocated(Store& s, std::size_t bytes) {
+  bytes = (bytes + exec::kAlignment - 1) / exec::kAlignment * exec::kAlignment;
+  std::shared_ptr<Shelf> shelf = s.open.lock();
+  if (!shelf || shelf->bytes - shelf->used < bytes) {
+    const std::size_t size = std::max(kShelf, (bytes + kHugePage - 1) / kHugePage * kHugePage);
+    shelf = std::make_shared<Shelf>(size);
+    if (shelf->at == nullptr) return nullptr;
+    s.open = shelf;
+  }
+  auto* const from = static_cast<std::byte*>(shelf->at) + shelf->used;
+  shelf->used += bytes;
+  return {shelf, reinterpret_cast<float*>(from)};
 }
 
 // Null if there is no memory for it.
@@ -70,11 +95,11 @@ std::shared_ptr<const float> packed(const Tiles& tiles, const Factor& factor, in
       std::int64_t{sizeof(float)} * packed_elements(tiles, factor.way, {0, factor.n, factor.k});
   Store& s = store();
   if (s.limit > 0 && s.bytes.load(std::memory_order_relaxed) + bytes > s.limit) return nullptr;
-  float* const to = allocated(static_cast<std::size_t>(bytes));
+  std::shared_ptr<float> place = allocated(s, static_cast<std::size_t>(bytes));
+  float* const to = place.get();
   if (to == nullptr) return nullptr;
   s.bytes.fetch_add(bytes, std::memory_order_relaxed);
-  std::shared_ptr<const float> memory(to, [to, bytes](const float*) {
-    std::free(to);
+  std::shared_ptr<const float> memory(to, [place = std::move(place), bytes](const float*) {
     store().bytes.fetch_sub(bytes, std::memory_order_relaxed);
   });
   const std::int64_t width = tiles.columns;

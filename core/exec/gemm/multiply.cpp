@@ -49,7 +49,7 @@ constexpr std::int64_t kStreamAhead = 256;
 // pass by for each panel.
 constexpr std::int64_t kStreamTiles = 4;
 constexpr std::int64_t kStreamBytes = 512 << 10;
-// Of so many bytes, what is packed ahead lies in huge pages, of which memory is quicker.
+// So many bytes come from memory, which is quicker in the huge pages of what is packed ahead.
 constexpr std::int64_t kHugeBytes = 2 << 20;
 // Up to how many rows of A packing B costs more than it saves.
 constexpr std::int64_t kTileRows = 256;
