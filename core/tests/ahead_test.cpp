@@ -121,7 +121,7 @@ int test_neighbours() {
     const auto& [k, n] = sizes[i];
     const auto data = memory(*held[i]);
     CHECK(reinterpret_cast<std::uintptr_t>(data.get()) % 64 == 0);
-    const Sizes of{0, n, k};
+    const exec::gemm::Sizes of{0, n, k};
     std::vector<float> alone(static_cast<std::size_t>(packed_elements(tiles(), Way::kPacked, of)));
     pack(tiles(), Way::kPacked, of, factor_of(owner, b, k, n, false).b, 0, n, alone.data());
     CHECK(std::memcmp(data.get(), alone.data(), alone.size() * sizeof(float)) == 0);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <optional>
 
 #include "exec/gemm/arranged.h"
 #include "exec/gemm/brain.h"
@@ -49,32 +48,6 @@ constexpr std::int64_t kStreamAhead = 256;
 // pass by for each panel.
 constexpr std::int64_t kStreamTiles = 4;
 constexpr std::int64_t kStreamBytes = 512 << 10;
-// So many bytes come from memory, which is quicker in the huge pages of what is packed ahead.
-constexpr std::int64_t kHugeBytes = 2 << 20;
-// Up to how many rows of A packing B costs more than it saves.
-constexpr std::int64_t kTileRows = 256;
-constexpr std::int64_t kDotRows = 128;
-constexpr std::int64_t kPairDotRows = 64;
-constexpr std::int64_t kSweepsBeforePacking = 16;
-constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
-// The same where there are units.h.
-constexpr std::int64_t kSweepsBeforeUnits = 8;
-constexpr std::int64_t kPairDotsBeforeUnits = 2;
-constexpr std::int64_t kPairsAsTheyLie = 2;  // from memory, also where they could be packed ahead
-constexpr std::int64_t kTurnedRows = 384;
-constexpr std::int64_t kPieceRows = 96;
-constexpr std::int64_t kPieceRowsAhead = 40;
-constexpr std::int64_t kPieceColumns = 96;
-constexpr std::int64_t kFewPieceColumns = 64;  // ... of many rows and long sums
-constexpr std::int64_t kManyPieceRows = 128;
-constexpr std::int64_t kLongPieces = 256;
-// ... and between how many rows B is split as it is used, by whether its columns or its rows are
-// contiguous.
-constexpr std::int64_t kPassedColumnRows = 48;
-constexpr std::int64_t kPassedRowRows = 64;
-constexpr std::int64_t kPassedRows = 256;  // a block's
-constexpr std::int64_t kTurnedDepth = 192;  // below, turning the sums costs more than it saves
-
 // A block of A as tiles read it: where it is, or a copy in room.
 struct Rows {
   const float* data;
@@ -450,87 +423,6 @@ const char* name(Way way) {
                                     "pair dots", "packed pairs", "channels", "windows",
                                     "packed pieces", "turned pairs", "pieces", "library"};
   return kNames[static_cast<std::size_t>(way)];
-}
-
-namespace {
-
-// Whether a product of float32 is quicker in pieces of bfloat16, and how: where many rows meet many
-// columns, since it costs to make them.
-std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
-                             const Matrix& b, bool ahead, bool once) {
-  if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return std::nullopt;
-  const bool wide = sizes.n >= kPieceColumns ||
-                    (sizes.n >= kFewPieceColumns && sizes.m >= kManyPieceRows &&
-                     sizes.k >= kLongPieces);
-  if (tiles.units == nullptr || !wide || sizes.k < kUnitDepth) return std::nullopt;
-  const bool plain = a.windows == nullptr && b.count_taps() == 1;
-  const bool turned = b.row_stride == 1;
-  if (plain && once && !ahead && sizes.m <= kPassedRows &&
-      sizes.m >= (turned ? kPassedColumnRows : kPassedRowRows) && (!turned || sizes.k >= kTurnedDepth))
-    return Way::kPieces;
-  if (sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows)) return Way::kPackedPieces;
-  return std::nullopt;
-}
-
-}  // namespace
-
-// Measured with core/bench/gemm_bench.cpp on AMD Zen 4, what is by units.h on an Intel Xeon; the
-// crossings are flat. Where B is packed
-// ahead, that is quicker from a few rows on, but for narrower storages: what they become as
-// float32 is as quick in a cache, and slower where B comes from memory.
-Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b,
-                bool ahead, bool once) {
-  if (a.windows != nullptr && a.windows->depthwise) return Way::kEach;
-  if (b.windows != nullptr) return Way::kWindows;
-  const bool pairs = a.storage == Storage::kBF16 && b.storage == Storage::kBF16 &&
-                     tiles.lanes == 16 && brain_tiles() != nullptr;
-  if (pairs) {
-    if (b.count_taps() > 1) return Way::kPackedPairs;
-    const bool rows = b.column_stride == 1 && sizes.n > 1;
-    if (tiles.units != nullptr) {
-      if (ahead && (sizes.m > kPairsAsTheyLie || 2 * sizes.n * sizes.k < kHugeBytes))
-        return Way::kPackedPairs;
-      if (rows && sizes.m <= kSweepsBeforeUnits) return Way::kSweep;
-      if (rows || b.row_stride != 1 || sizes.m > kTurnedRows || a.windows != nullptr)
-        return Way::kPackedPairs;
-      return sizes.m <= kPairDotsBeforeUnits && sizes.k >= 128 ? Way::kPairDots : Way::kTurnedPairs;
-    }
-    if (ahead && (rows || sizes.m > kPairDotsAhead || 2 * sizes.n * sizes.k >= kHugeBytes))
-      return Way::kPackedPairs;
-    if (rows && sizes.m <= kMostSweeps) return Way::kSweep;
-    if (!rows && b.row_stride == 1 && sizes.k >= (sizes.m <= kMostSweeps ? 32 : 128) &&
-        sizes.m <= kPairDotRows)
-      return Way::kPairDots;
-    return Way::kPackedPairs;
-  }
-  if (const auto way = in_pieces(tiles, sizes, a, b, ahead, once)) return *way;
-  if (b.count_taps() > 1) return Way::kPacked;
-  if (a.windows != nullptr && reads_lines(*a.windows)) return Way::kPacked;
-  const std::int64_t item = bytecode::storage_bytes(b.storage);
-  const std::int64_t m = sizes.m;
-  const bool huge = sizes.n * sizes.k * item >= kHugeBytes && tiles.units == nullptr;
-  if (ahead && b.storage == Storage::kF32 && (m > kMostSweeps || huge)) return Way::kPacked;
-  // Of one column a tile would use one lane; the sums of dots are shorter, too.
-  if (sizes.n == 1 && b.row_stride == 1 && sizes.k >= tiles.lanes) return Way::kDots;
-  if (b.column_stride == 1 || (sizes.n == 1 && b.row_stride != 1)) {
-    // Rows of B a multiple of 4 KiB apart are each on a page of their own, in few sets of a cache.
-    const bool apart = b.row_stride * item % 4096 == 0 && sizes.k >= 256;
-    if (m <= kMostSweeps) return Way::kSweep;
-    if (b.storage == Storage::kF32 && m <= (apart ? kTileRows / 2 : kTileRows) &&
-        sizes.n >= tiles.columns)
-      return Way::kTiles;
-    if (m <= kSweepsBeforePacking) return Way::kSweep;
-  } else if (b.row_stride == 1 || sizes.k == 1) {
-    if (m <= kMostDots && (m <= 4 || sizes.k >= 128)) return Way::kDots;
-    if (m <= kDotRows && sizes.k >= 256) return Way::kDots;
-  }
-  return Way::kPacked;
-}
-
-Way choose(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const Matrix& b, bool ahead,
-           bool once) {
-  if (prefers_library(tiles, sizes, a, b, ahead)) return Way::kLibrary;
-  return choose_ours(tiles, sizes, a, b, ahead, once);
 }
 
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
