@@ -468,6 +468,25 @@ void check_ranges() {
   check(!in_pieces(range(1e-38f, 1.0f), range(1.0f, 1.0f), 384), "pieces that are denormals");
 }
 
+// When a right factor is split as it is used: by few rows that meet it at once.
+void check_pieces_chosen() {
+  if (tiles().units == nullptr) return;
+  const auto chosen = [](int64_t m, int64_t k, bool turned, bool ahead, bool once) {
+    const Sizes sizes{m, 768, k};
+    const Matrix a{nullptr, k, 1, Storage::kF32};
+    const Matrix b{nullptr, turned ? 1 : 768, turned ? k : 1, Storage::kF32};
+    return choose_ours(tiles(), sizes, a, b, ahead, once);
+  };
+  for (const bool turned : {false, true}) {
+    check(chosen(128, 768, turned, false, true) == Way::kPieces, "128 rows in pieces");
+    check(chosen(128, 768, turned, false, false) == Way::kPackedPieces, "some of 128 rows");
+    check(chosen(128, 768, turned, true, true) == Way::kPackedPieces, "128 rows, packed ahead");
+    check(chosen(257, 768, turned, false, true) == Way::kPackedPieces, "257 rows");
+    check(chosen(40, 768, turned, false, true) != Way::kPieces, "40 rows");
+  }
+  check(chosen(128, 64, true, false, true) == Way::kPackedPieces, "short sums, turned");
+}
+
 int test_target(int from, int trials, bool whole) {
   std::printf("%s: tiles of %d x %d, narrow %d x %d\n", target.c_str(), tiles().rows,
               tiles().columns, tiles(true).rows, tiles(true).columns);
@@ -476,6 +495,7 @@ int test_target(int from, int trials, bool whole) {
     every_value(*t);
   }
   check_ranges();
+  check_pieces_chosen();
   small_products();
   every_layout();
   if (whole) large_products();
