@@ -32,9 +32,11 @@ constexpr std::int64_t kUnitBlockRows = 256;
 // Packed factors that are larger are made and used for some columns at a time, where that is
 // possible: they stay in the second cache.
 constexpr std::int64_t kPackedBytes = 512 << 10;
-// ... but those in pieces, since for each part the left factor is split again: that costs more than
-// what comes from the last cache.
+// ... by AMX, more: for each part, the left factor is read again, if these are many rows, or split
+// again, and that costs more than what comes from the last cache.
 constexpr std::int64_t kPackedPieceBytes = 8 << 20;
+constexpr std::int64_t kPackedUnitBytes = 2 << 20;
+constexpr std::int64_t kManyUnitRows = 512;
 constexpr std::int64_t kLeastColumns = 128;
 // So many columns for each thread, and threads divide columns instead of rows.
 constexpr std::int64_t kWideColumns = 256;
@@ -471,19 +473,23 @@ class Running {
 // Columns at a time, so that factors that are packed on the way stay in a cache, and panels do for
 // as many rows as a block has: then a right factor is read once.
 std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
-  std::int64_t packed = 0, width = 0;  // bytes of a column in packed factors; of a row's in panels
-  bool any = false;
+  // The part of what may be packed at a time that a column takes; bytes of a row's in panels.
+  double packed = 0;
+  std::int64_t width = 0;
+  const std::int64_t all_rows = launch.rows[at(launch.n_rows - 1)];
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr || stage.packed != nullptr) continue;
-    const bool pieces = stage.way == Way::kPackedPieces;
-    packed += stage.k * exec::gemm::packed_bytes(stage.way) /
-              (pieces ? kPackedPieceBytes / kPackedBytes : 1);
-    any = any || packs(stage.way);
+    if (!packs(stage.way)) continue;
+    const std::int64_t most = stage.way == Way::kPackedPieces ? kPackedPieceBytes
+                              : by_units(tiles, stage.way) && all_rows >= kManyUnitRows
+                                  ? kPackedUnitBytes
+                                  : kPackedBytes;
+    packed += static_cast<double>(stage.k * exec::gemm::packed_bytes(stage.way)) /
+              static_cast<double>(most);
   }
-  std::int64_t columns = INT64_MAX;
-  if (any && packed > 0) columns = kPackedBytes / packed;
+  std::int64_t columns = packed > 0 ? static_cast<std::int64_t>(1 / packed) : INT64_MAX;
   for (const Panel& panel : launch.panels) width += panel.item_bytes;
-  const std::int64_t rows = std::min(launch.rows[at(launch.n_rows - 1)], kBlockRows);
+  const std::int64_t rows = std::min(all_rows, kBlockRows);
   if (width > 0) columns = std::min(columns, kPanelBytes / width / std::max<std::int64_t>(rows, 1));
   if (columns == INT64_MAX) return columns;
   return std::max(columns, kLeastColumns) / tiles.columns * tiles.columns;
