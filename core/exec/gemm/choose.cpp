@@ -22,7 +22,9 @@ constexpr std::int64_t kPairDotsAhead = 3;  // if it costs nothing
 constexpr std::int64_t kSweepsBeforeUnits = 8;
 constexpr std::int64_t kPairDotsBeforeUnits = 2;
 constexpr std::int64_t kPairsAsTheyLie = 2;  // from memory, also where they could be packed ahead
-constexpr std::int64_t kTurnedRows = 384;
+constexpr std::int64_t kTurnedRows = 96;
+constexpr std::int64_t kLongTurnedRows = 192;  // ... of more than kLongTurned elements
+constexpr std::int64_t kLongTurned = 1024;
 constexpr std::int64_t kPieceRows = 96;
 constexpr std::int64_t kPieceRowsAhead = 40;
 constexpr std::int64_t kPieceColumns = 96;
@@ -73,7 +75,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
       if (ahead && (sizes.m > kPairsAsTheyLie || 2 * sizes.n * sizes.k < kHugeBytes))
         return Way::kPackedPairs;
       if (rows && sizes.m <= kSweepsBeforeUnits) return Way::kSweep;
-      if (rows || b.row_stride != 1 || sizes.m > kTurnedRows || a.windows != nullptr)
+      const std::int64_t turned = sizes.k > kLongTurned ? kLongTurnedRows : kTurnedRows;
+      if (rows || b.row_stride != 1 || sizes.m > turned || a.windows != nullptr)
         return Way::kPackedPairs;
       return sizes.m <= kPairDotsBeforeUnits && sizes.k >= 128 ? Way::kPairDots : Way::kTurnedPairs;
     }
