@@ -20,8 +20,6 @@ using exec::gemm::Sizes;
 using exec::gemm::Tiles;
 using exec::gemm::Way;
 
-// What passes between stages stays in the second cache.
-constexpr std::int64_t kPanelBytes = 256 << 10;
 // Rows of a block, if no panel asks for fewer; so many rows are never divided.
 constexpr std::int64_t kBlockRows = 240;
 constexpr std::int64_t kFewRows = 16;
@@ -548,36 +546,6 @@ double flops(const ChainLaunch& launch) noexcept {
 const Tiles& tiles_of(std::optional<Tier> tier) noexcept {
   const Tier chosen = tier ? *tier : schedule::tier();
   return exec::gemm::tiles(chosen.target == exec::native::Target::kAvx2, chosen.units);
-}
-
-void choose_way(Stage& stage, const Tiles& tiles) noexcept {
-  stage.way = choose(tiles, stage.sizes, stage.a, stage.b, stage.fixed, stage.once);
-}
-
-void prepare(ChainLaunch& launch, const Tiles& tiles) noexcept {
-  // Of one row, the batches may become the rows.
-  if (launch.rows[at(launch.n_rows - 1)] == 1) launch.causal = INT64_MAX;
-  simplify(launch);
-  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
-  std::int64_t items = 1, row_bytes = 0;
-  for (int i = 0; i < launch.n_rows - 1; ++i) items *= launch.rows[at(i)];
-  for (const Panel& panel : launch.panels) row_bytes += panel.columns * panel.item_bytes;
-  const bool in_parts = !launch.columns_too && rows * row_bytes > kPanelBytes;
-  for (Stage& stage : launch.stages) {
-    if (stage.kernel != nullptr) continue;
-    stage.packed = nullptr;
-    // One right factor for all rows.
-    const bool shared = std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
-    stage.fixed = stage.fixed && shared;
-    stage.once = !in_parts && (items == 1 || !shared);
-    stage.sizes = {rows, stage.n, stage.k};
-    if (stage.a.windows == nullptr) {
-      const std::int64_t bytes = stage.a_rows[at(launch.n_rows - 1)];
-      stage.a.row_stride =
-          stage.a_panel >= 0 ? stage.k : bytes / bytecode::storage_bytes(stage.a.storage);
-    }
-    choose_way(stage, tiles);
-  }
 }
 
 Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tape) noexcept try {

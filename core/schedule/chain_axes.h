@@ -1,9 +1,12 @@
-// A chain's launch with fewer axes, columns or rows.
+// A chain's launch with fewer axes, columns or rows, and what is decided before it runs.
 #pragma once
 
 #include "schedule/chain.h"
 
 namespace tilevm::schedule {
+
+// What passes between stages stays in the second cache.
+inline constexpr std::int64_t kPanelBytes = 256 << 10;
 
 // Fewer axes, where that changes nothing: no axes of size 1 but the rows, and no neighbours that
 // are one run. A batch that shares its right factors is rows.

@@ -56,7 +56,7 @@ class PieceBlocks {
 // Rows of products that pieces do not tell, by float32.
 class Mending {
  public:
-  // room: mending_room() elements.
+  // room: room() elements of memory to work in.
   Mending(const Tiles& tiles, std::int64_t k, const Matrix& a, const Matrix& b, float* room)
       : tiles_(tiles), k_(k), a_(a), b_(b), room_(room) {}
 
