@@ -178,7 +178,7 @@ class Running {
   // A row of a panel: whole cache lines, not a multiple of 4 KiB.
   std::int64_t stride_of(const Panel& panel) const {
     const std::int64_t bytes = rounded_up(panel.columns * panel.item_bytes, 64);
-    return bytes % 4096 == 0 ? bytes + 64 : bytes;
+    return bytes % 512 == 0 ? bytes + 64 : bytes;
   }
 
   // Panels, packed factors that are not shared, and room, for each thread.

@@ -185,8 +185,8 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
           block.steps = whole;
           block.c = c + (i0 + i) * c_stride + j;
           block.c_stride = c_stride;
-          block.rows = static_cast<int>(std::min(kPanelRows, rows - i));
-          block.columns = static_cast<int>(std::min<std::int64_t>(kUnitColumns, sizes.n - j));
+          block.rows = std::min(kPanelRows, rows - i);
+          block.columns = std::min<std::int64_t>(kUnitColumns, sizes.n - j);
           block.add = p > 0;
           if (far && j + kUnitColumns < sizes.n) {
             const auto pairs =
@@ -258,8 +258,8 @@ void multiply_turned(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
                       some ? depth / kUnitDepth : whole,
                       sums.data(),
                       kUnitColumns,
-                      static_cast<int>(rows),
-                      static_cast<int>(columns),
+                      rows,
+                      columns,
                       false,
                       {},
                       nullptr};

@@ -175,8 +175,8 @@ class Passing {
         UnitBlock one = block(few_ + i / kUnitRows * elements(depth), passing_, depth);
         one.c = c_ + i * c_stride_ + j;
         one.c_stride = c_stride_;
-        one.rows = static_cast<int>(std::min<std::int64_t>(kUnitColumns, sizes_.m - i));
-        one.columns = static_cast<int>(columns);
+        one.rows = std::min<std::int64_t>(kUnitColumns, sizes_.m - i);
+        one.columns = columns;
         one.add = p > 0;
         blocks_.run(one, false);
       }
@@ -203,8 +203,8 @@ class Passing {
         UnitBlock one = block(passing_, few_ + i / kUnitColumns * panel, depth);
         one.c = c_ + i * c_stride_ + j;
         one.c_stride = c_stride_;
-        one.rows = static_cast<int>(columns);
-        one.columns = static_cast<int>(std::min<std::int64_t>(kUnitColumns, sizes_.m - i));
+        one.rows = columns;
+        one.columns = std::min<std::int64_t>(kUnitColumns, sizes_.m - i);
         one.ahead = next_rows(p, depth, j, i);
         one.add = p > 0;
         blocks_.run(one, true);

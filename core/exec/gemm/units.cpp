@@ -42,7 +42,7 @@ void end() { asm volatile("tilerelease"); }
 #define TILEVM_MULTIPLY(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
 // A mask of the first `left` lanes.
-__mmask16 first_lanes(int left) {
+__mmask16 first_lanes(std::int64_t left) {
   return static_cast<__mmask16>(left >= 16 ? 0xFFFF : left <= 0 ? 0 : (1U << left) - 1);
 }
 

@@ -82,7 +82,7 @@ struct UnitSums {
   const float* sums;
   float* c;  // rows x columns, rows contiguous
   std::int64_t c_stride;
-  int rows, columns;
+  std::int64_t rows, columns;
   bool add;
   bool turned;  // c is the transpose of sums
 };
@@ -109,7 +109,9 @@ struct UnitBlock {
   std::int64_t steps;
   float* c;  // rows contiguous
   std::int64_t c_stride;
-  int rows, columns;
+  // Not int: a compiler compares two of those at once, and a load of what two stores just wrote
+  // waits till these are in the cache, behind all sums of the block before.
+  std::int64_t rows, columns;
   bool add;  // to what c holds
   UnitAhead ahead;
   // What is put meanwhile, or null: registers would wait for a block's sums to be added.

@@ -80,12 +80,10 @@ class Emitter final : private Owner {
     t_.prologue();
     switch (p_.header->fold) {
       case Fold::kNone:
-        t_.load_pointers(n_operands_);
-        t_.for_rows(n_operands_, loop("rows", [&] { map_row(); }));
+        each_row([&] { map_row(); });
         break;
       case Fold::kColumns:
-        t_.load_pointers(n_operands_);
-        t_.for_rows(n_operands_, loop("rows", [&] { fold_row(); }));
+        each_row([&] { fold_row(); });
         break;
       case Fold::kRows:
         fold_columns();
@@ -165,22 +163,36 @@ class Emitter final : private Owner {
     if (t_.failed) throw Unsupported{"more registers than there are"};
   }
 
+  template <class Body>
+  void each_row(Body body) {
+    const auto row = [&] {
+      body();
+      clear([&](int reg) {
+        const int i = made_at_[at(reg)];
+        return i < 0 || !is_once(p_.code[at(i)]);
+      });
+    };
+    const auto once = [&] { range(0, n_, [&](const Instr& instr) { return is_once(instr); }); };
+    t_.load_pointers(n_operands_);
+    t_.for_rows(n_operands_, once, loop("rows", row));
+    clear([](int) { return true; });
+  }
+
   void map_row() {
-    range(0, n_, [&](const Instr& instr) { return !at_columns(instr); });
+    range(0, n_, [&](const Instr& instr) { return !is_once(instr) && !at_columns(instr); });
     const auto at_columns = [&](const Instr& instr) { return this->at_columns(instr); };
     t_.first_column();
     columns(0, n_, at_columns, copies_);
-    clear();
   }
 
   void fold_row() {
     sections([&](int begin, int end) {
       t_.for_sweeps(n_operands_, /*back=*/true, loop("sweeps", [&] {
                       t_.first_column();
-                      columns(begin, end, [](const Instr&) { return true; }, copies_of(begin, end));
+                      columns(begin, end, [&](const Instr& instr) { return !is_once(instr); },
+                              copies_of(begin, end));
                     }));
     });
-    clear();
   }
 
   void fold_all() {
@@ -190,10 +202,10 @@ class Emitter final : private Owner {
         columns(begin, end, [](const Instr&) { return true; }, 1);
       };
       t_.for_sweeps(n_operands_, /*back=*/false,
-                    loop("sweeps", [&] { t_.for_rows(n_operands_, loop("rows", row)); }));
+                    loop("sweeps", [&] { t_.for_rows(n_operands_, [] {}, loop("rows", row)); }));
       t_.load_pointers(n_operands_);
     });
-    clear();
+    clear([](int) { return true; });
   }
 
   // All rows for a few vectors of columns, then for the next few. Where rows are far apart, a call
@@ -218,12 +230,12 @@ class Emitter final : private Owner {
         }
         const int group = any_adds_rows(begin, end) ? kRowsAdded : 0;
         const auto add = [&] { each_copy([&] { add_rows(begin, end); }); };
-        const auto rows = [&] { t_.for_rows(n_operands_, loop("rows", row), group, add); };
+        const auto rows = [&] { t_.for_rows(n_operands_, loop("rows", row), group, add, [] {}); };
         t_.for_sweeps(n_operands_, /*back=*/false, loop("sweeps", rows));
         t_.load_pointers(n_operands_);
       });
       t_.a.bind(leave_);
-      clear();
+      clear([](int) { return true; });
       wide_ = 1;
     };
     t_.first_column();
@@ -449,7 +461,7 @@ class Emitter final : private Owner {
   // it: what it is read from may be what it is stored to.
   void section(int begin, int end) {
     stores_at_last_ = p_.header->fold == Fold::kRows && end < n_;
-    each_copy([&] { range(begin, end, [](const Instr&) { return true; }); });
+    each_copy([&] { range(begin, end, [&](const Instr& instr) { return !is_once(instr); }); });
     stores_at_last_ = false;
   }
 
@@ -531,9 +543,12 @@ class Emitter final : private Owner {
     listing_->instruction(i, copy_, step);
   }
 
-  void clear() {
+  template <class Which>
+  void clear(Which which) {
     for (auto& values : values_) {
-      for (auto& value : values) value = {};
+      for (std::size_t reg = 0; reg < values.size(); ++reg) {
+        if (which(static_cast<int>(reg))) values[reg] = {};
+      }
     }
   }
 
@@ -583,10 +598,20 @@ class Emitter final : private Owner {
     }
   }
 
-  // When an instruction runs: without folds, what is once a row runs before the rest.
+  // Is what the instruction makes the same for all rows, each of which is one after the other?
+  bool is_once(const Instr& instr) const {
+    const Fold fold = p_.header->fold;
+    return (fold == Fold::kNone || fold == Fold::kColumns) && has_dst(instr) &&
+           info(instr).cls != Class::kFold && instr.cls_dst() == Cls::kScalar;
+  }
+
+  // When an instruction runs: what is the same for all rows runs before them, and without folds,
+  // what is once a row before the rest of it.
   int order(int i) const {
-    const bool late = p_.header->fold == Fold::kNone && at_columns(p_.code[at(i)]);
-    return late ? i + n_ : i;
+    const Instr& instr = p_.code[at(i)];
+    if (is_once(instr)) return i;
+    const bool late = p_.header->fold == Fold::kNone && at_columns(instr);
+    return late ? i + 2 * n_ : i + n_;
   }
 
   void find_uses() {
@@ -595,10 +620,10 @@ class Emitter final : private Owner {
     last_use_.assign(p_.header->n_registers, -1);
     std::vector<int> tail(p_.header->n_registers, -1);
     uses_.reserve(at(2 * n_));
-    for (const bool late : {false, true}) {
+    for (const int turn : {0, 1, 2}) {
       for (int i = 0; i < n_; ++i) {
         const int order = this->order(i);
-        if ((order >= n_) != late) continue;
+        if (order / n_ != turn) continue;
         if (has_dst(p_.code[at(i)])) made_at_[at(p_.code[at(i)].dst)] = i;
         each_source(p_.code[at(i)], [&](int reg) {
           const int use = static_cast<int>(uses_.size());

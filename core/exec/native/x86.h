@@ -204,17 +204,18 @@ class X86 : public Processor {
   // Loops ---------------------------------------------------------------------------------------
   // What values are in which registers is the same at the end of a body as at its start.
 
-  void for_rows(int operands, auto body) {
-    for_rows(operands, body, 0, [] {});
+  // `once` runs before the first row, if there is one.
+  void for_rows(int operands, auto once, auto body) {
+    for_rows(operands, body, 0, [] {}, once);
   }
   // `then` runs after each `group` rows, a power of two, and after the last one; 0: never.
-  template <class Body, class Then>
-  void for_rows(int operands, Body body, int group, Then then) {
+  void for_rows(int operands, auto body, int group, auto then, auto once) {
     const auto loop = a.newLabel();
     const auto done = a.newLabel();
     a.mov(kRows, field(offsetof(Frame, rows)));
     a.test(kRows, kRows);
     a.jle(done);
+    once();
     a.align(asmjit::AlignMode::kCode, 16);
     a.bind(loop);
     same_state(body);
