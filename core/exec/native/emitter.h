@@ -74,6 +74,7 @@ class Emitter final : private Owner {
   // Unsupported.
   int emit() {
     check_operands();
+    while (first_pass_ < n_ && op(first_pass_) != Op::pass) ++first_pass_;
     find_uses();
     find_widened_late();
     narrow_ = narrow_bytes();
@@ -172,7 +173,7 @@ class Emitter final : private Owner {
         return i < 0 || !is_once(p_.code[at(i)]);
       });
     };
-    const auto once = [&] { range(0, n_, [&](const Instr& instr) { return is_once(instr); }); };
+    const auto once = [&] { range(0, first_pass_, [&](const Instr& i) { return is_once(i); }); };
     t_.load_pointers(n_operands_);
     t_.for_rows(n_operands_, once, loop("rows", row));
     clear([](int) { return true; });
@@ -189,8 +190,7 @@ class Emitter final : private Owner {
     sections([&](int begin, int end) {
       t_.for_sweeps(n_operands_, /*back=*/true, loop("sweeps", [&] {
                       t_.first_column();
-                      columns(begin, end, [&](const Instr& instr) { return !is_once(instr); },
-                              copies_of(begin, end));
+                      columns(begin, end, [](const Instr&) { return true; }, copies_of(begin, end));
                     }));
     });
   }
@@ -598,11 +598,11 @@ class Emitter final : private Owner {
     }
   }
 
-  // Is what the instruction makes the same for all rows, each of which is one after the other?
+  // Is what the instruction makes, before any pass, the same for all rows, one after the other?
   bool is_once(const Instr& instr) const {
     const Fold fold = p_.header->fold;
     return (fold == Fold::kNone || fold == Fold::kColumns) && has_dst(instr) &&
-           info(instr).cls != Class::kFold && instr.cls_dst() == Cls::kScalar;
+           instr.cls_dst() == Cls::kScalar && &instr < p_.code.data() + first_pass_;
   }
 
   // When an instruction runs: what is the same for all rows runs before them, and without folds,
@@ -870,6 +870,7 @@ class Emitter final : private Owner {
   bool streams_;
   bool tries_trees_;      // also with few registers, which may not be enough: there is another try
   int narrow_ = 0;        // bytes of its elements, if the program is of that kind
+  int first_pass_ = 0;    // its instruction, or the end
   int wide_ = 1;          // copies of section code, in a fold over rows
   bool fetches_ = false;  // in the first of several passes over rows
   int in_trees_ = 1;      // copies whose elements are folded among themselves first
