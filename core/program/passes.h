@@ -34,6 +34,9 @@ Program with_channels_last(Program lowered);
 // make the rows.
 Program with_gathers_first(Program lowered);
 
+// A lowered program whose products of a softmax come before its divisions.
+Program with_divisions_last(Program lowered);
+
 // A lowered program whose concatenations come behind the elementwise operators that read them.
 Program with_concats_last(Program lowered);
 

@@ -362,6 +362,39 @@ int gathers_of_one() {
   return 0;
 }
 
+// A softmax that a product takes is divided behind it, unless somebody else reads it, or it is not
+// made narrower: then its kernel sums and stores what it makes in one pass.
+int divisions_last() {
+  enum class Kept { kNothing, kWeights, kFloat32, kSum };
+  const auto divisions = [](Kept kept) {
+    Case c;
+    const DType narrow = kept == Kept::kFloat32 ? DType::kFloat32 : DType::kBFloat16;
+    const auto x = c.in({c.b, c.s, c.d});
+    const auto e =
+        c.add(Op::exp, {c.add(Op::sub, {x, c.add(Op::amax, {x}, {c.axes({2}), c.keep(true)})})});
+    const auto sum = c.add(Op::sum, {e}, {c.axes({2}), c.keep(true)});
+    const auto weights = c.add(Op::cast, {c.add(Op::div, {e, sum})}, {Attr::of_dtype(narrow)});
+    std::vector<ValueId> results{
+        c.add(Op::matmul, {weights, c.in({c.b, c.d, c.p.sizes.constant(3)}, narrow)})};
+    if (kept == Kept::kWeights) results.push_back(weights);
+    if (kept == Kept::kSum) results.push_back(sum);
+    c.p.outputs = results;
+    const Program lowered = lower(std::move(c.p));
+    bool behind = false;
+    for (const Node& node : lowered.nodes) {
+      const std::int32_t by =
+          node.op == Op::div ? lowered.values[static_cast<std::size_t>(node.inputs[0])].node : -1;
+      behind = behind || (by >= 0 && lowered.nodes[static_cast<std::size_t>(by)].op == Op::matmul);
+    }
+    return behind;
+  };
+  CHECK(divisions(Kept::kNothing));
+  CHECK(!divisions(Kept::kWeights));
+  CHECK(!divisions(Kept::kFloat32));
+  CHECK(!divisions(Kept::kSum));
+  return 0;
+}
+
 // Stages of each chain that runs, as `p` for a product and `k` for a kernel.
 std::vector<std::string> chains(const fuse::Plan& plan) {
   std::vector<std::string> found;
@@ -504,6 +537,7 @@ int main() {
       {"broadcasts", broadcasts},
       {"gathers", gathers},
       {"gathers of one", gathers_of_one},
+      {"divisions last", divisions_last},
       {"products", products},
       {"products_alone", products_alone},
       {"equal_folds", equal_folds},

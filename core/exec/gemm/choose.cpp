@@ -78,7 +78,8 @@ Way choose_ours(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const M
       const std::int64_t turned = sizes.k > kLongTurned ? kLongTurnedRows : kTurnedRows;
       if (rows || b.row_stride != 1 || sizes.m > turned || a.windows != nullptr)
         return Way::kPackedPairs;
-      return sizes.m <= kPairDotsBeforeUnits && sizes.k >= 128 ? Way::kPairDots : Way::kTurnedPairs;
+      const std::int64_t dots = sizes.k >= 128 ? kPairDotsBeforeUnits : 1;
+      return sizes.m <= dots ? Way::kPairDots : Way::kTurnedPairs;
     }
     if (ahead && (rows || sizes.m > kPairDotsAhead || 2 * sizes.n * sizes.k >= kHugeBytes))
       return Way::kPackedPairs;
