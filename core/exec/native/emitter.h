@@ -601,8 +601,11 @@ class Emitter final : private Owner {
   // Is what the instruction makes, before any pass, the same for all rows, one after the other?
   bool is_once(const Instr& instr) const {
     const Fold fold = p_.header->fold;
-    return (fold == Fold::kNone || fold == Fold::kColumns) && has_dst(instr) &&
-           instr.cls_dst() == Cls::kScalar && &instr < p_.code.data() + first_pass_;
+    if (fold == Fold::kRows || fold == Fold::kBoth || &instr >= p_.code.data() + first_pass_)
+      return false;
+    // A constant's bits are where others have their classes.
+    return info(instr).cls == Class::kConst ||
+           (has_dst(instr) && instr.cls_dst() == Cls::kScalar);
   }
 
   // When an instruction runs: what is the same for all rows runs before them, and without folds,
