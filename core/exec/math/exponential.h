@@ -11,18 +11,11 @@ inline constexpr float kLn2Hi = 0x1.62e430p-1f;
 inline constexpr float kLn2Lo = -0x1.05c610p-29f;
 // exp and exp2 round to 0 from -104 and -151 down. Processors take 2 to 400 times as long for a
 // vector in which that happens, or a result is a denormal, but not where scale2 is told at once
-// that nothing is left, as it is of these.
-template <class B>
-inline constexpr float kExpFar = B::kScalesFar ? -1000.0f : -176.0f;  // -254 ln2
+// that nothing is left, as it is of these, or leaves an element out.
+inline constexpr float kExpFar = -176.0f;  // -254 ln2
 template <class B>
 inline constexpr float kExp2Far = B::kScalesFar ? -1440.0f : -254.0f;
 inline constexpr float kExpDenormal = -87.3f;  // below, exp is
-
-// x, but kExpFar where it is lower than `low`.
-template <class B>
-TILEVM_MATH_FN typename B::F far_below(B& b, float low, const typename B::F& x) {
-  return b.select(b.lt(x, b.f32(low)), b.f32(kExpFar<B>), x);
-}
 
 template <class B>
 struct ExpReduced {
@@ -57,22 +50,33 @@ TILEVM_MATH_FN typename B::F exp_in_range(B& b, typename B::F x) {
   return b.scale2(std::move(p), std::move(parts.n));
 }
 
+// exp(x) for x in [low, 89] or NaN, 0 below.
+template <class B>
+TILEVM_MATH_FN typename B::F exp_from(B& b, float low, typename B::F x) {
+  if constexpr (B::kScalesFar) {
+    auto some = b.not_lt(x, b.f32(low));
+    auto parts = exp_reduce(b, std::move(x));
+    auto p = exp_of_reduced(b, std::move(parts.r));
+    return b.scale2_of(some, std::move(p), std::move(parts.n));
+  } else {
+    return exp_in_range(b, b.select(b.lt(x, b.f32(low)), b.f32(kExpFar), x));
+  }
+}
+
 // exp(x) for x <= 89 or NaN.
 template <class B>
 TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
   if constexpr (B::kScalesFar) {
-    x = far_below(b, -104.0f, x);
+    return exp_from(b, -104.0f, std::move(x));
   } else {
-    x = b.max(b.f32(kExpFar<B>), x);
+    return exp_in_range(b, b.max(b.f32(kExpFar), x));
   }
-  return exp_in_range(b, std::move(x));
 }
 
 // The same, with 0 for denormals: where a sum or product hides these, and they would take long.
 template <class B>
 TILEVM_MATH_FN typename B::F exp_or_zero(B& b, typename B::F x) {
-  x = far_below(b, kExpDenormal, x);
-  return exp_in_range(b, std::move(x));
+  return exp_from(b, kExpDenormal, std::move(x));
 }
 
 template <class B>

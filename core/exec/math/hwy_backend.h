@@ -116,6 +116,12 @@ struct HwyBackend {
 #endif
     return scale2_by_bits(*this, x, n);
   }
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX3
+  static HWY_ATTR HWY_INLINE M not_lt(F x, F y) { return hn::Not(hn::Lt(x, y)); }
+  static HWY_ATTR HWY_INLINE F scale2_of(M some, F x, F n) {
+    return F{_mm512_maskz_scalef_ps(static_cast<__mmask16>(some.raw), x.raw, n.raw)};
+  }
+#endif
 
   template <class Fn>
   static HWY_ATTR HWY_INLINE F when_any(M m, F current, const Fn& fn) {

@@ -22,7 +22,9 @@
 //   Scaling      F scale2(F x, F n) = x * 2^n rounded once, n integral in [-254, 254] or NaN;
 //                x in [2^-2, 2^2] or NaN; at -254, where nothing is left, not by a denormal, which
 //                is slow. `scale2_by_bits` below does it with the others; AVX-512 has vscalefps.
-//                kScalesFar: n may be as low as -2000; it is quick for all of those.
+//                kScalesFar: n may be as low as -2000; it is quick for all of those. Then there is
+//                F scale2_of(M some, F x, F n), 0 for others, whose n may be anything, and
+//                M not_lt(F x, F y), true for NaN.
 //   Seldom       F when_any(M m, F current, f): select(m, f(), current), f skipped if m is all
 //                false. f is a C++ callable without arguments that may use values made before.
 //                F out_of_line(double (*)(double), F), out_of_line(double (*)(double, double),

@@ -141,6 +141,7 @@ class Avx512 : public X86 {
   template <int n> I isar(const I& x) { return in_place(x, [&](auto d, auto s) { a.vpsrad(d, s, n); }); }
   M lt(const F& x, const F& y) { return compare(x, y, 17); }  // ordered, quiet predicates
   M le(const F& x, const F& y) { return compare(x, y, 18); }
+  M not_lt(const F& x, const F& y) { return compare(x, y, 21); }
   M eq(const F& x, const F& y) { return compare(x, y, 0); }
   M unordered(const F& x, const F& y) { return compare(x, y, 3); }
   M ilt(const I& x, const I& y) { return test(x, y, 1); }
@@ -151,6 +152,10 @@ class Avx512 : public X86 {
   M mnot(const M& x) { return masks(x, x, [&](auto d, auto s, auto) { a.knotw(d, s); }); }
   // clang-format on
 
+  F scale2_of(const M& some, const F& x, const F& n) {
+    const M c = in_register(some);
+    return binary(x, n, [&](auto d, auto s, const auto& t) { a.k(k(c)).z().vscalefps(d, s, t); });
+  }
   F select(const M& m, const F& yes, const F& no) {
     const M c = in_register(m);
     const F n = in_register(no);

@@ -52,10 +52,14 @@ class Interleaved {
   template <int n> I ishl(const I& x) { return each([&](auto part) { return t_.template ishl<n>(x.*part); }); }
   template <int n> I isar(const I& x) { return each([&](auto part) { return t_.template isar<n>(x.*part); }); }
   M lt(const F& x, const F& y) { return each_mask([&](auto part) { return t_.lt(x.*part, y.*part); }); }
+  M not_lt(const F& x, const F& y) { return each_mask([&](auto part) { return t_.not_lt(x.*part, y.*part); }); }
   M eq(const F& x, const F& y) { return each_mask([&](auto part) { return t_.eq(x.*part, y.*part); }); }
   // clang-format on
   F select(const M& m, const F& yes, const F& no) {
     return {t_.select(m.first, yes.first, no.first), t_.select(m.second, yes.second, no.second)};
+  }
+  F scale2_of(const M& m, F x, F n) {
+    return {t_.scale2_of(m.first, x.first, n.first), t_.scale2_of(m.second, x.second, n.second)};
   }
   F scale2(F x, F n) {
     if constexpr (kScalesFar) {
