@@ -175,7 +175,8 @@ class Running {
                       static_cast<std::int64_t>(exec::kAlignment));
   }
 
-  // A row of a panel: whole cache lines, not a multiple of 4 KiB.
+  // A row of a panel: whole cache lines, no multiple of 512 bytes: a block's rows would lie in few
+  // sets of the first cache.
   std::int64_t stride_of(const Panel& panel) const {
     const std::int64_t bytes = rounded_up(panel.columns * panel.item_bytes, 64);
     return bytes % 512 == 0 ? bytes + 64 : bytes;

@@ -109,8 +109,6 @@ struct UnitBlock {
   std::int64_t steps;
   float* c;  // rows contiguous
   std::int64_t c_stride;
-  // Not int: a compiler compares two of those at once, and a load of what two stores just wrote
-  // waits till these are in the cache, behind all sums of the block before.
   std::int64_t rows, columns;
   bool add;  // to what c holds
   UnitAhead ahead;
