@@ -27,9 +27,7 @@ Ints from_last(int rank) {
 class ChannelsLast {
  public:
   explicit ChannelsLast(Program source)
-      : source_(std::move(source)), out_(std::move(source_.sizes)) {
-    out_.lines = std::move(source_.lines);
-    out_.checks = std::move(source_.checks);
+      : source_(std::move(source)), out_(successor_of(source_)) {
     held_.resize(source_.values.size());
   }
 

@@ -19,9 +19,7 @@ constexpr std::size_t kMostOperators = 32;
 class ConcatsLast {
  public:
   explicit ConcatsLast(Program source)
-      : source_(std::move(source)), out_(std::move(source_.sizes)) {
-    out_.lines = std::move(source_.lines);
-    out_.checks = std::move(source_.checks);
+      : source_(std::move(source)), out_(successor_of(source_)) {
     held_.resize(source_.values.size(), -1);
     users_.resize(source_.values.size());
     region_of_.resize(source_.nodes.size(), -1);

@@ -77,9 +77,7 @@ struct Weights {
 class DivisionsLast {
  public:
   explicit DivisionsLast(Program source)
-      : source_(std::move(source)), out_(std::move(source_.sizes)) {
-    out_.lines = std::move(source_.lines);
-    out_.checks = std::move(source_.checks);
+      : source_(std::move(source)), out_(successor_of(source_)) {
     held_.resize(source_.values.size(), -1);
     readers_.resize(source_.values.size());
     for (const ValueId v : source_.outputs) ++readers_[at(v)];

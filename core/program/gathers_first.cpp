@@ -17,9 +17,7 @@ constexpr std::size_t kMostOperators = 32;
 class GathersFirst {
  public:
   explicit GathersFirst(Program source)
-      : source_(std::move(source)), out_(std::move(source_.sizes)) {
-    out_.lines = std::move(source_.lines);
-    out_.checks = std::move(source_.checks);
+      : source_(std::move(source)), out_(successor_of(source_)) {
     held_.resize(source_.values.size(), -1);
     is_output_.resize(source_.values.size());
     stays_.resize(source_.values.size());

@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "program/passes.h"
 #include "program/program.h"
 
 namespace tilevm::lowering {
@@ -54,9 +55,7 @@ struct High {
 class Lowering {
  public:
   explicit Lowering(Program source)
-      : source_(std::move(source)), out_(std::move(source_.sizes)), table_(kFirst, -1) {
-    out_.lines = std::move(source_.lines);
-    out_.checks = std::move(source_.checks);
+      : source_(std::move(source)), out_(successor_of(source_)), table_(kFirst, -1) {
     out_.nodes.reserve(source_.nodes.size() + 8);
     out_.values.reserve(source_.values.size() + 8);
     hashes_.reserve(source_.nodes.size() + 8);

@@ -4,6 +4,13 @@
 
 namespace tilevm {
 
+Program successor_of(Program& source) {
+  Program program(std::move(source.sizes));
+  program.lines = std::move(source.lines);
+  program.checks = std::move(source.checks);
+  return program;
+}
+
 ValueId append(Program& program, Op op, Operands in, std::vector<Attr> attrs, const Type& type,
                std::int32_t line) {
   const auto id = static_cast<ValueId>(program.values.size());

@@ -14,6 +14,9 @@ std::vector<bool> live(const Program& program);
 // it computes: then nobody need ask. Inputs keep theirs, and the checks stay.
 void unify_sizes(Program& program);
 
+// No nodes yet: takes sizes, lines and checks of a program that is to be rewritten.
+Program successor_of(Program& source);
+
 // Appends a node with one result.
 ValueId append(Program& program, Op op, Operands in, std::vector<Attr> attrs, const Type& type,
                std::int32_t line);

@@ -176,7 +176,7 @@ class Emitter final : private Owner {
     const auto once = [&] { range(0, first_pass_, [&](const Instr& i) { return is_once(i); }); };
     t_.load_pointers(n_operands_);
     t_.for_rows(n_operands_, once, loop("rows", row));
-    clear([](int) { return true; });
+    clear();
   }
 
   void map_row() {
@@ -205,7 +205,7 @@ class Emitter final : private Owner {
                     loop("sweeps", [&] { t_.for_rows(n_operands_, [] {}, loop("rows", row)); }));
       t_.load_pointers(n_operands_);
     });
-    clear([](int) { return true; });
+    clear();
   }
 
   // All rows for a few vectors of columns, then for the next few. Where rows are far apart, a call
@@ -235,7 +235,7 @@ class Emitter final : private Owner {
         t_.load_pointers(n_operands_);
       });
       t_.a.bind(leave_);
-      clear([](int) { return true; });
+      clear();
       wide_ = 1;
     };
     t_.first_column();
@@ -543,6 +543,9 @@ class Emitter final : private Owner {
     listing_->instruction(i, copy_, step);
   }
 
+  void clear() {
+    clear([](int) { return true; });
+  }
   template <class Which>
   void clear(Which which) {
     for (auto& values : values_) {
