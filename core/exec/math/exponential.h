@@ -59,7 +59,8 @@ TILEVM_MATH_FN typename B::F exp_from(B& b, float low, typename B::F x) {
     auto p = exp_of_reduced(b, std::move(parts.r));
     return b.scale2_of(some, std::move(p), std::move(parts.n));
   } else {
-    return exp_in_range(b, b.select(b.lt(x, b.f32(low)), b.f32(kExpFar), x));
+    x = b.select(b.lt(x, b.f32(low)), b.f32(kExpFar), x);
+    return exp_in_range(b, std::move(x));
   }
 }
 
@@ -69,7 +70,8 @@ TILEVM_MATH_FN typename B::F exp_below_89(B& b, typename B::F x) {
   if constexpr (B::kScalesFar) {
     return exp_from(b, -104.0f, std::move(x));
   } else {
-    return exp_in_range(b, b.max(b.f32(kExpFar), x));
+    x = b.max(b.f32(kExpFar), x);
+    return exp_in_range(b, std::move(x));
   }
 }
 
