@@ -104,7 +104,7 @@ class Reading {
     if (op == "sub_f32" && in(0) == Behind::kLowest) return Behind::kLowest;
     if (op == "add_f32" && (in(0) == Behind::kLowest || in(1) == Behind::kLowest))
       return Behind::kLowest;
-    if (op == "exp_f32" && in(0) == Behind::kLowest) return Behind::kZero;
+    if ((op == "exp_f32" || op == "exp_weight_f32") && in(0) == Behind::kLowest) return Behind::kZero;
     if (op == "mul_f32" && (in(0) == Behind::kZero || in(1) == Behind::kZero)) return Behind::kZero;
     if (op == "div_f32" && in(0) == Behind::kZero) return Behind::kZero;
     if (op == "round_bf16" || op == "round_f16") return in(0);

@@ -384,7 +384,8 @@ class Builder {
       held &= holds_[at(in[i])];
     }
     RegType family = reg_of(from);
-    std::uint16_t instr = opcode(node.op, family);
+    std::uint16_t instr = node.of_weights ? static_cast<std::uint16_t>(bytecode::Op::exp_weight_f32)
+                                          : opcode(node.op, family);
     if (instr == kNoInstr && family == RegType::kB8) {  // comparisons of bools and the like
       for (std::size_t i = 0; i < node.inputs.size(); ++i)
         in[i] = cast(in[i], DType::kBool, DType::kInt32);

@@ -152,7 +152,8 @@ class ChannelsLast {
       out_.values.push_back({type(node.out + k), static_cast<std::int32_t>(out_.nodes.size())});
       held_[at(node.out + k)].value = id + k;
     }
-    out_.nodes.push_back({node.op, std::move(in), node.attrs, id, node.n_out, node.line});
+    out_.nodes.push_back(
+        {node.op, std::move(in), node.attrs, id, node.n_out, node.line, node.of_weights});
   }
 
   void permute(const Node& node) {

@@ -1,6 +1,7 @@
 // Divisions of a softmax, moved behind the product that takes it as left factor, as in attention:
 // (e / s) v becomes (e v) / s, with as many divisions as the product has elements, and e is stored
 // while it is summed. e is in 0 to 1, so that its products are no more than v's columns add up to.
+// It is rounded to 16 bits, and divided by the sum of what it was: a few bits more are enough.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -120,6 +121,8 @@ class DivisionsLast {
                     source_.type(w.most->out), w.where->line);
     }
     const ValueId e = again(*w.exp, {again(*w.sub, {held_[at(w.sub->inputs[0])], most})});
+    out_.nodes.back().of_weights = source_.type(w.exp->out).dtype == DType::kFloat32 &&
+                                   is_narrow_float(source_.type(w.cast->out).dtype);
     // 0: of no columns, or of rows that a mask leaves nothing of. What is divided is 0, too.
     const ValueId sum = again(*w.sum, {e});
     Type type = source_.type(w.sum->out);

@@ -275,7 +275,7 @@ High Lowering::lower(Op op, std::span<const ValueId> in, const std::vector<Attr>
   const bool scatters = row.rule == Rule::kScatter || row.rule == Rule::kScatterNumber;
   const bool groups = row.rule == Rule::kGroupedMatmul;
   // Sums and products on the way may need more than a narrow type has.
-  const bool narrow = type.dtype == DType::kFloat16 || type.dtype == DType::kBFloat16;
+  const bool narrow = is_narrow_float(type.dtype);
   const bool widens = narrow && (op == Op::scatter_add || op == Op::scatter_mul);
   if (widens) d = DType::kFloat32;
   for (ValueId i : in) {

@@ -29,7 +29,8 @@ ValueId append_copy(Program& program, const Program& source, const Node& node,
         {source.type(node.out + k), static_cast<std::int32_t>(program.nodes.size())});
     held[static_cast<std::size_t>(node.out + k)] = id + k;
   }
-  program.nodes.push_back({node.op, std::move(in), node.attrs, id, node.n_out, node.line});
+  program.nodes.push_back(
+      {node.op, std::move(in), node.attrs, id, node.n_out, node.line, node.of_weights});
   return id;
 }
 

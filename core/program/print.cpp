@@ -82,6 +82,7 @@ std::string print(const Program& p, const Node& node) {
     const ParamInfo& param = row.params()[i];
     parts.push_back(param.name + ("=" + attr_text(p.sizes, param.kind, node.attrs[i])));
   }
+  if (node.of_weights) parts.push_back("of_weights=true");
   return row.name + (parts.empty() ? std::string() : " " + join(parts));
 }
 

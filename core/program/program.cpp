@@ -152,7 +152,7 @@ ValueId Program::item(ValueId in, SizeId symbol, int line) {
                                                 : DType::kInt64,
                      true,
                      {}});
-  const bool narrow = of.dtype == DType::kFloat16 || of.dtype == DType::kBFloat16;
+  const bool narrow = is_narrow_float(of.dtype);
   if (of.weak || narrow || of.dtype == DType::kOpaque || (real && symbol != shape::kNoSize)) {
     throw DTypeError("item: " + print(sizes, of) + " is nothing that a number is read from" +
                      (narrow ? "; cast it to float32" : ""));

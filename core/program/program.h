@@ -42,6 +42,7 @@ std::string_view dtype_name(DType dtype);            // "float32", ...
 std::optional<DType> dtype_from_name(std::string_view name);
 int dtype_bytes(DType dtype);                        // kOpaque: 0
 inline bool is_float(DType d) { return d == DType::kFloat32 || d == DType::kBFloat16 || d == DType::kFloat64 || d == DType::kFloat16; }
+inline bool is_narrow_float(DType d) { return d == DType::kFloat16 || d == DType::kBFloat16; }
 inline bool in_kernels(DType d) { return d != DType::kOpaque; }  // what kernels compute with
 // clang-format on
 
@@ -101,6 +102,7 @@ struct Node {
   ValueId out = -1;         // first result; results are consecutive
   std::int32_t n_out = 1;
   std::int32_t line = -1;  // index into Program::lines, -1: unknown
+  bool of_weights = false;  // exp: of weights of a softmax that are rounded to 16 bits
 };
 
 struct Value {

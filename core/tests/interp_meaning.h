@@ -211,6 +211,7 @@ Float float_map(const std::string& name, Float fa, Float fb) {
   if (name == "minimum") return std::isnan(fa) || fa < fb ? fa : fb;
   if (name == "round") return std::nearbyint(fa);
   if (name == "exp") r = std::exp(a);
+  if (name == "exp_weight") r = a < -87.3f ? 0 : std::exp(a > 88 ? 88 : a);
   if (name == "exp2") r = std::exp2(a);
   if (name == "expm1") r = std::expm1(a);
   if (name == "log") r = std::log(a);

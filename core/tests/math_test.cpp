@@ -21,7 +21,7 @@
 #ifndef TILEVM_CORE_TESTS_MATH_TEST_ROWS
 #define TILEVM_CORE_TESTS_MATH_TEST_ROWS
 #define TILEVM_UNARY(ROW)                                                                 \
-  ROW(exp)                                                                                \
+  ROW(exp) ROW(exp_weight)                                                                \
   ROW(exp2) ROW(expm1) ROW(log) ROW(log2) ROW(log1p) ROW(sin) ROW(cos) ROW(tan) ROW(tanh) \
       ROW(sigmoid) ROW(erf) ROW(silu) ROW(gelu) ROW(gelu_tanh) ROW(rsqrt)
 #define TILEVM_BINARY(ROW) ROW(pow) ROW(atan2) ROW(fmod) ROW(remainder) ROW(floor_div)
@@ -130,6 +130,8 @@ double judge(MathFn fn, float x, float y) {
   switch (fn) {
     case MathFn::k_exp:
       return std::exp(v);
+    case MathFn::k_exp_weight:
+      return v < -87.3f ? 0 : std::exp(v > 88 ? 88 : v);
     case MathFn::k_exp2:
       return std::exp2(v);
     case MathFn::k_expm1:
@@ -197,6 +199,8 @@ struct Row {
 
 double limit_of(MathFn fn) {
   switch (fn) {
+    case MathFn::k_exp_weight:
+      return 0x1p-18 / 0x1p-24;
     case MathFn::k_silu:
     case MathFn::k_gelu:
     case MathFn::k_gelu_tanh:

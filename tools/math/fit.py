@@ -114,6 +114,15 @@ FITS = (
         tuple(range(6)),
     ),
     Fit(
+        "kExpWeight",
+        "(2^-r - 1) / r, |r| <= 1/2; error relative to 2^-r",
+        lambda r: mp.expm1(-r * LN2) / r,
+        lambda r: r * mpf(2) ** r,
+        -mpf(1) / 2 * SLACK,
+        mpf(1) / 2 * SLACK,
+        tuple(range(4)),
+    ),
+    Fit(
         "kLog",
         "(log(1+f) - f + f^2/2) / f^3, f in [-1/3, 1/3]; relative to log(1+f)",
         lambda f: (mp.log1p(f) - f + f**2 / 2) / f**3,

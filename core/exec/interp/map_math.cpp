@@ -33,6 +33,7 @@ namespace tilevm::exec::interp::HWY_NAMESPACE {
     }                                                       \
   };
 TILEVM_UNARY(exp)
+TILEVM_UNARY(exp_weight)
 TILEVM_UNARY(exp2)
 TILEVM_UNARY(expm1)
 TILEVM_UNARY(log)

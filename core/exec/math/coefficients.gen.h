@@ -30,6 +30,13 @@ inline constexpr float kExp2[] = {
     0x1.5f082e0000000p-10f,  // 0.00133908063
     0x1.416b520000000p-13f,  // 0.000153264627
 };
+// (2^-r - 1) / r, |r| <= 1/2; error relative to 2^-r. Error 2^-18.4.
+inline constexpr float kExpWeight[] = {
+    -0x1.62e1260000000p-1f,  // -0.693123996
+    0x1.ec037e0000000p-3f,   // 0.240241036
+    -0x1.c9ffc80000000p-5f,  // -0.0559080988
+    0x1.3a04300000000p-7f,   // 0.00958301872
+};
 // (log(1+f) - f + f^2/2) / f^3, f in [-1/3, 1/3]; relative to log(1+f). Error 2^-27.6.
 inline constexpr float kLog[] = {
     0x1.5555060000000p-2f,   // 0.333332151

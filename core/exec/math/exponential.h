@@ -24,9 +24,10 @@ struct ExpReduced {
 
 // |x| < 2^21, or NaN: then adding 1.5 * 2^23 rounds x log2 e to an integer, and that takes one
 // operation less than to multiply and round, which is two for most processors.
+inline constexpr float kToInteger = 0x1.8p+23f;
+
 template <class B>
 TILEVM_MATH_FN ExpReduced<B> exp_reduce(B& b, typename B::F x) {
-  constexpr float kToInteger = 0x1.8p+23f;
   auto n = b.fma(x, b.f32(kLog2e), b.f32(kToInteger));
   n = b.sub(std::move(n), b.f32(kToInteger));
   x = b.fnma(n, b.f32(kLn2Hi), std::move(x));
@@ -85,6 +86,24 @@ template <class B>
 TILEVM_MATH_FN typename B::F exp(B& b, typename B::F x) {
   x = b.min(b.f32(89.0f), x);
   return exp_below_89(b, std::move(x));
+}
+
+// exp(x), of 88 where x is more, wrong by 2^-18 of it at most, 0 for denormals: of weights that are
+// then rounded to 16 bits.
+template <class B>
+TILEVM_MATH_FN typename B::F exp_weight(B& b, typename B::F x) {
+  x = b.min(b.f32(88.0f), x);
+  auto shifted = b.fma(x, b.f32(kLog2e), b.f32(kToInteger));
+  auto n = b.sub(shifted, b.f32(kToInteger));
+  auto r = b.fnma(x, b.f32(kLog2e), n);
+  auto p = horner(b, r, kExpWeight);
+  p = b.fma(std::move(p), std::move(r), b.f32(1.0f));
+  if constexpr (B::kScalesFar) {
+    return b.scale2_of(b.not_lt(x, b.f32(kExpDenormal)), std::move(p), std::move(n));
+  } else {
+    p = b.mul(p, power_of_two(b, b.bits(shifted)));
+    return b.select(b.lt(x, b.f32(kExpDenormal)), b.f32(0.0f), p);
+  }
 }
 
 // 2^f for |f| <= 1/2.

@@ -551,20 +551,23 @@ class Avx512 : public X86 {
     source(i32(-1 << 16), [&](const auto& upper) { a.vpandd(zmm(r), zmm(r), upper); });
     return r;
   }
+  // The processor takes denormals for 0: `slowly` does these, unless all lanes are 0, normal or NaN.
   template <class Bits>
-  void store_bf16(const Address& to, const F& x, Bits slowly) {
+  void store_bf16(const Address& to, const F& x, bool normal, Bits slowly) {
     const F s = in_register(x);
     F r = fresh();
     a.vcvtneps2bf16(ymm(r), zmm(s));
-    {
-      M denormal = fresh_mask();
-      a.vfpclassps(k(denormal), zmm(s), 0x20);
-      a.kortestw(k(denormal), k(denormal));
+    if (!normal) {
+      {
+        M denormal = fresh_mask();
+        a.vfpclassps(k(denormal), zmm(s), 0x20);
+        a.kortestw(k(denormal), k(denormal));
+      }
+      const auto usual = a.newLabel();
+      a.jz(usual);
+      same_state([&] { a.vpmovdw(ymm(r), zmm(in_register(slowly()))); });
+      a.bind(usual);
     }
-    const auto usual = a.newLabel();
-    a.jz(usual);
-    same_state([&] { a.vpmovdw(ymm(r), zmm(in_register(slowly()))); });
-    a.bind(usual);
     if (masked) {
       a.k(x86::k7).vmovdqu16(to, ymm(r));
     } else {

@@ -25,6 +25,7 @@ bool map_function(B& b, bytecode::Op op, X&& x, typename B::F& r) {
   switch (op) {
     case Op::rsqrt_f32: r = math::rsqrt(b, x); return true;
     case Op::exp_f32: r = math::exp(b, std::forward<X>(x)); return true;
+    case Op::exp_weight_f32: r = math::exp_weight(b, std::forward<X>(x)); return true;
     case Op::exp2_f32: r = math::exp2(b, std::forward<X>(x)); return true;
     case Op::expm1_f32: r = math::expm1(b, x); return true;
     case Op::log_f32: r = math::log(b, x); return true;

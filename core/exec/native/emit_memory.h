@@ -93,7 +93,9 @@ void Emitter<T>::store(const Instr& instr) {
     case Storage::kBF16: {
       const F& x = vector(instr.a);
       if constexpr (T::kRoundsBf16) {
-        if (over_x && t_.rounds_bf16()) return t_.store_bf16(to(), x, [&] { return bf16_bits(x); });
+        const auto slowly = [&] { return bf16_bits(x); };
+        const bool normal = op(made_at_[at(instr.a)]) == Op::exp_weight_f32;
+        if (over_x && t_.rounds_bf16()) return t_.store_bf16(to(), x, normal, slowly);
       }
       const F bits = bf16_bits(x);
       return over_x ? t_.store16(to(), bits) : t_.put16(to(), bits);
