@@ -35,6 +35,10 @@ constexpr std::int64_t kPackedBytes = 512 << 10;
 constexpr std::int64_t kPackedPieceBytes = 8 << 20;
 constexpr std::int64_t kPackedUnitBytes = 2 << 20;
 constexpr std::int64_t kManyUnitRows = 512;
+// Of causal attention, a batch is so many items, of at least so many bytes of a column: an item by
+// itself takes a microsecond.
+constexpr std::int64_t kCausalItems = 4;
+constexpr std::int64_t kCausalBytes = 128;
 constexpr std::int64_t kLeastColumns = 128;
 // So many columns for each thread, and threads divide columns instead of rows.
 constexpr std::int64_t kWideColumns = 256;
@@ -140,9 +144,10 @@ class Running {
     item_rows_ = rows_;
     if (rows_ > kFewRows) {
       item_rows_ = std::min(rows_, most);
-      // Of causal attention, sums are as wide as the item needs: the same for any threads.
+      // Items of a batch. Of causal attention, sums are as wide as the item needs: the same for any
+      // threads. Fewer rows need fewer columns.
       const std::int64_t wanted =
-          launch_.causal == INT64_MAX ? parts(threads_, groups) : 1;  // items of a batch
+          launch_.causal == INT64_MAX ? parts(threads_, groups) : causal_items();
       item_rows_ = std::min(item_rows_, std::max(kFewRows, parts(rows_, wanted)));
       item_rows_ = parts(rows_, parts(rows_, item_rows_));
       if (units) item_rows_ = std::min(rounded_up(item_rows_, kUnitRows), rows_);
@@ -155,6 +160,11 @@ class Running {
     batch_items_ = parts(batches_, item_batches_);
     row_items_ = parts(rows_, item_rows_);
     n_items_ = outer_ * batch_items_ * row_items_;
+  }
+
+  std::int64_t causal_items() const {
+    const int bytes = bytecode::storage_bytes(launch_.stages[kScores].a.storage);
+    return std::clamp<std::int64_t>(rows_ * bytes / kCausalBytes, 1, kCausalItems);
   }
 
   // The most rows of an item. Of convolutions that copy lines, so many that few are copied twice.
