@@ -42,6 +42,8 @@ constexpr std::int64_t kCausalBytes = 128;
 constexpr std::int64_t kLeastColumns = 128;
 // So many columns for each thread, and threads divide columns instead of rows.
 constexpr std::int64_t kWideColumns = 256;
+// Panels of 64 rows that are larger are of 32.
+constexpr std::int64_t kUnitPanelBytes = 1 << 20;
 // Stages of causal attention.
 constexpr std::size_t kScores = 0, kSoftmax = 1, kValues = 2;
 // Below this much work, everything runs on one thread: about 10 us.
@@ -138,7 +140,8 @@ class Running {
     const std::int64_t most =
         whole ? std::max(rows_, kBlockRows)
               : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
-                                         at_once, block_rows(units)) /
+                                         units ? least_unit_rows(row_bytes) : at_once,
+                                         block_rows(units)) /
                     at_once * at_once;
     const std::int64_t groups = batches_ * outer_;
     item_rows_ = rows_;
@@ -165,6 +168,15 @@ class Running {
   std::int64_t causal_items() const {
     const int bytes = bytecode::storage_bytes(launch_.stages[kScores].a.storage);
     return std::clamp<std::int64_t>(rows_ * bytes / kCausalBytes, 1, kCausalItems);
+  }
+
+  // Of products by registers of 16 rows, whose right factors each item reads again, from the last
+  // cache where they are long: of pieces that takes longer than where panels do not fit the second.
+  std::int64_t least_unit_rows(std::int64_t row_bytes) const {
+    const bool pieces = std::ranges::any_of(
+        launch_.stages, [](const Stage& stage) { return stage.way == Way::kPackedPieces; });
+    if (pieces) return 3 * kUnitRows;
+    return 2 * kUnitRows * row_bytes <= kUnitPanelBytes ? 2 * kUnitRows : kUnitRows;
   }
 
   // The most rows of an item. Of convolutions that copy lines, so many that few are copied twice.
