@@ -87,8 +87,8 @@ test-aarch64: build ## C++ tests, and launches recorded in Python tests, on AArc
 # An instruction that such a processor lacks ends a test. QEMU reads masked lanes, so that programs
 # whose memory ends at a page without access are not for it. TILEVM_MAP_TWICE: as for AArch64.
 AVX2 := build/avx2
-AVX2_TESTS := ahead_test check_launch_test eager_test fuse_test host_test program_test size_test \
-  threads_test trace_test
+AVX2_TESTS := ahead_test check_launch_test eager_test fuse_test host_test layout_test \
+  program_test size_test threads_test trace_test
 test-avx2: venv ## C++ tests on an x86-64 processor without AVX-512, under QEMU
 	@.ci/deps $(PYTHON) $(CXX) qemu
 	cmake -S . -B $(AVX2) -G Ninja -DTILEVM_MAP_TWICE=OFF -DTILEVM_PYTHON=OFF \

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "isa.gen.h"
 #include "schedule/kernel.h"
 
 namespace tilevm::schedule {
 namespace {
 
 using bytecode::Fold;
+using bytecode::RegType;
 using bytecode::Role;
 using fuse::kMaxAxes;
 
@@ -62,10 +64,46 @@ void merge(Runs& runs, std::span<const OperandView> operands) {
   runs.count = n;
 }
 
+// Of fewer elements than this, most lanes of a vector would have nothing to do. Copies that put
+// another axis side by side cost less than that.
+constexpr std::int64_t kShort = 8, kLong = 16;
+
+bool is_short(const Run& run, const Run& other, std::int64_t below = kShort) {
+  return run.size < below && other.size >= kLong;
+}
+
+// The same of elements that are folded. At its end a row waits for itself, through all steps of a
+// fold and what is computed once a row; the copies cost by the element, and again where results are
+// copied back. `lanes`: none, or 4, which was not measured.
+bool is_short_fold(const fuse::KernelGraph& graph, const Run& folded, const Run& other, int lanes) {
+  using Kind = fuse::KernelNode::Kind;
+  constexpr std::int64_t kLongest = 72;
+  constexpr int kLongEnd = 8;  // operations
+  if (lanes < 8) return is_short(folded, other);
+  if (!is_short(folded, other, kLongest)) return false;
+  int end = 0;
+  bool stores = false, wide = false;
+  for (const fuse::KernelNode& node : graph.nodes) {
+    const bool swept = (node.axes & graph.reduced) != 0;
+    if (node.kind == Kind::kFold) end += node.type == RegType::kF32 ? 1 : kLongEnd;
+    if (node.kind == Kind::kMap && !swept && node.axes != 0)
+      end += bytecode::info(static_cast<bytecode::Op>(node.instr)).cost;
+    if (!swept || (node.kind != Kind::kLoad && node.kind != Kind::kStore)) continue;
+    stores = stores || node.kind == Kind::kStore;
+    wide = wide || bytecode::storage_bytes(graph.operands[at(node.operand)].storage) == 8;
+  }
+  if (stores) return folded.size < (wide ? 2 * lanes : 5 * lanes / 2);
+  if (wide) return folded.size < (end < kLongEnd ? 5 * lanes / 2 : 4 * lanes);
+  if (end >= kLongEnd) return true;
+  const bool many = lanes >= 16 && (end > 1 || folded.size >= lanes);
+  return folded.size < (many ? 4 * lanes : kShort);
+}
+
 }  // namespace
 
 Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes,
-               std::span<const OperandView> operands, std::span<exec::Binding> bindings) {
+               std::span<const OperandView> operands, std::span<exec::Binding> bindings,
+               int lanes) {
   Layout layout;
   Runs kept;
   Runs reduced;
@@ -115,11 +153,8 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     return n;
   };
 
-  // Most lanes of a vector would have nothing to do. Copies that put another axis side by side cost
-  // less than that.
-  const auto is_short = [](const Run& run, const Run& other) {
-    constexpr std::int64_t kShort = 8, kLong = 16;
-    return run.size < kShort && other.size >= kLong;
+  const auto is_short_fold = [&](const Run& folded, const Run& other) {
+    return schedule::is_short_fold(graph, folded, other, lanes);
   };
 
   // Without a fold that is so where something is computed once a row, not once a column.
@@ -155,7 +190,7 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   // A fold of a few elements, beside a few others.
   if (reduced.count > 0 && kept.count > 0) {
     const Run& folded = reduced[reduced.count - 1];
-    if (!is_short(folded, kept[kept.count - 1]) && is_short(folded, *longest(kept)))
+    if (!is_short_fold(folded, kept[kept.count - 1]) && is_short_fold(folded, *longest(kept)))
       bring_longest_inside(kept);
   }
 
@@ -169,9 +204,10 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     if (kept.count > 0) rows = kept[--kept.count];
     if (is_short(columns, rows) && once_a_row(columns, rows)) std::swap(columns, rows);
   } else if (reduced.count > 0 &&
-             (kept.count == 0 || (contiguous(reduced[reduced.count - 1].axis) >=
-                                      contiguous(kept[kept.count - 1].axis) &&
-                                  !is_short(reduced[reduced.count - 1], kept[kept.count - 1])))) {
+             (kept.count == 0 ||
+              (contiguous(reduced[reduced.count - 1].axis) >=
+                   contiguous(kept[kept.count - 1].axis) &&
+               !is_short_fold(reduced[reduced.count - 1], kept[kept.count - 1])))) {
     columns = reduced[--reduced.count];
     fold = Fold::kColumns;
     if (kept.count > 0) {

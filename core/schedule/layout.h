@@ -33,8 +33,10 @@ struct Layout {
 
 // Drops axes of size 1, sorts by stride, merges neighbours that are one run in every operand, and
 // picks columns: the axis along which most operands are contiguous. Fills `bindings` (one each
-// operand). Same result for the same sizes and strides.
+// operand). Same result for the same sizes and strides. `lanes`: float32 of a register, where
+// machine code is to run.
 Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes,
-               std::span<const OperandView> operands, std::span<exec::Binding> bindings);
+               std::span<const OperandView> operands, std::span<exec::Binding> bindings,
+               int lanes = 0);
 
 }  // namespace tilevm::schedule

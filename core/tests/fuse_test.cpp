@@ -205,26 +205,6 @@ int permuted_siblings() {
   return 0;
 }
 
-// Several results do not draw the loop away from the rows that their folds read.
-int results_are_small() {
-  Case c;
-  const auto x = c.in({c.b, c.d});
-  const auto plan =
-      c.plan({c.add(Op::amax, {x}, {c.axes({1})}), c.add(Op::amin, {x}, {c.axes({1})})});
-  CHECK(kernels(plan) == 1);
-  const auto& k = plan.kernels[0];
-  const std::vector<std::int64_t> sizes{40, 30};
-  std::vector<schedule::OperandView> views(k.operands.size());
-  for (std::size_t i = 0; i < views.size(); ++i) {
-    const bool result = k.operands[i].role == bytecode::Role::kOutput;
-    views[i].stride[0] = result ? 4 : 120;
-    views[i].stride[1] = result ? 0 : 4;
-  }
-  std::vector<exec::Binding> bindings(256);
-  CHECK(schedule::lay_out(k, sizes, views, bindings).cls.fold == bytecode::Fold::kColumns);
-  return 0;
-}
-
 int views() {
   {  // renaming dims stays inside
     Case c;
@@ -531,7 +511,6 @@ int main() {
       {"decisions", decisions},
       {"siblings", siblings},
       {"permuted_siblings", permuted_siblings},
-      {"results_are_small", results_are_small},
       {"views", views},
       {"layouts", layouts},
       {"broadcasts", broadcasts},

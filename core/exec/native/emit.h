@@ -36,7 +36,6 @@ int emit_neon(asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 // What the architecture compiled for knows of targets: targets_x86.cpp or targets_a64.cpp.
 bool processor_has(Target target);
-int lanes(Target target);  // of 32 bits
 int emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how);
 
 }  // namespace tilevm::exec::native

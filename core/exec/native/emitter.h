@@ -300,6 +300,9 @@ class Emitter final : private Owner {
     };
     if (narrow_ > 0) t_.for_whole(4 / narrow_, loop(kElements, [&] { narrow(); }));
     if (copies > 1) t_.for_whole(copies, loop(kSideBySide, [&] { body(copies); }));
+    // Else up to seven vectors of a row would go one by one.
+    for (int some = copies / 2; copies == kMostCopies && some > 1; some /= 2)
+      t_.for_whole(some, loop(kSideBySide, [&] { body(some); }));
     if constexpr (T::kInterleaves) {
       // Less to emit, where at most one whole vector a row is under a mask.
       if (copies == 2 && interleaves(begin, end) && masks_all(begin, end, filter)) {

@@ -20,6 +20,8 @@ inline constexpr Target kTargets[] = {Target::kNone, Target::kNeon, Target::kAvx
 
 // Can this processor run it, and may memory be made executable?
 bool available(Target target);
+// Of 32 bits, in a register; kNone has none.
+int lanes(Target target);
 Target best();  // the widest that is available: the last of kTargets
 // Why best() is kNone; "" if it is not.
 const char* why_none();

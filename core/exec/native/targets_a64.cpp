@@ -7,7 +7,7 @@ bool processor_has(Target target) { return target == Target::kNeon; }
 
 bool can_stream(Target) { return false; }
 
-int lanes(Target) { return 4; }
+int lanes(Target target) { return target == Target::kNone ? 0 : 4; }
 
 int emit(Target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
   return emit_neon(holder, program, how);

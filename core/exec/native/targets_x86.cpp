@@ -20,7 +20,9 @@ bool processor_has(Target target) {
 
 bool can_stream(Target target) { return target != Target::kNone; }
 
-int lanes(Target target) { return target == Target::kAvx512 ? 16 : 8; }
+int lanes(Target target) {
+  return target == Target::kNone ? 0 : target == Target::kAvx512 ? 16 : 8;
+}
 
 int emit(Target target, asmjit::CodeHolder& holder, bytecode::View program, How how) {
   return target == Target::kAvx512 ? emit_avx512(holder, program, how)

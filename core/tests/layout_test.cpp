@@ -1,0 +1,94 @@
+// Which axes of a kernel become columns and rows, for which sizes and registers.
+#include <tuple>
+#include <vector>
+
+#include "check.h"
+#include "fuse/plan.h"
+#include "program/program.h"
+#include "schedule/kernel.h"
+#include "schedule/layout.h"
+
+using namespace tilevm;
+
+namespace {
+
+using bytecode::Fold;
+
+struct Case {
+  Program p;
+  ValueId x;  // of rows and columns
+
+  Case() {
+    Type type;
+    for (const char* name : {"B", "D"}) type.shape.push(p.sizes.symbol(name));
+    x = p.input(type);
+  }
+  ValueId add(Op op, std::vector<ValueId> in, std::vector<Attr> attrs = {}) {
+    return p.add(op, in, std::move(attrs));
+  }
+  ValueId folded(Op op, bool keep = false) {
+    return add(op, {x}, {Attr::of_ints({1}), Attr::of_ints({keep})});
+  }
+
+  // How the one kernel that makes `outputs` folds where all lies row after row.
+  Fold fold(std::vector<ValueId> outputs, std::int64_t rows, std::int64_t columns, int lanes = 0) {
+    p.outputs = std::move(outputs);
+    const auto plan = fuse::fuse(lower(std::move(p)));
+    if (plan.kernels.size() != 1) throw std::logic_error("not one kernel");
+    const auto& k = plan.kernels[0];
+    std::vector<schedule::OperandView> views(k.operands.size());
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const auto bytes = bytecode::storage_bytes(k.operands[i].storage);
+      const bool whole = k.operands[i].dim[1] >= 0;
+      views[i].stride[0] = whole ? columns * bytes : bytes;
+      views[i].stride[1] = whole ? bytes : 0;
+    }
+    std::vector<exec::Binding> bindings(256);
+    const std::vector<std::int64_t> sizes{rows, columns};
+    return schedule::lay_out(k, sizes, views, bindings, lanes).cls.fold;
+  }
+};
+
+// Several results do not draw the loop away from the rows that their folds read.
+int results_are_small() {
+  Case c;
+  CHECK(c.fold({c.folded(Op::amax), c.folded(Op::amin)}, 40, 30) == Fold::kColumns);
+  return 0;
+}
+
+// Few elements are folded across vectors of other axes, by machine code: fewer where less happens
+// at the end of a row, and where what comes of each element is stored.
+int short_rows() {
+  struct Expected {
+    std::int64_t columns;
+    int lanes;
+    Fold sum, shares, logarithm;
+  };
+  const Expected table[] = {{7, 0, Fold::kRows, Fold::kRows, Fold::kRows},
+                            {8, 0, Fold::kColumns, Fold::kColumns, Fold::kColumns},
+                            {8, 4, Fold::kColumns, Fold::kColumns, Fold::kColumns},
+                            {8, 8, Fold::kColumns, Fold::kRows, Fold::kRows},
+                            {19, 8, Fold::kColumns, Fold::kRows, Fold::kRows},
+                            {20, 8, Fold::kColumns, Fold::kColumns, Fold::kRows},
+                            {15, 16, Fold::kColumns, Fold::kRows, Fold::kRows},
+                            {39, 16, Fold::kRows, Fold::kRows, Fold::kRows},
+                            {63, 16, Fold::kRows, Fold::kColumns, Fold::kRows},
+                            {71, 16, Fold::kColumns, Fold::kColumns, Fold::kRows},
+                            {72, 16, Fold::kColumns, Fold::kColumns, Fold::kColumns}};
+  for (const Expected& e : table) {
+    for (const std::int64_t rows : {16, 15}) {  // fewer than 16 are no vector
+      const auto expected = [&](Fold fold) { return rows < 16 ? Fold::kColumns : fold; };
+      Case sum, shares, logarithm;
+      CHECK(sum.fold({sum.folded(Op::sum)}, rows, e.columns, e.lanes) == expected(e.sum));
+      const ValueId share = shares.add(Op::mul, {shares.x, shares.folded(Op::sum, true)});
+      CHECK(shares.fold({share}, rows, e.columns, e.lanes) == expected(e.shares));
+      const ValueId log = logarithm.add(Op::log, {logarithm.folded(Op::sum)});
+      CHECK(logarithm.fold({log}, rows, e.columns, e.lanes) == expected(e.logarithm));
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main() { return results_are_small() + short_rows(); }
