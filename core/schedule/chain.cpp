@@ -170,8 +170,8 @@ class Running {
     return std::clamp<std::int64_t>(rows_ * bytes / kCausalBytes, 1, kCausalItems);
   }
 
-  // Of products by registers of 16 rows, whose right factors each item reads again, from the last
-  // cache where they are long: of pieces that takes longer than where panels do not fit the second.
+  // Of products by registers of 16 rows. Each item reads right factors again, long ones from the
+  // last cache: with pieces, of 6 bytes an element, that takes longer than panels there do.
   std::int64_t least_unit_rows(std::int64_t row_bytes) const {
     const bool pieces = std::ranges::any_of(
         launch_.stages, [](const Stage& stage) { return stage.way == Way::kPackedPieces; });
@@ -437,16 +437,19 @@ class Running {
   void run_kernel(std::size_t s, const Item& box, int thread, int threads) {
     const Stage& stage = launch_.stages[s];
     thread_local std::vector<OperandView> views;
-    thread_local std::vector<std::int64_t> axis_sizes;
+    thread_local std::vector<std::int64_t> axis_sizes, whole;
     axis_sizes.assign(stage.axis_sizes.begin(), stage.axis_sizes.end());
     if (s == kSoftmax && stage.column_axis >= 0) {
       std::int64_t& width = axis_sizes[at(stage.column_axis)];
       width = std::min(width, box.width);
     }
+    whole.assign(axis_sizes.begin(), axis_sizes.end());
     const int last = launch_.n_rows - 1;
     for (int i = 0; i <= last; ++i) {
       const int axis = stage.row_axis[at(i)];
-      if (axis >= 0) axis_sizes[at(axis)] = i == last ? box.rows : i == last - 1 ? box.batches : 1;
+      if (axis < 0) continue;
+      axis_sizes[at(axis)] = i == last ? box.rows : i == last - 1 ? box.batches : 1;
+      whole[at(axis)] = launch_.rows[at(i)];
     }
     views.assign(stage.operands.begin(), stage.operands.end());
     for (std::size_t o = 0; o < views.size(); ++o) {
@@ -469,7 +472,7 @@ class Running {
         if (axis >= 0) move(view, view.stride[at(axis)] * box.index[at(i)]);
       }
     }
-    const Status status = stage.kernel->run(axis_sizes, views, threads, false, tape_, s);
+    const Status status = stage.kernel->run(axis_sizes, views, threads, false, tape_, s, whole);
     if (status != Status::kOk) status_.store(status, std::memory_order_relaxed);
   }
 

@@ -348,11 +348,11 @@ exec::Status run_again(const Variant& variant, const exec::Launch& launch) noexc
 
 exec::Status Kernel::run(std::span<const std::int64_t> axis_sizes,
                          std::span<const OperandView> operands, int threads, bool large, Tape* tape,
-                         std::size_t stage) noexcept try {
+                         std::size_t stage, std::span<const std::int64_t> whole) noexcept try {
   thread_local std::array<exec::Binding, kMaxBindings> bindings;  // not cleared on every call
   const Tier tier = impl_->tier();
   const Layout layout =
-      lay_out(impl_->graph, axis_sizes, operands, bindings, exec::native::lanes(tier.target));
+      lay_out(impl_->graph, axis_sizes, operands, bindings, exec::native::lanes(tier.target), whole);
   if (layout.empty) return exec::Status::kOk;
   std::unique_ptr<const Variant> once;
   const bool streams = large && exec::native::can_stream(tier.target) &&

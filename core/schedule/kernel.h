@@ -69,9 +69,10 @@ class Kernel {
   // allocates nothing. The ranges of all operands have been proven by the caller or by check_launch
   // in debug mode.
   // A launch on one thread is noted on `tape`, if there is one, as of its stage `stage`.
+  // `whole`: as lay_out() takes it.
   exec::Status run(std::span<const std::int64_t> axis_sizes, std::span<const OperandView> operands,
                    int threads, bool large = false, Tape* tape = nullptr,
-                   std::size_t stage = 0) noexcept;
+                   std::size_t stage = 0, std::span<const std::int64_t> whole = {}) noexcept;
 
   // The same of a kernel that is by itself: rows that are few and long are shared by threads as
   // well (schedule/split.h).

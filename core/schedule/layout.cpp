@@ -16,9 +16,10 @@ using fuse::kMaxAxes;
 
 std::size_t at(int i) { return static_cast<std::size_t>(i); }
 
-// One axis after merging: its extent, and the axis of the graph whose strides it has.
+// One axis after merging: its extent, of how much that is a part, and the axis of the graph whose
+// strides it has.
 struct Run {
-  std::int64_t size;
+  std::int64_t size, whole;
   int axis;
 };
 struct Runs {
@@ -56,7 +57,8 @@ void merge(Runs& runs, std::span<const OperandView> operands) {
           return v.stride[at(runs[n - 1].axis)] == v.stride[at(runs[i].axis)] * runs[i].size;
         });
     if (one_run) {
-      runs[n - 1] = {runs[n - 1].size * runs[i].size, runs[i].axis};
+      runs[n - 1] = {runs[n - 1].size * runs[i].size, runs[n - 1].whole * runs[i].whole,
+                     runs[i].axis};
     } else {
       runs[n++] = runs[i];
     }
@@ -69,7 +71,7 @@ void merge(Runs& runs, std::span<const OperandView> operands) {
 constexpr std::int64_t kShort = 8, kLong = 16;
 
 bool is_short(const Run& run, const Run& other, std::int64_t below = kShort) {
-  return run.size < below && other.size >= kLong;
+  return run.size < below && other.whole >= kLong;
 }
 
 // The same of elements that are folded. At its end a row waits for itself, through all steps of a
@@ -93,8 +95,7 @@ bool is_short_fold(const fuse::KernelGraph& graph, const Run& folded, const Run&
     wide = wide || bytecode::storage_bytes(graph.operands[at(node.operand)].storage) == 8;
   }
   if (stores) return folded.size < (wide ? 2 * lanes : 5 * lanes / 2);
-  if (wide) return folded.size < (end < kLongEnd ? 5 * lanes / 2 : 4 * lanes);
-  if (end >= kLongEnd) return true;
+  if (end >= kLongEnd) return !wide || folded.size < 4 * lanes;
   const bool many = lanes >= 16 && (end > 1 || folded.size >= lanes);
   return folded.size < (many ? 4 * lanes : kShort);
 }
@@ -103,7 +104,7 @@ bool is_short_fold(const fuse::KernelGraph& graph, const Run& folded, const Run&
 
 Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes,
                std::span<const OperandView> operands, std::span<exec::Binding> bindings,
-               int lanes) {
+               int lanes, std::span<const std::int64_t> whole) {
   Layout layout;
   Runs kept;
   Runs reduced;
@@ -113,9 +114,10 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     const bool folds = ((graph.reduced >> a) & 1) != 0;
     if (size == 0 && !folds) layout.empty = true;
     if (size == 0 && folds) nothing_to_reduce = true;
-    if (size == 1) continue;
+    const std::int64_t all = whole.empty() ? size : whole[at(a)];
+    if (all == 1) continue;
     auto& runs = folds ? reduced : kept;
-    runs[runs.count++] = {size, a};
+    runs[runs.count++] = {size, all, a};
   }
   if (layout.empty) return layout;
   if (nothing_to_reduce) {
@@ -167,7 +169,7 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
 
   const auto longest = [](Runs& runs) {
     return std::max_element(runs.run.begin(), runs.run.begin() + runs.count,
-                            [](const Run& a, const Run& b) { return a.size < b.size; });
+                            [](const Run& a, const Run& b) { return a.whole < b.whole; });
   };
   const auto bring_longest_inside = [&](Runs& runs) {
     auto* const run = longest(runs);
@@ -195,8 +197,8 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   }
 
   // Columns and rows come off the inner ends of the two lists.
-  Run columns{1, -1};
-  Run rows{1, -1};
+  Run columns{1, 1, -1};
+  Run rows{1, 1, -1};
   Fold fold = Fold::kNone;
   if (graph.reduced == 0) {
     if (copies_short_runs(kept)) bring_longest_inside(kept);

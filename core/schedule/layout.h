@@ -34,9 +34,10 @@ struct Layout {
 // Drops axes of size 1, sorts by stride, merges neighbours that are one run in every operand, and
 // picks columns: the axis along which most operands are contiguous. Fills `bindings` (one each
 // operand). Same result for the same sizes and strides. `lanes`: float32 of a register, where
-// machine code is to run.
+// machine code is to run. `whole`: of kept axes, of what sizes these are parts, since how elements
+// are folded must not depend on that; empty: of themselves.
 Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axis_sizes,
                std::span<const OperandView> operands, std::span<exec::Binding> bindings,
-               int lanes = 0);
+               int lanes = 0, std::span<const std::int64_t> whole = {});
 
 }  // namespace tilevm::schedule

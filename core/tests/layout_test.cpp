@@ -1,5 +1,6 @@
 // Which axes of a kernel become columns and rows, for which sizes and registers.
-#include <tuple>
+#include <algorithm>
+#include <stdexcept>
 #include <vector>
 
 #include "check.h"
@@ -31,7 +32,9 @@ struct Case {
   }
 
   // How the one kernel that makes `outputs` folds where all lies row after row.
-  Fold fold(std::vector<ValueId> outputs, std::int64_t rows, std::int64_t columns, int lanes = 0) {
+  // `all`: of how many rows these are some.
+  Fold fold(std::vector<ValueId> outputs, std::int64_t rows, std::int64_t columns, int lanes = 0,
+            std::int64_t all = 0) {
     p.outputs = std::move(outputs);
     const auto plan = fuse::fuse(lower(std::move(p)));
     if (plan.kernels.size() != 1) throw std::logic_error("not one kernel");
@@ -44,8 +47,8 @@ struct Case {
       views[i].stride[1] = whole ? bytes : 0;
     }
     std::vector<exec::Binding> bindings(256);
-    const std::vector<std::int64_t> sizes{rows, columns};
-    return schedule::lay_out(k, sizes, views, bindings, lanes).cls.fold;
+    const std::vector<std::int64_t> sizes{rows, columns}, whole{std::max(rows, all), columns};
+    return schedule::lay_out(k, sizes, views, bindings, lanes, whole).cls.fold;
   }
 };
 
@@ -89,6 +92,17 @@ int short_rows() {
   return 0;
 }
 
+// Threads take rows as they come to it: the last ones may be few, and are folded as the others are.
+int parts_of_rows() {
+  for (const std::int64_t rows : {1, 2, 15, 16}) {
+    Case some, none;
+    CHECK(some.fold({some.folded(Op::sum)}, rows, 7, 16, 16) == Fold::kRows);
+    CHECK(none.fold({none.folded(Op::sum)}, rows, 7, 16) ==
+          (rows < 16 ? Fold::kColumns : Fold::kRows));
+  }
+  return 0;
+}
+
 }  // namespace
 
-int main() { return results_are_small() + short_rows(); }
+int main() { return results_are_small() + short_rows() + parts_of_rows(); }

@@ -517,7 +517,7 @@ def test_an_index_out_of_range_is_refused() -> None:
 
 LARGE = [(33, 600, 300), (257, 255, 300), (17, 257, 300), (1, 1100, 1100), (16, 300, 301)]
 LARGE += [(95, 256, 320), (600, 64, 65), (3000, 31, 33), (2, 600, 1100), (257, 600, 17)]
-LARGE += [(5, 1024, 512), (11, 700, 901)]
+LARGE += [(5, 1024, 512), (11, 700, 901), (273, 600, 7), (33, 300, 39)]
 
 
 def per_threads(fn: Function, args: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, ...]]:
@@ -573,7 +573,13 @@ def test_threads_change_no_product_of_bytes() -> None:
 
 
 def test_threads_change_no_attention() -> None:
-    for b, h, q, k, d in [(2, 3, 65, 130, 64), (1, 1, 300, 300, 32), (1, 2, 1, 5000, 64)]:
+    for b, h, q, k, d in [
+        (2, 3, 65, 130, 64),
+        (1, 1, 300, 300, 32),
+        (1, 2, 1, 5000, 64),
+        (2, 2, 33, 20, 64),
+        (1, 3, 65, 7, 64),
+    ]:
         args = [tensor(b, h, n, d) for n in (q, k, k)] + [tensor(q, k)]
         first, *others = per_threads(attention, args, [1, 2, 3, 5, 16])
         for (other,) in others:

@@ -173,11 +173,13 @@ struct Code::Impl {
 
   int64_t scratch_bytes(const Space& space) const {
     int64_t sum = 0;
-    for (const int i : scratch) {
-      sum += up_to_line(in_sweep(space) * sweeps(space) *
-                        bytecode::storage_bytes(operands[at(i)].storage));
-    }
+    for (const int i : scratch) sum += bytes_of_scratch(i, space);
     return sum;
+  }
+  // The last vector of a row is stored whole.
+  int64_t bytes_of_scratch(int i, const Space& space) const {
+    const int64_t bytes = bytecode::storage_bytes(operands[at(i)].storage);
+    return up_to_line((in_sweep(space) * sweeps(space) + lanes) * bytes);
   }
 };
 
@@ -412,7 +414,7 @@ class Run {
         frame_.base[i] = address(memory);
         place(i, impl_.folds_rows() ? space.cols * bytes : 0, impl_.in_sweep(space) * bytes,
               space.rows);
-        memory += up_to_line(impl_.in_sweep(space) * frame_.reduced * bytes);
+        memory += impl_.bytes_of_scratch(static_cast<int>(i), space);
         continue;
       }
       const auto& b = launch_.bindings[i];

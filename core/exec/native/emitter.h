@@ -820,7 +820,10 @@ class Emitter final : private Owner {
   }
 
   void load(const Instr& instr);
+  template <class Work>
+  void under_mask(int mem, Work work);
   void store(const Instr& instr);
+  void put(const Instr& instr);
   void gather(const Instr& instr);
   int narrow_bytes() const;
   static bool is_narrow(Op op, int bytes);
