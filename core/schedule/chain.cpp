@@ -449,7 +449,7 @@ class Running {
       const int axis = stage.row_axis[at(i)];
       if (axis < 0) continue;
       axis_sizes[at(axis)] = i == last ? box.rows : i == last - 1 ? box.batches : 1;
-      whole[at(axis)] = launch_.rows[at(i)];
+      whole[at(axis)] = i >= last - 1 ? launch_.rows[at(i)] : 1;
     }
     views.assign(stage.operands.begin(), stage.operands.end());
     for (std::size_t o = 0; o < views.size(); ++o) {
