@@ -29,7 +29,9 @@ FUNCTIONS: dict[str, Function] = {
     "bernoulli_ of a view": lambda x: x[:, :1].bernoulli_(0.7) + x[:, :1],
     "bernoulli_ of what waits": lambda x: (x * 2).bernoulli_(),
     "two, and others between": lambda x: (
-        F.dropout(x, 0.5) * torch.rand_like(x) + F.dropout(x.double(), 0.5) - torch.randn(x.shape)
+        F.dropout(x, 0.5) * torch.rand_like(x)
+        + F.dropout(x.double(), 0.5)
+        - torch.randn(x.shape, dtype=torch.float64)  # normals of float32 differ in their last bit
     ),
     "rand": lambda x: torch.rand(x.shape) * x + torch.rand(()),
     "uniform_": lambda x: x.uniform_() - x,
