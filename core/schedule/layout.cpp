@@ -80,23 +80,29 @@ bool is_short(const Run& run, const Run& other, std::int64_t below = kShort) {
 bool is_short_fold(const fuse::KernelGraph& graph, const Run& folded, const Run& other, int lanes) {
   using Kind = fuse::KernelNode::Kind;
   constexpr std::int64_t kLongest = 72;
-  constexpr int kLongEnd = 8;  // operations
+  constexpr int kSomeEnd = 4, kLongEnd = 8;  // operations
   if (lanes < 8) return is_short(folded, other);
   if (!is_short(folded, other, kLongest)) return false;
   int end = 0;
-  bool stores = false, wide = false;
+  bool stores = false, wide = false, small = false;
   for (const fuse::KernelNode& node : graph.nodes) {
     const bool swept = (node.axes & graph.reduced) != 0;
     if (node.kind == Kind::kFold) end += node.type == RegType::kF32 ? 1 : kLongEnd;
     if (node.kind == Kind::kMap && !swept && node.axes != 0)
       end += bytecode::info(static_cast<bytecode::Op>(node.instr)).cost;
     if (!swept || (node.kind != Kind::kLoad && node.kind != Kind::kStore)) continue;
+    const int bytes = bytecode::storage_bytes(graph.operands[at(node.operand)].storage);
     stores = stores || node.kind == Kind::kStore;
-    wide = wide || bytecode::storage_bytes(graph.operands[at(node.operand)].storage) == 8;
+    wide = wide || bytes == 8;
+    small = small || bytes < 4;
   }
-  if (stores) return folded.size < (wide ? 2 * lanes : 5 * lanes / 2);
+  const bool few_registers = lanes < 16;  // AVX2
+  // There, the last elements of a row go through memory, one by one, if they are of 2 bytes or 1.
+  if (few_registers && small && folded.size % lanes != 0) return true;
+  if (stores && wide) return folded.size < 2 * lanes;
+  if (stores) return folded.size < (few_registers && end < kSomeEnd ? kShort : 5 * lanes / 2);
   if (end >= kLongEnd) return !wide || folded.size < 4 * lanes;
-  const bool many = lanes >= 16 && (end > 1 || folded.size >= lanes);
+  const bool many = !few_registers && (end > 1 || folded.size >= lanes);
   return folded.size < (many ? 4 * lanes : kShort);
 }
 
@@ -159,7 +165,8 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     return schedule::is_short_fold(graph, folded, other, lanes);
   };
 
-  // Without a fold that is so where something is computed once a row, not once a column.
+  // Without a fold, columns are too few only where something is computed once a row, not once a
+  // column.
   const auto once_a_row = [&](const Run& columns, const Run& rows) {
     return std::ranges::any_of(graph.nodes, [&](const fuse::KernelNode& node) {
       return node.kind == fuse::KernelNode::Kind::kMap && ((node.axes >> columns.axis) & 1) == 0 &&

@@ -1,6 +1,7 @@
 // Which axes of a kernel become columns and rows, for which sizes and registers.
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -19,8 +20,9 @@ struct Case {
   Program p;
   ValueId x;  // of rows and columns
 
-  Case() {
+  explicit Case(DType dtype = DType::kFloat32) {
     Type type;
+    type.dtype = dtype;
     for (const char* name : {"B", "D"}) type.shape.push(p.sizes.symbol(name));
     x = p.input(type);
   }
@@ -65,29 +67,46 @@ int short_rows() {
   struct Expected {
     std::int64_t columns;
     int lanes;
-    Fold sum, shares, logarithm;
+    Fold sum, shares, scaled, logarithm;
   };
-  const Expected table[] = {{7, 0, Fold::kRows, Fold::kRows, Fold::kRows},
-                            {8, 0, Fold::kColumns, Fold::kColumns, Fold::kColumns},
-                            {8, 4, Fold::kColumns, Fold::kColumns, Fold::kColumns},
-                            {8, 8, Fold::kColumns, Fold::kRows, Fold::kRows},
-                            {19, 8, Fold::kColumns, Fold::kRows, Fold::kRows},
-                            {20, 8, Fold::kColumns, Fold::kColumns, Fold::kRows},
-                            {15, 16, Fold::kColumns, Fold::kRows, Fold::kRows},
-                            {39, 16, Fold::kRows, Fold::kRows, Fold::kRows},
-                            {63, 16, Fold::kRows, Fold::kColumns, Fold::kRows},
-                            {71, 16, Fold::kColumns, Fold::kColumns, Fold::kRows},
-                            {72, 16, Fold::kColumns, Fold::kColumns, Fold::kColumns}};
+  const Expected table[] = {
+      {7, 0, Fold::kRows, Fold::kRows, Fold::kRows, Fold::kRows},
+      {8, 0, Fold::kColumns, Fold::kColumns, Fold::kColumns, Fold::kColumns},
+      {8, 4, Fold::kColumns, Fold::kColumns, Fold::kColumns, Fold::kColumns},
+      {8, 8, Fold::kColumns, Fold::kColumns, Fold::kRows, Fold::kRows},
+      {19, 8, Fold::kColumns, Fold::kColumns, Fold::kRows, Fold::kRows},
+      {20, 8, Fold::kColumns, Fold::kColumns, Fold::kColumns, Fold::kRows},
+      {15, 16, Fold::kColumns, Fold::kRows, Fold::kRows, Fold::kRows},
+      {39, 16, Fold::kRows, Fold::kRows, Fold::kRows, Fold::kRows},
+      {63, 16, Fold::kRows, Fold::kColumns, Fold::kColumns, Fold::kRows},
+      {71, 16, Fold::kColumns, Fold::kColumns, Fold::kColumns, Fold::kRows},
+      {72, 16, Fold::kColumns, Fold::kColumns, Fold::kColumns, Fold::kColumns}};
   for (const Expected& e : table) {
     for (const std::int64_t rows : {16, 15}) {  // fewer than 16 are no vector
       const auto expected = [&](Fold fold) { return rows < 16 ? Fold::kColumns : fold; };
-      Case sum, shares, logarithm;
+      Case sum, shares, scaled, logarithm;
       CHECK(sum.fold({sum.folded(Op::sum)}, rows, e.columns, e.lanes) == expected(e.sum));
       const ValueId share = shares.add(Op::mul, {shares.x, shares.folded(Op::sum, true)});
       CHECK(shares.fold({share}, rows, e.columns, e.lanes) == expected(e.shares));
+      const ValueId by = scaled.add(Op::log, {scaled.folded(Op::sum, true)});
+      CHECK(scaled.fold({scaled.add(Op::mul, {scaled.x, by})}, rows, e.columns, e.lanes) ==
+            expected(e.scaled));
       const ValueId log = logarithm.add(Op::log, {logarithm.folded(Op::sum)});
       CHECK(logarithm.fold({log}, rows, e.columns, e.lanes) == expected(e.logarithm));
     }
+  }
+  return 0;
+}
+
+// With AVX2, the last elements of a row of small ones go one by one.
+int rows_of_small_elements() {
+  for (const auto& [columns, fold] : {std::pair{10, Fold::kRows},
+                                      {16, Fold::kColumns},
+                                      {71, Fold::kRows},
+                                      {72, Fold::kColumns}}) {
+    Case c(DType::kBFloat16), floats;
+    CHECK(c.fold({c.folded(Op::amax)}, 16, columns, 8) == fold);
+    CHECK(floats.fold({floats.folded(Op::amax)}, 16, columns, 8) == Fold::kColumns);
   }
   return 0;
 }
@@ -105,4 +124,6 @@ int parts_of_rows() {
 
 }  // namespace
 
-int main() { return results_are_small() + short_rows() + parts_of_rows(); }
+int main() {
+  return results_are_small() + short_rows() + rows_of_small_elements() + parts_of_rows();
+}

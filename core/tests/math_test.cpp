@@ -200,7 +200,7 @@ struct Row {
 double limit_of(MathFn fn) {
   switch (fn) {
     case MathFn::k_exp_weight:
-      return 0x1p-18 / 0x1p-24;
+      return 0x1p-17 / 0x1p-23;
     case MathFn::k_silu:
     case MathFn::k_gelu:
     case MathFn::k_gelu_tanh:

@@ -88,7 +88,7 @@ TILEVM_MATH_FN typename B::F exp(B& b, typename B::F x) {
   return exp_below_89(b, std::move(x));
 }
 
-// exp(x), of 88 where x is more, wrong by 2^-18 of it at most, 0 for denormals: of weights that are
+// exp(x), of 88 where x is more, wrong by 2^-17 of it at most, 0 for denormals: of weights that are
 // then rounded to 16 bits.
 template <class B>
 TILEVM_MATH_FN typename B::F exp_weight(B& b, typename B::F x) {

@@ -62,18 +62,6 @@ Value<T> Emitter<T>::vector(const Instr& instr, typename T::Address from) {
   throw Unsupported{std::string(info(instr).name)};
 }
 
-// In a row of scratch, whole vectors are stored and loaded, as there is room for: the processor does
-// not load what was stored under a mask before it is in the cache.
-template <class T>
-template <class Work>
-void Emitter<T>::under_mask(int mem, Work work) {
-  const bool whole =
-      p_.header->fold == Fold::kColumns && p_.operands[at(mem)].role == bytecode::Role::kScratch;
-  const bool masked = std::exchange(t_.masked, t_.masked && !whole);
-  work();
-  t_.masked = masked;
-}
-
 template <class T>
 void Emitter<T>::load(const Instr& instr) {
   const bool over_x = this->over_x(p_.operands[instr.mem].cls);
@@ -83,16 +71,11 @@ void Emitter<T>::load(const Instr& instr) {
                     copy_ * T::kLanes * bytes % 64 == 0;
   if (down) t_.fetch_ahead(instr.mem, bytes, copy_);
   const auto from = t_.address(instr.mem, over_x, bytes, copy_);
-  under_mask(instr.mem,
-             [&] { value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from); });
+  value(instr.dst) = over_x ? vector(instr, from) : splat(instr, from);
 }
 
 template <class T>
 void Emitter<T>::store(const Instr& instr) {
-  under_mask(instr.mem, [&] { put(instr); });
-}
-template <class T>
-void Emitter<T>::put(const Instr& instr) {
   using bytecode::Storage;
   const bool over_x = this->over_x(p_.operands[instr.mem].cls);
   const auto storage = info(instr).storage;

@@ -798,14 +798,25 @@ class Emitter final : private Owner {
 
   // Instructions (memory.h, map.h, fold.h) -------------------------------------------------------
 
+  // In a row of scratch, whole vectors are stored and loaded, as there is room for: the processor
+  // does not load what was stored under a mask before it is in the cache.
+  template <class Work>
+  void under_mask_of(int mem, Work work) {
+    const bool whole =
+        p_.header->fold == Fold::kColumns && p_.operands[at(mem)].role == bytecode::Role::kScratch;
+    const bool masked = std::exchange(t_.masked, t_.masked && !whole);
+    work();
+    t_.masked = masked;
+  }
+
   void one(const Instr& instr) {
     switch (info(instr).cls) {
       case Class::kMark:
         return;
       case Class::kLoad:
-        return load(instr);
+        return under_mask_of(instr.mem, [&] { load(instr); });
       case Class::kStore:
-        return store(instr);
+        return under_mask_of(instr.mem, [&] { store(instr); });
       case Class::kGather:
         return gather(instr);
       case Class::kIota:
@@ -820,10 +831,7 @@ class Emitter final : private Owner {
   }
 
   void load(const Instr& instr);
-  template <class Work>
-  void under_mask(int mem, Work work);
   void store(const Instr& instr);
-  void put(const Instr& instr);
   void gather(const Instr& instr);
   int narrow_bytes() const;
   static bool is_narrow(Op op, int bytes);

@@ -323,7 +323,7 @@ _UNARY = (
         for rows, cost in ((_UNARY_FLOAT, 1), (_UNARY_FUNCTION, _FUNCTION))
         for n, e, f in rows
     ),
-    _map("exp_weight_f32", F32, (F32,), "dst = e^a to 18 bits; e^88 above, 0 below -87.3", _once(F32, lambda a: np.where(a < -87.3, 0.0, np.exp(np.minimum(a, 88.0)))), _FUNCTION),
+    _map("exp_weight_f32", F32, (F32,), "dst = e^a to 17 bits; e^88 above, 0 below -87.3", _once(F32, lambda a: np.where(a < -87.3, 0.0, np.exp(np.minimum(a, 88.0)))), _FUNCTION),
     _map("round_bf16", F32, (F32,), "dst = a rounded to bfloat16, ties to even", round_to_bf16),
     _map("round_f16", F32, (F32,), "dst = a rounded to float16, ties to even", round_to_f16),
     _map("wrap_i8", I32, (I32,), "dst = low 8 bits of a, with their sign", _wrap(np.int8)),
