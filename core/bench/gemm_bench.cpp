@@ -1,8 +1,8 @@
 // Rates of matrix products on one thread: each way, by shape.
 //
-//   gemm_bench [f32|bf16|f16|i8] [narrow] [ahead]
+//   gemm_bench [f32|bf16|f16|i8] [narrow] [ahead] [high|medium]
 //
-// ahead: without the time that packing takes.
+// ahead: without the time that packing takes. high, medium: float32 in two pieces, and in one.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
   using namespace tilevm::bench;
   Storage storage = Storage::kF32;
   bool narrow = false, ahead = false;
+  int pieces = kMostPieces;
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "bf16") storage = Storage::kBF16;
@@ -89,8 +90,10 @@ int main(int argc, char** argv) {
     if (word == "i8") storage = Storage::kI8;
     if (word == "narrow") narrow = true;
     if (word == "ahead") ahead = true;
+    if (word == "high") pieces = 2;
+    if (word == "medium") pieces = 1;
   }
-  const Tiles& t = tiles(narrow);
+  const Tiles& t = tiles(narrow, true, pieces);
   const std::int64_t shapes[][3] = {
       {1, 768, 768},     {1, 3072, 768},    {1, 4096, 4096}, {2, 768, 768},    {3, 768, 768},
       {4, 768, 768},     {5, 768, 768},     {7, 768, 768},   {7, 64, 64},      {7, 4096, 4096},

@@ -231,6 +231,8 @@ class TorchFramework final : public PythonFramework {
     return n > 0 ? static_cast<int>(n) : 1;
   }
 
+  int float32_pieces() noexcept override { return torch_.direct->float32_pieces(); }
+
  protected:
   PyObject* matmul() override { return torch_.matmul; }
 

@@ -73,6 +73,7 @@ TorchDirect::TorchDirect() {
   py_grad_ = found(attribute(module.get(), "is_grad_enabled"));
   py_inference_ = found(attribute(module.get(), "is_inference_mode_enabled"));
   py_autocast_ = found(attribute(module.get(), "is_autocast_enabled"));
+  py_precision_ = found(import("torch._C", {"_get_fp32_precision_getter"}));
   py_default_dtype_ = found(attribute(module.get(), "get_default_dtype"));
   py_function_modes_ = found(import("torch._C", {"_len_torch_function_stack"}));
   py_dispatch_modes_ = found(import("torch._C", {"_len_torch_dispatch_stack"}));
@@ -94,6 +95,7 @@ TorchDirect::TorchDirect() {
     if (look_ != nullptr) find_make();
   }
   find_modes();
+  find_precision();
   find_library();
 }
 
@@ -192,7 +194,7 @@ std::vector<std::string> TorchDirect::asked_in_python() const {
       {"new tensors", from_managed_ != nullptr},     {"grad mode", grad_ != nullptr},
       {"inference mode", inference_ != nullptr},     {"autocast", autocast_ != nullptr},
       {"function modes", function_mode_ != nullptr}, {"dispatch modes", dispatch_modes_ != nullptr},
-      {"default dtype", default_dtype_ != nullptr}};
+      {"default dtype", default_dtype_ != nullptr},  {"precision", precision_ != nullptr}};
   std::vector<std::string> missing;
   for (const auto& [name, found] : questions) {
     if (!found) missing.emplace_back(name);
@@ -263,6 +265,67 @@ void TorchDirect::find_modes() {
     const Ref now = invoke(py_default_dtype_, {});
     const bool is_float = now.get() == import("torch", {"float32"}).get();
     keep_if(default_dtype_, (default_dtype_() == kFloat) == is_float);
+  }
+}
+
+namespace {
+
+constexpr const char* kBackend = "mkldnn";
+constexpr const char* kOperator = "matmul";
+
+std::string precision_in_python(PyObject* getter) {
+  const Ref backend = checked(PyUnicode_FromString(kBackend));
+  const Ref op = checked(PyUnicode_FromString(kOperator));
+  return text_of(invoke(getter, {backend.get(), op.get()}).get());
+}
+
+}  // namespace
+
+// Numbers are those that at gives to their names.
+void TorchDirect::find_precision() {
+  constexpr const char* kTorch = "libtorch_cpu.so";
+  using Number = int (*)(const std::string&);
+  Number number_of[3];
+  find_symbol(number_of[0], kTorch,
+              "_ZN2at11str2backendERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
+  find_symbol(number_of[1], kTorch,
+              "_ZN2at6str2opERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
+  find_symbol(number_of[2], kTorch,
+              "_ZN2at13str2precisionERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE");
+  find_symbol(context_, kTorch, "_ZN2at13globalContextEv");
+  find_symbol(precision_, kTorch,
+              "_ZNK2at7Context16float32PrecisionENS_14Float32BackendENS_9Float32OpE");
+  bool right = context_ != nullptr && precision_ != nullptr;
+  for (const Number number : number_of) right = right && number != nullptr;
+  try {
+    if (right) {
+      backend_ = number_of[0](kBackend);
+      op_ = number_of[1](kOperator);
+      tf32_ = number_of[2]("tf32");
+      bf16_ = number_of[2]("bf16");
+      right =
+          precision_(context_(), backend_, op_) == number_of[2](precision_in_python(py_precision_));
+    }
+  } catch (const host::ForeignError&) {
+    throw;
+  } catch (...) {  // c10::Error: there is no such name
+    right = false;
+  }
+  if (!right) precision_ = nullptr;
+}
+
+int TorchDirect::float32_pieces() const noexcept {
+  constexpr int kHigh = 2, kMedium = 1;
+  if (precision_ != nullptr) {
+    const int precision = precision_(context_(), backend_, op_);
+    return precision == bf16_ ? kMedium : precision == tf32_ ? kHigh : exec::gemm::kMostPieces;
+  }
+  try {
+    const std::string precision = precision_in_python(py_precision_);
+    return precision == "bf16" ? kMedium : precision == "tf32" ? kHigh : exec::gemm::kMostPieces;
+  } catch (const host::ForeignError&) {
+    PyErr_Clear();
+    return exec::gemm::kMostPieces;
   }
 }
 

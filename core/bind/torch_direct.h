@@ -38,6 +38,8 @@ class TorchDirect {
   // A tensor that owns `managed`. Throws ForeignError; `managed` is then the caller's.
   PyObject* make(host::dlpack::Managed* managed) const;
   Modes modes() const;
+  // As host::Framework has it, by `torch.set_float32_matmul_precision`.
+  int float32_pieces() const noexcept;
   bool grad_enabled() const;
 
   // Whether tensors can be looked at at all.
@@ -52,6 +54,7 @@ class TorchDirect {
   void find();
   void find_make();
   void find_modes();
+  void find_precision();
   bool layout_is_known(PyObject* tensor) const;
 
   // A torch.Tensor object is the Python header, then an at::Tensor, which is a TensorImpl*.
@@ -85,9 +88,13 @@ class TorchDirect {
   bool (*function_mode_)() = nullptr;
   std::int64_t (*dispatch_modes_)() = nullptr;
   std::int8_t (*default_dtype_)() = nullptr;
+  // The precision of an operator of a backend, and at's numbers of those that are asked for.
+  const void* (*context_)() = nullptr;
+  int (*precision_)(const void* context, int backend, int op) = nullptr;
+  int backend_ = 0, op_ = 0, tf32_ = 0, bf16_ = 0;
   // The same questions in Python.
   PyObject *py_is_neg_, *py_is_conj_, *py_requires_grad_, *py_grad_, *py_inference_, *py_autocast_,
-      *py_function_modes_, *py_dispatch_modes_, *py_default_dtype_;
+      *py_function_modes_, *py_dispatch_modes_, *py_default_dtype_, *py_precision_;
 };
 
 }  // namespace tilevm::bind

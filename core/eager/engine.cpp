@@ -44,7 +44,7 @@ void drop_held(Held* h) noexcept {
   }
 }
 
-thread_local int threads_of_run = 1;
+thread_local Wanted wanted_of_run;
 thread_local std::unique_ptr<Watched> watched;  // null: nobody watches
 thread_local const char* flush_reason = "";     // of the next run
 
@@ -95,7 +95,8 @@ class Memory final : public host::Framework {
   void drop(Object object) noexcept override { drop_held(held(object)); }
   void unlock() noexcept override {}
   void lock() noexcept override {}
-  int threads() noexcept override { return threads_of_run; }
+  int threads() noexcept override { return wanted_of_run.threads; }
+  int float32_pieces() noexcept override { return wanted_of_run.pieces; }
 
  private:
   static Object from_bits(std::int64_t bits) {
@@ -277,7 +278,7 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
   static_cast<Geometry&>(from) = output->geometry;
   from.data = output->data;
   wanted.data = made->block.data;
-  host::copy(from, wanted, item_bytes, threads_of_run);
+  host::copy(from, wanted, item_bytes, wanted_of_run.threads);
   made->geometry = wanted;
   made->data = wanted.data;
   drop_held(output);
@@ -304,7 +305,7 @@ class Runner final : public Engine {
  public:
   explicit Runner(int (*threads)() noexcept) : threads_(threads) {}
 
-  bool run(const Trace& trace, std::span<Filled> outputs, int threads,
+  bool run(const Trace& trace, std::span<Filled> outputs, Wanted wanted,
            Failure& failure) noexcept override {
     using Kind = Failure::Kind;
     const trace::Span span("flush", flush_reason);
@@ -318,7 +319,7 @@ class Runner final : public Engine {
       return false;
     };
     try {
-      execute(trace, outputs, threads);
+      execute(trace, outputs, wanted);
       return true;
     } catch (const host::IndexError& e) {
       return failed(Kind::kIndex, e.what());
@@ -356,9 +357,9 @@ class Runner final : public Engine {
   }
 
  private:
-  void execute(const Trace& trace, std::span<Filled> outputs, int threads) {
-    const int wanted = threads_();
-    threads_of_run = wanted > 0 ? wanted : threads;
+  void execute(const Trace& trace, std::span<Filled> outputs, Wanted wanted) {
+    if (const int threads = threads_(); threads > 0) wanted.threads = threads;
+    wanted_of_run = wanted;
     thread_local Arguments a;
     const std::uint64_t hash = trace.hash();
     // What this thread ran lately needs no lock.

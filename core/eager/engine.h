@@ -7,10 +7,11 @@
 #include <string>
 
 #include "eager/trace.h"
+#include "exec/gemm/tiles.h"
 
 namespace tilevm::eager {
 
-inline constexpr int kEngineVersion = 4;  // of this interface; a recorder must have the same
+inline constexpr int kEngineVersion = 5;  // of this interface; a recorder must have the same
 inline constexpr const char* kEngineName = "tilevm._core.eager_engine";  // of its capsule
 
 // Memory of an output. `owner` is given back with release().
@@ -30,14 +31,19 @@ struct EngineStats {
   std::int64_t hits = 0, misses = 0;
 };
 
+// How the framework would run.
+struct Wanted {
+  int threads = 1;
+  int pieces = exec::gemm::kMostPieces;  // see host::Framework::float32_pieces()
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
   // Runs the operators and fills the outputs, in the order in which they were named, but for those
-  // that are written to an input. `threads`: of
-  // the framework. False: `failure` says why, nothing is filled. Any number of threads may be in
-  // here.
-  virtual bool run(const Trace& trace, std::span<Filled> outputs, int threads,
+  // that are written to an input. False: `failure` says why, nothing is filled. Any number of
+  // threads may be in here.
+  virtual bool run(const Trace& trace, std::span<Filled> outputs, Wanted wanted,
                    Failure& failure) noexcept = 0;
   // Owners may be given back from any thread.
   virtual void release(void* owner) noexcept = 0;
@@ -57,7 +63,7 @@ class Engine {
 // Before a program of another door reads memory: true at once where nothing was ever recorded.
 bool finish_writes(Failure& failure) noexcept;
 
-// `threads` overrides what run() is told, unless it returns 0.
+// `threads` overrides those of the framework, unless it returns 0.
 std::unique_ptr<Engine> make_engine(int (*threads)() noexcept);
 
 EngineStats engine_stats() noexcept;

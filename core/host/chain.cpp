@@ -255,16 +255,28 @@ void Executable::fill_kernel(Frame& frame, const fuse::Chain& chain, std::size_t
   }
 }
 
+namespace {
+
+// Of a product that is less precise than float32.
+std::string precision(const schedule::ChainLaunch& launch, const schedule::Stage& stage) {
+  const int bits = 8 * exec::gemm::pieces_of_float32(*launch.tiles, stage.way);
+  return bits == 0 || bits == 8 * exec::gemm::kMostPieces ? ""
+                                                          : " of " + std::to_string(bits) + " bits";
+}
+
+}  // namespace
+
 std::vector<std::string> Executable::ways(int chain) {
   std::vector<std::string> result;
   std::unique_ptr<Frame> frame = take_frame();
-  for (const schedule::Stage& stage : frame->chains[static_cast<std::size_t>(chain)].stages) {
+  const schedule::ChainLaunch& launch = frame->chains[static_cast<std::size_t>(chain)];
+  for (const schedule::Stage& stage : launch.stages) {
     const auto& sizes = stage.sizes;
     if (stage.kernel != nullptr || sizes.m == 0) continue;
     const std::string m = std::to_string(sizes.m), n = std::to_string(sizes.n);
     const std::string k = std::to_string(sizes.k);
     result.push_back("[" + m + ", " + k + "] x [" + k + ", " + n + "] by " +
-                     exec::gemm::name(stage.way) +
+                     exec::gemm::name(stage.way) + precision(launch, stage) +
                      (stage.packed != nullptr ? ", packed ahead" : ""));
   }
   give_frame(std::move(frame));
@@ -330,7 +342,12 @@ void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
                               schedule::ChainLaunch& launch, int kernel) {
   const bool unlocks = schedule::flops(launch) > kUnlockFlops;
   const int threads = framework_.threads();
-  const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_);
+  // Convolutions are asked for by another setting, of which nothing is made here.
+  const bool convolves = std::ranges::any_of(launch.stages, [](const schedule::Stage& stage) {
+    return stage.kernel == nullptr && (stage.a.windows != nullptr || stage.b.windows != nullptr);
+  });
+  const exec::gemm::Tiles& tiles =
+      schedule::tiles_of(tier_, convolves ? exec::gemm::kMostPieces : frame.pieces);
   prepare(launch, tiles);
   if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
   schedule::Tape* const tape = begin_launch(frame, !unlocks);
@@ -374,6 +391,7 @@ void Executable::launch_groups(Frame& frame, const fuse::Chain& chain,
     launch_chain(frame, chain, part, kernel);
     if (rows <= most) continue;
     most = rows;
+    launch.tiles = part.tiles;
     for (std::size_t s = 0; s < chain.stages.size(); ++s) {  // for explain: of the largest
       launch.stages[s].sizes = part.stages[s].sizes;
       launch.stages[s].way = part.stages[s].way;

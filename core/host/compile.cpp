@@ -80,9 +80,19 @@ Executable::Executable(fuse::Plan plan, const Options& options, Framework& frame
   compile_complex_results();
   compile_sizes();
   compile_tapes(options);
+  asks_pieces_ = exec::gemm::tiles().units != nullptr && multiplies_float32();
 }
 
 Executable::~Executable() { delete spare_.load(); }
+
+bool Executable::multiplies_float32() const {
+  const auto is_float32 = [&](ValueId v) { return plan_.program.type(v).dtype == DType::kFloat32; };
+  for (const fuse::Chain& chain : plan_.chains) {
+    for (const fuse::Chain::Stage& stage : chain.stages)
+      if (stage.kernel < 0 && is_float32(stage.a) && is_float32(stage.b)) return true;
+  }
+  return false;
+}
 
 std::string Executable::input_name(const Options& options, std::size_t i) const {
   if (i < options.input_names.size()) return "input '" + options.input_names[i] + "'";

@@ -214,6 +214,7 @@ class Executable {
   void compile_sizes();
   void check_stages() const;
   void compile_tapes(const Options& options);
+  bool multiplies_float32() const;
   Source source_of(ValueId value);
   std::string input_name(const Options& options, std::size_t i) const;
   std::size_t index(ValueId value) const { return static_cast<std::size_t>(value); }
@@ -378,6 +379,7 @@ class Executable {
   std::vector<bool> frozen_;            // by value: an input that does not change
   bool tapes_ = false;                  // calls may be noted
   std::vector<ValueId> key_ints_;       // inputs that are sizes
+  bool asks_pieces_ = false;            // products of float32 may be less precise than it
   std::size_t key_words_ = 0;           // what tells calls apart for their tapes
   std::size_t most_operands_ = 0;
   std::size_t most_args_ = 0;

@@ -45,6 +45,7 @@ struct Executable::Frame {
   std::vector<exec::Block> blocks;                   // by stage: memory of its buffers
   std::vector<exec::Block> held;                     // results that are no tensors
   std::vector<Kept> kept;                            // by nest: where its results are
+  int pieces = exec::gemm::kMostPieces;              // of float32 in products of this call
   std::int64_t output_bytes = 0;                     // allocated for results in this call
   // Memory of an input, and by value whether it is an input that shares memory with no other.
   struct Range {

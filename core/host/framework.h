@@ -6,6 +6,7 @@
 #include <span>
 #include <string>
 
+#include "exec/gemm/tiles.h"
 #include "host/errors.h"
 #include "host/record.h"
 
@@ -60,6 +61,9 @@ class Framework {
   virtual void unlock() noexcept = 0;
   virtual void lock() noexcept = 0;
   virtual int threads() noexcept = 0;
+  // Of how many bfloat16 a factor of float32 may be taken to be the sum: of all, products are as
+  // precise as those of float32.
+  virtual int float32_pieces() noexcept { return exec::gemm::kMostPieces; }
   // Between turns of a loop that may never end: throws ForeignError if the user stops it, and lets
   // other Python threads run if it is `time`.
   virtual void pause(bool /*time*/) {}

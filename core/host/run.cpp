@@ -233,6 +233,7 @@ void Executable::run(Call& call, Kept* kept, Profile* profile) {
   read_inputs(frame, call);
   if (places_ || refuses_shared_) find_apart(frame);
   if (refuses_shared_) check_apart(frame);
+  if (asks_pieces_) frame.pieces = framework_.float32_pieces();
   Tape* const tape = profiled ? nullptr : tape_of(frame);
   const bool done_before = tape != nullptr && tape->state == Tape::State::kReady;
   if (done_before) call.began = true;

@@ -23,7 +23,7 @@ void Executable::compile_tapes(const Options& options) {
            std::ranges::none_of(steps_, [](const auto& step) { return step.kind == Kind::kCall; });
   for (const auto& [input, symbol] : options.int_symbols)
     key_ints_.push_back(plan_.program.inputs[static_cast<std::size_t>(input)]);
-  key_words_ = 2 + key_ints_.size();
+  key_words_ = 3 + key_ints_.size();
   for (const ValueId value : plan_.program.inputs) {
     const Type& type = plan_.program.type(value);
     if (type.weak) continue;
@@ -40,7 +40,9 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
   key.resize(key_words_);
   std::int64_t* word = key.data();
   const schedule::Tier tier = tier_ ? *tier_ : schedule::tier();
-  *word++ = static_cast<std::int64_t>(tier.target) * 2 + (tier.interpret ? 1 : 0);
+  *word++ =
+      static_cast<std::int64_t>(tier.target) * 4 + (tier.interpret ? 2 : 0) + (tier.units ? 1 : 0);
+  *word++ = frame.pieces;
   *word++ = framework_.threads();
   for (const ValueId value : key_ints_) *word++ = frame.numbers[index(value)];
   // Weights come first among inputs, and seldom differ between calls.

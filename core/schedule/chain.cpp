@@ -508,7 +508,7 @@ std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
                               : by_units(tiles, stage.way) && all_rows >= kManyUnitRows
                                   ? kPackedUnitBytes
                                   : kPackedBytes;
-    packed += static_cast<double>(stage.k * exec::gemm::packed_bytes(stage.way)) /
+    packed += static_cast<double>(stage.k * exec::gemm::packed_bytes(tiles, stage.way)) /
               static_cast<double>(most);
   }
   std::int64_t columns = packed > 0 ? static_cast<std::int64_t>(1 / packed) : INT64_MAX;
@@ -569,9 +569,9 @@ double flops(const ChainLaunch& launch) noexcept {
   return rows * work;
 }
 
-const Tiles& tiles_of(std::optional<Tier> tier) noexcept {
+const Tiles& tiles_of(std::optional<Tier> tier, int pieces) noexcept {
   const Tier chosen = tier ? *tier : schedule::tier();
-  return exec::gemm::tiles(chosen.target == exec::native::Target::kAvx2, chosen.units);
+  return exec::gemm::tiles(chosen.target == exec::native::Target::kAvx2, chosen.units, pieces);
 }
 
 Status run_chain(ChainLaunch& launch, const Tiles& tiles, int threads, Tape* tape) noexcept try {

@@ -58,6 +58,7 @@ struct ChainLaunch {
   // As in causal attention: of what the first product makes, row i needs columns up to i + causal;
   // what the kernel behind it makes of others is zero. INT64_MAX: all of them.
   std::int64_t causal = INT64_MAX;
+  const exec::gemm::Tiles* tiles = nullptr;  // that it was prepared for
 };
 
 // Fewer axes, and how each product is computed: what does not depend on threads. A product whose
@@ -66,8 +67,10 @@ void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept;
 // The way of a product whose right factor is not packed ahead after all.
 void choose_way(Stage& stage, const exec::gemm::Tiles& tiles) noexcept;
 
-// The micro-kernels for a tier; none: what is set.
-const exec::gemm::Tiles& tiles_of(std::optional<Tier> tier) noexcept;
+// The micro-kernels for a tier (none: what is set) and float32 in so many pieces; see
+// exec/gemm/units.h.
+const exec::gemm::Tiles& tiles_of(std::optional<Tier> tier,
+                                  int pieces = exec::gemm::kMostPieces) noexcept;
 
 // Runs what was prepared, on up to `threads` threads. Results do not depend on their number, nor on
 // how rows are divided. Changes the launch: what it says is used up. What one thread did is noted

@@ -85,6 +85,7 @@ void choose_way(Stage& stage, const exec::gemm::Tiles& tiles) noexcept {
 void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept {
   // Of one row, the batches may become the rows.
   if (launch.rows[at(launch.n_rows - 1)] == 1) launch.causal = INT64_MAX;
+  launch.tiles = &tiles;
   simplify(launch);
   const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
   std::int64_t items = 1, row_bytes = 0;

@@ -113,7 +113,7 @@ void runs() {
     record(trace, rows, 7, -2.0, x, y);
     eager::Filled filled;
     eager::Failure failure;
-    check(engine->run(trace, {&filled, 1}, 1, failure), failure.message.c_str());
+    check(engine->run(trace, {&filled, 1}, {}, failure), failure.message.c_str());
     bool right = filled.data != nullptr;
     for (std::size_t i = 0; right && i < x.size(); ++i) {
       float value;
@@ -143,7 +143,7 @@ void reshapes() {
   trace.output(v, {});
   eager::Filled filled;
   eager::Failure failure;
-  check(engine->run(trace, {&filled, 1}, 1, failure), failure.message.c_str());
+  check(engine->run(trace, {&filled, 1}, {}, failure), failure.message.c_str());
   float sums[2] = {};
   if (filled.data != nullptr) std::memcpy(sums, filled.data, sizeof(sums));
   check(sums[0] == 2 * 66 && sums[1] == 2 * 210, "sums of halves");
@@ -161,11 +161,11 @@ void out_of_range() {
   trace.output(trace.add(Op::take, {table, at}, {Param::integer(0)}), {});
   eager::Filled filled;
   eager::Failure failure;
-  check(!engine->run(trace, {&filled, 1}, 1, failure), "an index out of range fails");
+  check(!engine->run(trace, {&filled, 1}, {}, failure), "an index out of range fails");
   check(failure.kind == eager::Failure::Kind::kIndex, "and says so");
   trace.drop_outputs();
   trace.output(trace.add(Op::neg, {table}), {});
-  check(engine->run(trace, {&filled, 1}, 1, failure), "what does not need it runs");
+  check(engine->run(trace, {&filled, 1}, {}, failure), "what does not need it runs");
   engine->release(filled.owner);
 }
 
@@ -219,7 +219,7 @@ void templates() {
     words.assign(trace.words().begin(), trace.words().end());
     eager::Filled filled;
     eager::Failure failure;
-    check(engine->run(trace, {&filled, 1}, 1, failure), failure.message.c_str());
+    check(engine->run(trace, {&filled, 1}, {}, failure), failure.message.c_str());
     bool right = filled.data != nullptr;
     for (std::int64_t r = 0; right && r < rows - 3; ++r) {
       for (std::int64_t c = 0; right && c < 10; ++c) {

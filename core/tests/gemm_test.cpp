@@ -190,10 +190,15 @@ struct Judge {
   std::vector<double> exact;
   std::vector<double> slack;
 
-  Judge(const Sizes& s, const Factor& a, const Factor& b, Values values)
+  // pieces: of which factors may be taken to be the sum; a piece is wrong by 2^-8 of it.
+  Judge(const Sizes& s, const Factor& a, const Factor& b, Values values,
+        int pieces = exec::gemm::kMostPieces)
       : exact(static_cast<std::size_t>(s.m * s.n)), slack(exact.size()) {
     const bool rounds = values == Values::kReals || values == Values::kMagnitudes;
-    const double rounding = rounds ? std::ldexp(static_cast<double>(s.k + 8), -24) : 0;
+    double rounding = rounds ? std::ldexp(static_cast<double>(s.k + 8), -24) : 0;
+    // Of both factors; of two pieces, the product of the second ones is left out, too.
+    if (rounds && pieces == 1) rounding += std::ldexp(2.01, -8);
+    if (rounds && pieces == 2) rounding += std::ldexp(3.01, -16);
     for (int64_t i = 0; i < s.m; ++i) {
       double* sums = exact.data() + i * s.n;
       double* most = slack.data() + i * s.n;
@@ -313,6 +318,11 @@ void products(Trial& trial, const Sizes& sizes, Storage of_a, Storage of_b, Layo
     multiply_every_way(tiles(true), trial, sizes, a, b, judge, name + ", narrow");
   if (&tiles(false, false) != &tiles())
     multiply_every_way(tiles(false, false), trial, sizes, a, b, judge, name + ", no units");
+  for (int pieces = 1; pieces < exec::gemm::kMostPieces && tiles().units != nullptr; ++pieces) {
+    multiply_every_way(tiles(false, true, pieces), trial, sizes, a, b,
+                       Judge(sizes, a, b, values, pieces),
+                       name + ", in pieces: " + std::to_string(pieces));
+  }
 }
 
 void random_products(Trial& trial, const Sizes& sizes, const std::string& about) {
@@ -451,7 +461,6 @@ void every_value(const Tiles& tiles) {
   }
 }
 
-// Returns the number of failures. `whole`: the slow ones too.
 // Which numbers pieces of bfloat16 tell: all but those near either end of the exponents.
 void check_ranges() {
   const auto range = [](float least, float most) {
@@ -471,11 +480,12 @@ void check_ranges() {
 // When a right factor is split as it is used: by few rows that meet it at once.
 void check_pieces_chosen() {
   if (tiles().units == nullptr) return;
-  const auto chosen = [](int64_t m, int64_t k, bool turned, bool ahead, bool once) {
+  const auto chosen = [](int64_t m, int64_t k, bool turned, bool ahead, bool once,
+                         int pieces = exec::gemm::kMostPieces) {
     const Sizes sizes{m, 768, k};
     const Matrix a{nullptr, k, 1, Storage::kF32};
     const Matrix b{nullptr, turned ? 1 : 768, turned ? k : 1, Storage::kF32};
-    return choose_ours(tiles(), sizes, a, b, ahead, once);
+    return choose_ours(tiles(false, true, pieces), sizes, a, b, ahead, once);
   };
   for (const bool turned : {false, true}) {
     check(chosen(128, 768, turned, false, true) == Way::kPieces, "128 rows in pieces");
@@ -485,8 +495,14 @@ void check_pieces_chosen() {
     check(chosen(40, 768, turned, false, true) != Way::kPieces, "40 rows");
   }
   check(chosen(128, 64, true, false, true) == Way::kPackedPieces, "short sums, turned");
+  // Fewer pieces are worth it for fewer rows.
+  check(chosen(32, 768, false, false, true, 1) == Way::kPieces, "32 rows in one piece");
+  check(chosen(16, 768, false, true, true, 2) == Way::kPackedPieces, "16 rows in two, ahead");
+  check(chosen(4, 768, false, true, true, 1) == Way::kPackedPieces, "4 rows in one, ahead");
+  check(chosen(16, 768, false, true, true) != Way::kPackedPieces, "16 rows in three, ahead");
 }
 
+// Returns the number of failures. `whole`: the slow ones too.
 int test_target(int from, int trials, bool whole) {
   std::printf("%s: tiles of %d x %d, narrow %d x %d\n", target.c_str(), tiles().rows,
               tiles().columns, tiles(true).rows, tiles(true).columns);

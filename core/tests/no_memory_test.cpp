@@ -373,7 +373,7 @@ int test_recorded(bool all_after) {
     record(trace, x, longer);
     eager::Filled out;
     eager::Failure failure;
-    const bool ran = engine->run(trace, {&out, 1}, 1, failure);
+    const bool ran = engine->run(trace, {&out, 1}, {}, failure);
     filled = out.data != nullptr;
     if (!ran) {
       if (failure.kind == eager::Failure::Kind::kMemory) throw std::bad_alloc();

@@ -146,7 +146,7 @@ int test_recorded() {
           eager::Filled filled;
           eager::Failure failure;
           engine->count_flush("the test");
-          if (!engine->run(trace, {&filled, 1}, 1, failure)) {
+          if (!engine->run(trace, {&filled, 1}, {}, failure)) {
             ++wrong;
             continue;
           }

@@ -312,6 +312,26 @@ def test_strides(change: str) -> None:
             assert f(x).stride() == want.stride()
 
 
+GAPS: dict[str, tuple[Any, Any]] = {
+    "gaps in both dims": (torch.empty(6, 8)[::2, ::2], torch.empty(4, 3).t()),
+    "... of a transpose": (torch.empty(8, 6)[::2, ::2].t(), torch.empty(3, 4)),
+    "... after another": (torch.empty(4, 3).t(), torch.empty(6, 8)[::2, ::2]),
+    "... in three": (torch.empty(4, 6, 8)[:, ::2, ::2], torch.empty(4, 4, 3).transpose(1, 2)),
+    "a gap in one": (torch.empty(3, 8)[:, :4], torch.empty(4, 3).t()),
+    "a gap between columns": (torch.empty(3, 16)[:, :8:2], torch.empty(4, 3).t()),
+}
+
+
+@pytest.mark.parametrize("name", GAPS)
+def test_results_lie_as_the_first_operand_does(name: str) -> None:
+    x, y = GAPS[name]
+    f = tilevm.compile(lambda x, y: (x + y, x * 2, x.exp() + y.mT.mT))
+    for a, b in ((x, y), (y, x), (x, x), (y, y)):
+        want = (a + b, a * 2, a.exp() + b)
+        assert [z.stride() for z in f(a, b)] == [z.stride() for z in want]
+    assert not tilevm.stats()["flushes"]
+
+
 def test_mutated_argument_and_buffer() -> None:
     class Count(nn.Module):
         n: Any

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import tilevm  # noqa: E402
 
@@ -455,6 +456,52 @@ def test_hooks_for_gradients_are_called() -> None:
     module.zero_grad()
     compiled(x).sum().backward()
     assert first.weight.grad is not None and not first.weight.grad.any()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("whole", [True, False])
+def test_checkpoints_of_compiled_modules(captured: bool, whole: bool) -> None:
+    """Those that count what is saved, and end the second forward early."""
+    tilevm.stats.reset()
+    blocks = [nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)) for _ in range(2)]
+    compiled = [tilevm.compile(block) for block in blocks]
+    if captured:
+        for block in compiled:
+            block(torch.randn(3, 8, requires_grad=True))
+    parameters = [p for block in blocks for p in block.parameters()]
+    for n in (5, 7, 1):
+        x = torch.randn(n, 8, requires_grad=True)
+        y = z = x
+        for block, fast in zip(blocks, compiled, strict=True):
+            y = block(y)
+            given = fast if whole else lambda z, fast=fast: torch.tanh(fast(z) * 2)
+            if not whole:
+                y = torch.tanh(y * 2)
+            z = checkpoint(given, z, use_reentrant=False)
+        want = torch.autograd.grad(y.sum(), [x, *parameters])
+        found = torch.autograd.grad(z.sum(), [x, *parameters])
+        torch.testing.assert_close(found, want)
+    assert not tilevm.stats()["flushes"]
+
+
+def test_hooks_on_what_is_saved_see_what_eager_code_has() -> None:
+    """And nothing of the capture."""
+    seen: list[Any] = []
+
+    def pack(x: Any) -> Any:
+        seen.append(type(x))
+        return x.clone()
+
+    f = tilevm.compile(lambda x: torch.sin(x) * torch.exp(x))
+    x = torch.randn(4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        y = f(x)
+    first = len(seen)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        f(x)
+    assert len(seen) == 2 * first and set(seen) == {torch.Tensor}
+    (found,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(found, (x.cos() + x.sin()) * x.exp())
 
 
 def test_one_of_several_results_is_used() -> None:

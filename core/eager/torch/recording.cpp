@@ -1,4 +1,5 @@
 // What a thread records, from the first tensor that waits till all are filled.
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/impl/COW.h>
 #include <torch/csrc/autograd/engine.h>
@@ -262,6 +263,17 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
   engine().release(from.owner);
 }
 
+Wanted wanted() {
+  switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
+    case at::Float32Precision::TF32:
+      return {at::get_num_threads(), 2};
+    case at::Float32Precision::BF16:
+      return {at::get_num_threads(), 1};
+    default:
+      return {at::get_num_threads()};
+  }
+}
+
 }  // namespace
 
 // Where running failed because of what an operator was given, each of the results is computed by
@@ -271,7 +283,7 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
   using Kind = Failure::Kind;
   if (failure.kind != Kind::kIndex && failure.kind != Kind::kDivision) return failures;
   std::size_t i = 0;
-  const int threads = at::get_num_threads();
+  const Wanted now = wanted();
   const auto alone = [&](Value value, const host::Geometry* geometry) {
     trace.drop_outputs();
     if (geometry != nullptr) {
@@ -280,7 +292,7 @@ std::vector<Failure> Recording::retry(const Failure& failure, std::span<Filled> 
       trace.output(value, {});
     }
     Failure own;
-    engine().run(trace, filled.subspan(i, 1), threads, own);
+    engine().run(trace, filled.subspan(i, 1), now, own);
     failures[i++] = own;
   };
   for (const auto& storage : live_) {
@@ -385,7 +397,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
   if (!filled_.empty()) {
     engine().count_flush(reason);
     Failure failure;
-    if (!engine().run(trace, filled_, at::get_num_threads(), failure)) {
+    if (!engine().run(trace, filled_, wanted(), failure)) {
       failures = retry(failure, filled_);
     }
   }

@@ -23,7 +23,9 @@ constexpr std::int64_t kTwoLines = 64;  // cache lines, in elements
 constexpr std::int64_t kPanelsFar = 512 << 10;
 constexpr std::int64_t kFarRows = 32;
 
-std::int64_t pieces_of(Way way) { return way == Way::kPackedPieces ? kPieces : 1; }
+std::int64_t pieces_of(const Tiles& tiles, Way way) {
+  return way == Way::kPackedPieces ? tiles.units->pieces : 1;
+}
 std::int64_t depth_of(Way way) { return way == Way::kPackedPieces ? kPieceDepth : kPairDepth; }
 
 // Rows of A as registers take them: where they lie, or in `room`.
@@ -34,7 +36,7 @@ class Arranged {
 
   // Rows i0 .. i0 + rows, elements p .. p + depth of each.
   void take(std::int64_t i0, std::int64_t rows, std::int64_t p, std::int64_t depth) {
-    next_ = parts(depth, kUnitDepth) * kUnitElements * pieces_of(way_);
+    next_ = parts(depth, kUnitDepth) * kUnitElements * pieces_of(tiles_, way_);
     whole_ = 0;
     auto* const to = reinterpret_cast<Brain*>(room_);
     float* const copied = room_ + parts(rows, kUnitRows) * next_ / 2;
@@ -55,7 +57,7 @@ class Arranged {
     } else {
       block.a = reinterpret_cast<const Brain*>(room_) + (i - whole_) / kUnitRows * next_;
       block.a_stride = kUnitDepth;
-      block.a_step = kUnitElements * pieces_of(way_);
+      block.a_step = kUnitElements * pieces_of(tiles_, way_);
       block.a_next = next_;
     }
     return block;
@@ -113,12 +115,13 @@ class Arranged {
 };
 
 // The last step of a panel of which only some rows are used, the others zero.
-const Brain* cut(const Brain* step, std::int64_t pieces, std::int64_t rows, Brain* to) {
+const Brain* cut(const Brain* step, Way way, std::int64_t pieces, std::int64_t rows, Brain* to) {
   std::memcpy(to, step, at(pieces * 2 * kUnitElements) * sizeof(Brain));
   for (std::int64_t q = 0; q < pieces; ++q) {
     for (std::int64_t row = rows; row < kUnitDepth; ++row) {
-      const std::int64_t of_pair = pieces == 1 ? row % 2 : row / kUnitRows;
-      const std::int64_t pair_row = pieces == 1 ? row / 2 : row % kUnitRows;
+      const bool pairs = way == Way::kPackedPairs;
+      const std::int64_t of_pair = pairs ? row % 2 : row / kUnitRows;
+      const std::int64_t pair_row = pairs ? row / 2 : row % kUnitRows;
       Brain* pair = to + q * 2 * kUnitElements + pair_row * 2 * kUnitColumns + of_pair;
       for (std::int64_t j = 0; j < kUnitColumns; ++j) pair[2 * j] = 0;
     }
@@ -132,7 +135,7 @@ std::int64_t pair_rows(const Tiles& tiles) { return tiles.units == nullptr ? 2 :
 
 std::int64_t panel_elements(const Tiles& tiles, Way way, std::int64_t k) {
   if (way == Way::kPackedPieces)
-    return rounded_up(k, kUnitDepth) * kUnitColumns * kPieces / 2 + kRangeElements;
+    return rounded_up(k, kUnitDepth) * kUnitColumns * tiles.units->pieces / 2 + kRangeElements;
   return rounded_up(k, pair_rows(tiles)) * kUnitColumns / 2;
 }
 
@@ -142,7 +145,8 @@ std::int64_t arranged_room(const Tiles& tiles, Way way, const Sizes& sizes) {
     return (rounded_up(sizes.m, kUnitColumns) + kPanelRows) * rounded_up(sizes.k, kUnitDepth) / 2;
   const std::int64_t rows = rounded_up(std::min(sizes.m, kBlockRows), kUnitRows);
   const std::int64_t depth = rounded_up(std::min(sizes.k, depth_of(way)), kUnitDepth);
-  const std::int64_t arranged = rows * depth * pieces_of(way) / 2 + rows * (depth + kUnitDepth);
+  const std::int64_t arranged =
+      rows * depth * pieces_of(tiles, way) / 2 + rows * (depth + kUnitDepth);
   return std::max(arranged, Mending::room(tiles));
 }
 
@@ -150,7 +154,7 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
                        const Matrix& b, const float* packed, float* room, float* c,
                        std::int64_t c_stride) {
   const Units& unit = *tiles.units;
-  const std::int64_t pieces = pieces_of(way);
+  const std::int64_t pieces = pieces_of(tiles, way);
   const std::int64_t panel = panel_elements(tiles, way, sizes.packed_rows());
   const std::int64_t step = rounded_up(even(sizes.k, depth_of(way)), kUnitDepth);
   const bool some = sizes.packed_rows() > sizes.k && sizes.k % kUnitDepth != 0;
@@ -161,7 +165,7 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
     way == Way::kPackedPieces ? blocks.run(block, false) : unit.multiply(block);
   };
   const std::int64_t block_rows = rounded_up(even(sizes.m, kBlockRows), kPanelRows);
-  alignas(64) std::array<Brain, kPieces * 2 * kUnitElements> edge;
+  alignas(64) std::array<Brain, kMostPieces * 2 * kUnitElements> edge;
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
     const std::int64_t rows = std::min(block_rows, sizes.m - i0);
     Arranged rows_of(tiles, unit, way, a, room);
@@ -175,10 +179,9 @@ void multiply_arranged(const Tiles& tiles, Way way, const Sizes& sizes, const Ma
       for (std::int64_t j = 0; j < sizes.n; j += kUnitColumns) {
         const auto* from = reinterpret_cast<const Brain*>(packed + j / kUnitColumns * panel) +
                            p * kUnitColumns * pieces;
-        const Brain* const end =
-            last ? cut(from + whole * pieces * 2 * kUnitElements, pieces, depth % kUnitDepth,
-                       edge.data())
-                 : nullptr;
+        const Brain* const end = last ? cut(from + whole * pieces * 2 * kUnitElements, way, pieces,
+                                            depth % kUnitDepth, edge.data())
+                                      : nullptr;
         for (std::int64_t i = 0; i < rows; i += kPanelRows) {
           UnitBlock block = rows_of.from(i);
           block.b = from;

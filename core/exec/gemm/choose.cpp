@@ -25,34 +25,38 @@ constexpr std::int64_t kPairsAsTheyLie = 2;  // from memory, also where they cou
 constexpr std::int64_t kTurnedRows = 96;
 constexpr std::int64_t kLongTurnedRows = 192;  // ... of more than kLongTurned elements
 constexpr std::int64_t kLongTurned = 1024;
-constexpr std::int64_t kPieceRows = 96;
-constexpr std::int64_t kPieceRowsAhead = 40;
-constexpr std::int64_t kPieceColumns = 96;
-constexpr std::int64_t kFewPieceColumns = 64;  // ... of many rows and long sums
-constexpr std::int64_t kManyPieceRows = 128;
-constexpr std::int64_t kLongPieces = 256;
-// ... and between how many rows B is split as it is used, by whether its columns or its rows are
-// contiguous.
-constexpr std::int64_t kPassedColumnRows = 48;
-constexpr std::int64_t kPassedRowRows = 64;
 constexpr std::int64_t kPassedRows = 256;  // a block's
 constexpr std::int64_t kTurnedDepth = 192;  // below, turning the sums costs more than it saves
 
-// Whether a product of float32 is quicker in pieces of bfloat16, and how: where many rows meet many
-// columns, since it costs to make them.
+// From how many rows and columns on a product of float32 is quicker in pieces of bfloat16: where
+// many rows meet many columns, since it costs to make them.
+struct Crossings {
+  std::int64_t rows;
+  std::int64_t rows_ahead;  // B being packed already
+  std::int64_t columns;
+  std::int64_t few_columns, many_rows, deep;  // ... of many rows and long sums
+  // Up to kPassedRows rows, B is split as it is used; by whether its columns or rows are
+  // contiguous.
+  std::int64_t passed_columns, passed_rows;
+};
+constexpr Crossings kCrossings[kMostPieces] = {{32, 3, 96, 32, 64, 64, 24, 24},
+                                               {64, 12, 96, 48, 128, 64, 40, 32},
+                                               {96, 40, 96, 64, 128, 256, 48, 64}};
+
 std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                              const Matrix& b, bool ahead, bool once) {
-  if (a.storage != Storage::kF32 || b.storage != Storage::kF32) return std::nullopt;
+  if (a.storage != Storage::kF32 || b.storage != Storage::kF32 || tiles.units == nullptr)
+    return std::nullopt;
+  const Crossings& from = kCrossings[tiles.units->pieces - 1];
   const bool plain = a.windows == nullptr && b.count_taps() == 1;
-  const bool wide = sizes.n >= kPieceColumns ||
-                    (plain && sizes.n >= kFewPieceColumns && sizes.m >= kManyPieceRows &&
-                     sizes.k >= kLongPieces);
-  if (tiles.units == nullptr || !wide || sizes.k < kUnitDepth) return std::nullopt;
+  const bool wide = sizes.n >= from.columns || (plain && sizes.n >= from.few_columns &&
+                                                sizes.m >= from.many_rows && sizes.k >= from.deep);
+  if (!wide || sizes.k < kUnitDepth) return std::nullopt;
   const bool turned = b.row_stride == 1;
-  const bool passes = turned ? sizes.m >= kPassedColumnRows && sizes.k >= kTurnedDepth
-                             : sizes.m >= kPassedRowRows;
+  const bool passes = turned ? sizes.m >= from.passed_columns && sizes.k >= kTurnedDepth
+                             : sizes.m >= from.passed_rows;
   if (plain && once && !ahead && passes && sizes.m <= kPassedRows) return Way::kPieces;
-  if (sizes.m >= (ahead ? kPieceRowsAhead : kPieceRows)) return Way::kPackedPieces;
+  if (sizes.m >= (ahead ? from.rows_ahead : from.rows)) return Way::kPackedPieces;
   return std::nullopt;
 }
 

@@ -425,6 +425,17 @@ const char* name(Way way) {
   return kNames[static_cast<std::size_t>(way)];
 }
 
+int pieces_of_float32(const Tiles& tiles, Way way) {
+  return way == Way::kPackedPieces || way == Way::kPieces ? tiles.units->pieces : 0;
+}
+
+std::int64_t packed_bytes(const Tiles& tiles, Way way) {
+  constexpr std::int64_t kBytes = sizeof(Brain);
+  if (way == Way::kPackedPairs) return kBytes;
+  const int pieces = pieces_of_float32(tiles, way);
+  return pieces > 0 ? kBytes * pieces : std::int64_t{sizeof(float)};
+}
+
 std::int64_t packed_elements(const Tiles& tiles, Way way, const Sizes& sizes) {
   if (of_panels(way)) return parts(sizes.n, kUnitColumns) * panel_elements(tiles, way, sizes.k);
   return rounded_up(sizes.n, tiles.columns) * sizes.k;

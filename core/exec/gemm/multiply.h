@@ -57,10 +57,10 @@ inline bool packs(Way way) {
 const char* name(Way way);
 // Whether it is by units.h.
 bool by_units(const Tiles& tiles, Way way);
+// Pieces that it makes of a float32; 0: it makes none.
+int pieces_of_float32(const Tiles& tiles, Way way);
 // Bytes of an element of B, packed.
-inline std::int64_t packed_bytes(Way way) {
-  return way == Way::kPackedPairs ? 2 : way == Way::kPackedPieces ? 6 : 4;
-}
+std::int64_t packed_bytes(const Tiles& tiles, Way way);
 
 // The quickest way for these sizes, where b is used for `m` rows in all. a: only what its rows
 // are and their stride, not where. ahead: b is packed already, if the way packs. once: these rows

@@ -58,7 +58,8 @@ void pack_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::i
     for (std::int64_t s = 0; s < steps; ++s) {
       const std::int64_t p = s * kUnitDepth;
       const std::int64_t depth = std::min<std::int64_t>(kUnitDepth, sizes.k - p);
-      auto* const target = reinterpret_cast<Brain*>(to) + s * kPieces * 2 * kUnitElements;
+      auto* const target =
+          reinterpret_cast<Brain*>(to) + s * tiles.units->pieces * 2 * kUnitElements;
       if (!taps) {
         range.add(split_step(tiles, b, p, j, depth, columns, target));
         continue;
@@ -104,8 +105,8 @@ class Passing {
     std::int64_t few, passing, copied, ranges;
     Room(const Tiles& tiles, const Sizes& sizes) {
       const std::int64_t depth = rounded_up(std::min(sizes.k, kPieceDepth), kUnitDepth);
-      few = rounded_up(sizes.m, kUnitColumns) * depth * kPieces / 2;
-      passing = kUnitColumns * depth * kPieces / 2;
+      few = rounded_up(sizes.m, kUnitColumns) * depth * tiles.units->pieces / 2;
+      passing = kUnitColumns * depth * tiles.units->pieces / 2;
       copied = std::max(rounded_up(sizes.m, kUnitColumns) * (depth + 16), Mending::room(tiles));
       ranges =
           parts((sizes.m + parts(sizes.n, kUnitColumns)) * static_cast<std::int64_t>(sizeof(Range)),
@@ -128,8 +129,8 @@ class Passing {
   }
 
  private:
-  static std::int64_t elements(std::int64_t depth) {  // of 16 rows
-    return parts(depth, kUnitDepth) * kUnitElements * kPieces;
+  std::int64_t elements(std::int64_t depth) const {  // of 16 rows
+    return parts(depth, kUnitDepth) * kUnitElements * unit_.pieces;
   }
 
   struct Rows {
@@ -148,7 +149,7 @@ class Passing {
   Range split_columns(const Matrix& x, std::int64_t p, std::int64_t depth, std::int64_t j,
                       std::int64_t columns, Brain* to) {
     Range range;
-    for (std::int64_t q = 0; q < depth; q += kUnitDepth, to += kPieces * 2 * kUnitElements)
+    for (std::int64_t q = 0; q < depth; q += kUnitDepth, to += unit_.pieces * 2 * kUnitElements)
       range.add(split_step(tiles_, x, p + q, j, std::min<std::int64_t>(kUnitDepth, depth - q),
                            columns, to));
     return range;
@@ -158,7 +159,7 @@ class Passing {
     UnitBlock block{};
     block.a = rows;
     block.a_stride = kUnitDepth;
-    block.a_step = kUnitElements * kPieces;
+    block.a_step = kUnitElements * unit_.pieces;
     block.a_next = elements(depth);
     block.b = panel;
     block.steps = parts(depth, kUnitDepth);

@@ -598,7 +598,7 @@ namespace tilevm::exec::gemm {
 
 HWY_EXPORT(make);
 
-const Tiles& tiles(bool narrow, bool with_units) {
+const Tiles& tiles(bool narrow, bool with_units, int pieces) {
   static const Tiles best = HWY_DYNAMIC_DISPATCH(make)();
 #if HWY_ARCH_X86 && (HWY_TARGETS & HWY_AVX2)
   if (narrow && best.lanes > 8) {
@@ -607,13 +607,17 @@ const Tiles& tiles(bool narrow, bool with_units) {
   }
 #endif
   (void)narrow;
+  (void)pieces;
   if (with_units && best.lanes == 16 && units() != nullptr) {
-    static const Tiles more = [] {
-      Tiles tiles = best;
-      tiles.units = units();
-      return tiles;
+    static const std::array<Tiles, kMostPieces> more = [] {
+      std::array<Tiles, kMostPieces> made;
+      for (int i = 0; i < kMostPieces; ++i) {
+        Tiles& tiles = made[static_cast<std::size_t>(i)] = best;
+        tiles.units = exec::gemm::units(i + 1);
+      }
+      return made;
     }();
-    return more;
+    return more[static_cast<std::size_t>(std::clamp(pieces, 1, kMostPieces) - 1)];
   }
   return best;
 }

@@ -15,6 +15,7 @@ inline constexpr int kMostRows = 12;     // of a tile
 inline constexpr int kMostSweeps = 4;    // rows of A that a sweep takes
 inline constexpr int kMostDots = 6;      // rows of A that dots take
 inline constexpr int kLineBehind = 16;
+inline constexpr int kMostPieces = 3;    // bfloat16 that a float32 is the sum of; see units.h
 inline constexpr int kStorages = 4;      // f32, bf16, f16, i8: see storage_index
 inline constexpr int kLineColumns = 4;   // of a product whose vectors are of positions
 inline constexpr int kDotColumns = 4;    // columns of the product that dots make side by side
@@ -115,7 +116,9 @@ struct Tiles {
   const Units* units = nullptr;  // if these are to be used, and there are such
 };
 
-// Those of this processor; narrow: with vectors of at most 256 bits; units: with units.h.
-const Tiles& tiles(bool narrow = false, bool units = true);
+// Those of this processor; narrow: with vectors of at most 256 bits; units: with units.h, which
+// make so many pieces of a float32: of fewer than all, products are less precise. The same object
+// each time.
+const Tiles& tiles(bool narrow = false, bool units = true, int pieces = kMostPieces);
 
 }  // namespace tilevm::exec::gemm

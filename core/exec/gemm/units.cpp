@@ -6,6 +6,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -120,10 +121,14 @@ void put(const UnitSums& t) {
 // takes longer than it saves.
 constexpr std::int64_t kAhead = 8;
 
-// Registers 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B; kR of A and kC of B are used.
+// What registers multiply that are no pieces of float32.
+constexpr int kPairs = 0;
+
+// Registers 0 to 3 are of C, 4 and 5 of A, 6 and 7 of B; kR of A and kC of B are used. kOf: pieces,
+// or kPairs.
 template <int kR, int kC, int kOf, bool kFar>
 struct Products {
-  static constexpr std::int64_t kStepB = kOf * 2 * kUnitElements;
+  static constexpr std::int64_t kStepB = std::max(kOf, 1) * 2 * kUnitElements;
 
   const UnitBlock& t;
 
@@ -163,7 +168,7 @@ struct Products {
       }
       from += t.ahead.step_bytes;
     };
-    if constexpr (kOf == 1) {
+    if constexpr (kOf == kPairs) {
       for (std::int64_t s = 0; s < t.steps; ++s) {
         load_a<0>(s), load_b<0>(s), multiply();
         fetch();
@@ -173,16 +178,24 @@ struct Products {
       const auto put_some = [&] {
         if (part < kParts) put_part(*t.before, part++);
       };
-      for (std::int64_t s = 0; s < t.steps; ++s) {
+      // What is small.
+      for (std::int64_t s = 0; kOf > 1 && s < t.steps; ++s) {
         fetch();
-        load_a<0>(s), load_b<2>(s), multiply();
-        load_b<1>(s), multiply();
-        load_a<1>(s), multiply();
-        load_b<0>(s), multiply();
-        load_a<2>(s), multiply();
+        if constexpr (kOf == 2) {
+          load_a<0>(s), load_b<1>(s), multiply();
+          load_a<1>(s), load_b<0>(s), multiply();
+        }
+        if constexpr (kOf == 3) {
+          load_a<0>(s), load_b<2>(s), multiply();
+          load_b<1>(s), multiply();
+          load_a<1>(s), multiply();
+          load_b<0>(s), multiply();
+          load_a<2>(s), multiply();
+        }
         if (s > 0) put_some();
       }
       for (std::int64_t s = 0; s < t.steps; ++s) {
+        if (kOf == 1) fetch();
         load_a<0>(s), load_b<0>(s), multiply();
         put_some();
       }
@@ -218,7 +231,7 @@ template <int kR, int kC, int kOf, bool kFar>
 void multiply_of(const UnitBlock& t) {
   asm volatile("" ::: "memory");
   // Pieces are not added to what c holds one by one: small ones would be lost in it.
-  if constexpr (kOf == kPieces) return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, false);
+  if constexpr (kOf != kPairs) return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, false);
   if (t.rows == kR * 16 && t.columns == kC * 16)
     return whole<kR, kC, kOf, kFar>(t, t.c, t.c_stride, t.add);
   alignas(64) float edge[32 * 32];
@@ -259,23 +272,27 @@ void arrange(const Brain* from, std::int64_t from_stride, std::int64_t rows, std
   }
 }
 
+template <int kOf>
 struct Pieces {
   // Written out: one that the compiler makes is not for this processor.
   Pieces() {}
-  __m512i piece[kPieces];  // pairs: an element of the first vector, and its of the second
+  __m512i piece[kOf];  // pairs: an element of the first vector, and its of the second
 };
 
 // Halves are rounded away from zero.
-Pieces pieces_of(__m512 first, __m512 second) {
+template <int kOf>
+Pieces<kOf> pieces_of(__m512 first, __m512 second) {
   const __m512i half = _mm512_set1_epi32(0x8000);
   const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xFFFF0000));
-  Pieces result;
+  Pieces<kOf> result;
 #pragma GCC unroll 3
-  for (int i = 0; i < kPieces; ++i) {
+  for (int i = 0; i < kOf; ++i) {
     __m512i low = _mm512_castps_si512(first), high = _mm512_castps_si512(second);
-    if (i + 1 < kPieces) {  // what is left at last is one already
+    if (i + 1 < kMostPieces) {  // what is left of the third is one already
       low = _mm512_and_si512(_mm512_add_epi32(low, half), upper);
       high = _mm512_and_si512(_mm512_add_epi32(high, half), upper);
+    }
+    if (i + 1 < kOf) {
       first = _mm512_sub_ps(first, _mm512_castsi512_ps(low));
       second = _mm512_sub_ps(second, _mm512_castsi512_ps(high));
     }
@@ -329,14 +346,15 @@ void measure(const float* from, std::int64_t from_stride, std::int64_t rows, std
   }
 }
 
+template <int kOf>
 void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::int64_t depth,
            Brain* to, Range* ranges) {
   const std::int64_t steps = (depth + kUnitDepth - 1) / kUnitDepth;
   for (std::int64_t i = 0; i < rows; ++i) {
     const float* row = from + i * from_stride;
-    Brain* target = to + (i / kUnitRows * steps * kPieces * kUnitRows + i % kUnitRows) * kUnitDepth;
+    Brain* target = to + (i / kUnitRows * steps * kOf * kUnitRows + i % kUnitRows) * kUnitDepth;
     Ranges range;
-    for (std::int64_t s = 0; s < steps; ++s, target += kPieces * kUnitElements) {
+    for (std::int64_t s = 0; s < steps; ++s, target += kOf * kUnitElements) {
       const __mmask32 mask = of_step(depth - s * kUnitDepth);
       const auto mask_first = static_cast<__mmask16>(mask);
       const auto mask_second = static_cast<__mmask16>(mask >> 16);
@@ -346,15 +364,16 @@ void split(const float* from, std::int64_t from_stride, std::int64_t rows, std::
       const __m512 second = _mm512_maskz_loadu_ps(mask_second, row + s * kUnitDepth + 16);
       range.add(first, mask_first);
       range.add(second, mask_second);
-      const Pieces pieces = pieces_of(first, second);
+      const Pieces<kOf> pieces = pieces_of<kOf>(first, second);
 #pragma GCC unroll 3
-      for (int q = 0; q < kPieces; ++q)
+      for (int q = 0; q < kOf; ++q)
         _mm512_storeu_si512(target + q * kUnitElements, pieces.piece[q]);
     }
     ranges[i].add(range.all());
   }
 }
 
+template <int kOf>
 Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
   Ranges range;
   const float* below = from + kUnitDepth / 2 * from_stride;
@@ -367,9 +386,9 @@ Range split_panel(const float* from, std::int64_t from_stride, Brain* to) {
       const __m512 second = _mm512_loadu_ps(below + j * 16);
       range.add(first);
       range.add(second);
-      const Pieces pieces = pieces_of(first, second);
+      const Pieces<kOf> pieces = pieces_of<kOf>(first, second);
 #pragma GCC unroll 3
-      for (int q = 0; q < kPieces; ++q)
+      for (int q = 0; q < kOf; ++q)
         _mm512_storeu_si512(to + q * 2 * kUnitElements, pieces.piece[q]);
     }
   }
@@ -400,21 +419,25 @@ bool there() {
   return syscall(SYS_arch_prctl, kAsk, kTileData) == 0;
 }
 
+template <int kOf>
+constexpr Units kUnits{kOf,
+                       &begin,
+                       &end,
+                       &multiply<kPairs, false>,
+                       &multiply<kPairs, true>,
+                       &multiply<kOf, false>,
+                       &put,
+                       &arrange,
+                       &measure,
+                       &split<kOf>,
+                       &split_panel<kOf>};
+
 }  // namespace
 
-const Units* units() {
-  static const Units all{&begin,
-                         &end,
-                         &multiply<1, false>,
-                         &multiply<1, true>,
-                         &multiply<kPieces, false>,
-                         &put,
-                         &arrange,
-                         &measure,
-                         &split,
-                         &split_panel};
+const Units* units(int pieces) {
   static const bool can = there();
-  return can ? &all : nullptr;
+  if (!can) return nullptr;
+  return pieces == 1 ? &kUnits<1> : pieces == 2 ? &kUnits<2> : &kUnits<kMostPieces>;
 }
 
 }  // namespace tilevm::exec::gemm
@@ -422,7 +445,7 @@ const Units* units() {
 #else
 
 namespace tilevm::exec::gemm {
-const Units* units() { return nullptr; }
+const Units* units(int) { return nullptr; }
 }  // namespace tilevm::exec::gemm
 
 #endif

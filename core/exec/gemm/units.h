@@ -4,7 +4,8 @@
 // A float32 is the sum of three of bfloat16: high, middle, low, each the rounded rest. Of their
 // nine products, six are as precise as one of float32, the other three being below half a unit
 // in its last place. They are added from small to large, so that a sum is rounded as often as one
-// of float32 is. What an exponent is in the way of is told by ranges.
+// of float32 is. What an exponent is in the way of is told by ranges. Who asks for less has three
+// products of two pieces, of 16 bits, or one of one piece, of 8.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,6 @@ inline constexpr int kUnitRows = 16;   // of a register
 inline constexpr int kUnitDepth = 32;  // bfloat16 of a row of one
 inline constexpr int kUnitElements = kUnitRows * kUnitDepth;
 inline constexpr int kUnitColumns = 32;  // of a panel: those of two registers
-inline constexpr int kPieces = 3;        // of a float32
 
 // Magnitudes, as bits, of float32 that are not zero.
 struct Range {
@@ -97,9 +97,9 @@ struct UnitAhead {
 };
 
 // Up to 32 x 32 of a product. Arranged rows of A are, for each step of 32 elements, a register of
-// 16 rows (of float32: three, a piece each). A panel has, for each step, 16 pairs of rows of B of
-// 32 columns: the elements of a pair side by side (of float32: three times, a piece each; there
-// pairs are those of elements i and 16 + i, in registers of A, too).
+// 16 rows (of float32: one for each piece). A panel has, for each step, 16 pairs of rows of B of 32
+// columns: the elements of a pair side by side (of float32: once for each piece; there pairs are
+// those of elements i and 16 + i, in registers of A, too).
 struct UnitBlock {
   const Brain* a;
   std::int64_t a_stride;  // elements from a row to the next
@@ -117,6 +117,7 @@ struct UnitBlock {
 };
 
 struct Units {
+  int pieces;  // of a float32
   // On the thread that runs blocks, before the first and after the last of them.
   void (*begin)();
   void (*end)();
@@ -138,7 +139,7 @@ struct Units {
   Range (*split_panel)(const float* from, std::int64_t from_stride, Brain* to);
 };
 
-// Null where the processor or the system has no such registers.
-const Units* units();
+// Those that make so many pieces. Null where the processor or the system has no such registers.
+const Units* units(int pieces = kMostPieces);
 
 }  // namespace tilevm::exec::gemm

@@ -175,7 +175,8 @@ def _attempt(
     kept = torch_tracing.containers_kept(modules)
     has_grad = torch.is_grad_enabled()
     tracing = torch_tracing.export(modules)
-    with tracing, from_zero, oblivious, kept, torch.set_grad_enabled(call.gradients):
+    orders = torch_strides.by_example()
+    with tracing, from_zero, oblivious, kept, orders, torch.set_grad_enabled(call.gradients):
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
         torch_regions.check(

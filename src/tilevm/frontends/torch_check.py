@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.fx
+from torch.utils._pytree import tree_map
 
 from tilevm.frontends import check, torch_arrays
+from tilevm.frontends.torch_products import is_product
 from tilevm.ir.compare import Towards, disagreements, nudged
 from tilevm.ir.types import FLOATS
 from tilevm.stats import stats
@@ -54,7 +56,7 @@ def checked(
             for value, wanted in zip(own, tensors, strict=True)
         ]
         with torch.no_grad(), torch.amp.autocast("cpu", enabled=False):
-            results = _Eager(module, graph, towards).run(*given)
+            results = _Eager(module, graph, towards, _units_of_factors()).run(*given)
         results = results if isinstance(results, list | tuple) else [results]
         return [_array(result) for result in results]
 
@@ -110,13 +112,39 @@ def _writes(graph: torch.fx.Graph) -> bool:
     return False
 
 
-class _Eager(torch.fx.Interpreter):
-    """Runs a graph; with `towards`, what operators make is `nudged` in its place."""
+def _units_of_factors() -> int:
+    """What a product may leave of float32 factors, by torch.set_float32_matmul_precision."""
+    precision = torch._C._get_fp32_precision_getter("mkldnn", "matmul")
+    return {"bf16": 2**16, "tf32": 2**8}.get(precision, 1)
 
-    def __init__(self, module: Any, graph: torch.fx.Graph, towards: Towards | None) -> None:
+
+class _Eager(torch.fx.Interpreter):
+    """Runs a graph; with `towards`, what operators make is `nudged` in its place.
+
+    units: by so many, what products multiply, if it is more than one.
+    """
+
+    def __init__(
+        self, module: Any, graph: torch.fx.Graph, towards: Towards | None, units: int
+    ) -> None:
         super().__init__(module, graph=graph)
         self._towards = towards
+        self._units = units
         self._kept: set[int] = set()  # storages of the module's constants
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function."""
+        towards = self._towards
+        if towards is not None and self._units > 1 and is_product(target):
+
+            def moved(x: Any) -> Any:
+                if not isinstance(x, torch.Tensor) or x.dtype != torch.float32:
+                    return x
+                factor = nudged(torch_arrays.to_numpy(x), towards, self._units)
+                return torch_arrays.from_numpy(factor)
+
+            args = tree_map(moved, args)
+        return super().call_function(target, args, kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         """The result of one operator."""

@@ -24,6 +24,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._device import DeviceContext
+from torch.utils.checkpoint import _StopRecomputationError
 
 from tilevm.config import config
 from tilevm.errors import CaptureError, InternalError, RecorderError, WrongResult, describe
@@ -243,7 +244,7 @@ class Compiled(Dispatch):
         reason = None
         try:
             return capture.run(leaves, args, kwargs)
-        except WrongResult:
+        except (WrongResult, _StopRecomputationError):  # by which `checkpoint` ends a call
             raise
         except Exception as error:
             if drawn is not None:
@@ -370,7 +371,7 @@ class Compiled(Dispatch):
             with torch_tracing.capturing:
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
-                    with capturing(self.title), torch_tracing.unwarned():
+                    with capturing(self.title), torch_tracing.unwarned(), torch_tracing.unhooked():
                         capture = torch_capture.capture(
                             self._fn,
                             self._modules,

@@ -27,7 +27,7 @@ from tilevm.ir.types import MAX_RANK
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
-__all__ = ["ROWS"]
+__all__ = ["ROWS", "is_product"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -418,3 +418,11 @@ def _flash(
     if b.used(1):
         raise Unsupported("attention: its gradient takes the sums of exponentials")
     return _attention(b, out[0], q, k, v, mask, causal, scale, gqa=True), None
+
+
+_OURS = frozenset(name for name, rule in ROWS.items() if rule.__module__ == __name__)
+
+
+def is_product(target: Any) -> bool:
+    """Whether an operator of ATen's multiplies matrices."""
+    return str(target) in _OURS

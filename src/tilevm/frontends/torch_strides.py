@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 class Reads:
@@ -35,6 +36,56 @@ def reads() -> Iterator[Reads]:
     finally:
         if "stride" in vars(tensor):
             del tensor.stride
+
+
+@contextmanager
+def by_example() -> Iterator[None]:
+    """What operators make lies in memory as it does in the example, where operands have gaps.
+
+    A trace for all sizes may not ask how their strides compare, and would go by the next operand.
+    """
+    owner: Any = torch._prims_common
+    name = "compute_elementwise_output_logical_to_physical_perm"
+    plain = getattr(owner, name)
+
+    def order(*tensors: Any, **how: Any) -> Any:
+        moving = [x for x in tensors if isinstance(x, torch.Tensor) and x.ndim > 0]
+        if not any(map(_has_gaps, moving)):
+            return plain(*tensors, **how)
+        try:
+            geometry = [[[_hint(n) for n in of] for of in (x.shape, _strides(x))] for x in moving]
+        except (AttributeError, TypeError):  # only the data know
+            return plain(*tensors, **how)
+        with _disable_current_modes():
+            examples = [torch.empty_strided(*of, device="meta") for of in geometry]
+            return plain(*examples, **how)
+
+    setattr(owner, name, order)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
+
+
+def _strides(x: torch.Tensor) -> Any:
+    return torch._C.TensorBase.stride(x)  # which `reads` does not see
+
+
+def _hint(size: Any) -> int:
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def _has_gaps(x: torch.Tensor) -> bool:
+    """Whether strides are none that sizes make."""
+    symbolic = [n for n in _strides(x) if not isinstance(n, int)]
+    if not symbolic:
+        return False
+    sizes = set[Any]().union(*(_symbols(n) for n in x.shape))
+    return any(not _symbols(n) <= sizes for n in symbolic)
+
+
+def _symbols(size: Any) -> set[Any]:
+    return set() if isinstance(size, int) else set(size.node.expr.free_symbols)
 
 
 def has_strides(graph: torch.fx.Graph) -> bool:

@@ -79,6 +79,23 @@ def unwarned() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unhooked() -> Iterator[None]:
+    """Without the hooks on saved tensors that a call is in, as those of `checkpoint`.
+
+    What a trace saves is nothing that the function does.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+        yield
+        return
+    with torch.autograd.graph.saved_tensors_hooks(_itself, _itself):
+        yield
+
+
+def _itself(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
 @functools.cache
 def _import_what_draws() -> None:
     """PyTorch imports its examples of exports where it first explains one, and these make modules

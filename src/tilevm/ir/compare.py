@@ -79,8 +79,11 @@ def disagreements(
     return differences(found, exact, dtypes=dtypes, samples=samples)
 
 
-def nudged(array: Array, towards: Towards) -> Array:
-    """Floats moved to a neighbour, NaN to one of that sign; other arrays as they are."""
+def nudged(array: Array, towards: Towards, units: int = 1) -> Array:
+    """Floats moved to a neighbour, NaN to one of that sign; other arrays as they are.
+
+    units: of the last place, that finite numbers move on by.
+    """
     if array.dtype.name not in FLOATS:
         return array
     if isinstance(towards, np.random.Generator):
@@ -89,6 +92,8 @@ def nudged(array: Array, towards: Towards) -> Array:
         there = np.full(array.shape, towards, array.dtype)
     with np.errstate(all="ignore"):
         moved = np.nextafter(array, there)
+        if units > 1:
+            moved = np.where(np.isfinite(moved), array + units * (moved - array), moved)
         return np.asarray(np.where(np.isnan(moved), np.copysign(moved, there), moved))
 
 
