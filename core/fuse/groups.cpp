@@ -190,6 +190,7 @@ void Grouping::add_node(int unit, int n, const AxisMap& out) {
   v.where = Where::kKernel;
   v.source = node.out;
   v.map = out;
+  order.depend(unit, brought_by(node));
 }
 
 // Operands of an elementwise node that come from memory.
@@ -285,6 +286,13 @@ int Grouping::brought_by(const Node& node) const {
     visit_symbols(program.sizes, {attr.sizes.begin(), attr.sizes.end()}, look);
   }
   return latest;
+}
+
+// Of a unit and a call-out that brings sizes, the one behind the other, which is seen to.
+int Grouping::later(int unit, int bringer) {
+  if (bringer < 0 || bringer == unit || (unit >= 0 && order.precedes(bringer, unit))) return unit;
+  order.depend(bringer, unit);
+  return bringer;
 }
 
 void Grouping::define_buffer(ValueId value, int unit) {

@@ -160,6 +160,7 @@ class Grouping {
   void store_into(ValueId value, ValueId target, int join_unit, int reader);
   void bring_sizes(const Node& call, int unit);
   int brought_by(const Node& node) const;
+  int later(int unit, int bringer);
   // The unit that must have run before a value can be read; -1: none.
   int awaited(const ValueInfo& v) const { return v.where == Where::kFree ? v.brought : v.unit; }
   ValueId append_value(Type type);

@@ -249,20 +249,23 @@ bool Grouping::join_elementwise(int n, int unit) {
       return no(between(unit, in.unit));  // it would have to run both before and after us
     }
   }
-  // What is loaded must be ready before any part of the joint group.
+  // What is loaded, and sizes, must be ready before any part of the joint group.
+  const auto waits_for = [&](int needs) {
+    return needs >= 0 && (!order.can_depend(unit, needs) ||
+                          std::ranges::any_of(merges, [&](const Merge& m) {
+                            return !order.can_depend(m.from, needs);
+                          }));
+  };
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];
     const bool inside =
         in.where == Where::kKernel &&
         (in.unit == unit || std::ranges::find(merges, in.unit, &Merge::from) != merges.end());
     const int needs = awaited(in);
-    if (needs < 0 || inside) continue;
-    const Why wait{.bar = Bar::kOrder, .node = node_of(needs)};
-    if (!order.can_depend(unit, needs)) return no(wait);
-    for (const auto& m : merges) {
-      if (!order.can_depend(m.from, needs)) return no(wait);
-    }
+    if (!inside && waits_for(needs)) return no({.bar = Bar::kOrder, .node = node_of(needs)});
   }
+  if (const int bringer = brought_by(node); waits_for(bringer))
+    return no({.bar = Bar::kOrder, .node = node_of(bringer)});
 
   g.axes.insert(g.axes.end(), new_axes.begin(), new_axes.end());
   for (const auto& m : merges) {
@@ -288,6 +291,8 @@ bool Grouping::join_sibling(int n, int unit, ValueId shared, const AxisMap& map)
     const int needs = awaited(info[at(v)]);
     if (needs >= 0 && !order.can_depend(unit, needs)) return false;
   }
+  if (const int bringer = brought_by(node); bringer >= 0 && !order.can_depend(unit, bringer))
+    return false;
   if (tilevm::info(node.op).cls == OpClass::kReduce) {
     AxisMask over = 0;
     for (const auto a : node.attrs[0].ints) {

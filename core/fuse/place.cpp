@@ -232,7 +232,7 @@ void Grouping::place_view(int n) {
     return;
   }
   need_buffer(v, -1, n, {Bar::kLayout, other.first, other.second});
-  define_buffer(node.out, info[at(v)].unit);
+  define_buffer(node.out, later(info[at(v)].unit, brought_by(node)));
 }
 
 // Layout and call-outs ---------------------------------------------------------------------------

@@ -70,6 +70,19 @@ def filled(x: Any) -> Any:
     return seen + 1
 
 
+def windows_and_copies(x: Any) -> Any:
+    y = x.unfold(1, 2, 1)
+    return y, y.contiguous(), y.to(y.dtype, copy=True)
+
+
+def and_itself(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def of_result(x: Any) -> Any:
+        y = x * 2
+        return y, view(y)
+
+    return of_result
+
+
 RESULTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "clone": (lambda x: x.clone(), grid),
     "clone of a clone": (cloned, grid),
@@ -90,6 +103,15 @@ RESULTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
     "view of a changed": (lambda x: (x.mul_(2), x[1:])[1], grid),
     "view before a change": (lambda x: (x[1:], x.mul_(2))[0], grid),
     "meshgrid of a changed": (filled, lambda: torch.arange(3.0)),
+    "contiguous windows of one": (lambda x: x.unfold(0, 1, 2).contiguous(), lambda: grid()[0]),
+    "contiguous windows": (lambda x: x.unfold(0, 2, 1).contiguous(), lambda: grid()[0]),
+    "clone of windows": (lambda x: x.unfold(0, 2, 1).clone(), lambda: grid()[0]),
+    "windows and copies": (windows_and_copies, grid),
+    "contiguous, of memory": (lambda x: x.as_strided((3, 1), (2, 1)).contiguous(), grid),
+    "diagonal of a result": (and_itself(lambda y: y.diagonal()), grid),
+    "part of a diagonal": (and_itself(lambda y: y.diagonal(1)[1:]), grid),
+    "windows of a result": (and_itself(lambda y: y.unfold(1, 2, 1)), grid),
+    "diagonal of windows": (and_itself(lambda y: y.unfold(1, 2, 1).diagonal(0, 0, 1)), grid),
 }
 
 

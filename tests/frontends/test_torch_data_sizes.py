@@ -77,6 +77,29 @@ def segment_means(x: Any) -> Any:
     return total / count[:, None]
 
 
+def walked(x: Any) -> Any:
+    """Each index is read at the one before, and all of them are the result."""
+    scores = torch.cat([x.sum(-1), x.new_zeros(1)])
+    last = scores.argmax()
+    to = (torch.arange(scores.shape[0]) * 3 + 1) % scores.shape[0]
+    path = [last]
+    for _ in range(3):
+        path.append(to[path[-1]])
+    return torch.stack(path)
+
+
+def farthest(x: Any) -> Any:
+    points = torch.cat([x[:, :2], x.new_zeros(2, 2)])
+    distance = torch.full((points.shape[0],), 1e10)
+    at = torch.zeros((), dtype=torch.long)
+    chosen = torch.zeros(3, dtype=torch.long)
+    for i in range(3):
+        chosen[i] = at
+        distance = torch.minimum(distance, ((points - points[at]) ** 2).sum(1))
+        at = distance.argmax()
+    return chosen
+
+
 CAPTURED: dict[str, Callable[[Any], Any]] = {
     "nonzero": lambda x: (x > 0).nonzero() * 2,
     "nonzero as tuple": lambda x: [i + 1 for i in (x > 0).nonzero(as_tuple=True)],
@@ -118,6 +141,8 @@ CAPTURED: dict[str, Callable[[Any], Any]] = {
     "suppressed": suppressed,
     "experts": experts,
     "segment means": segment_means,
+    "indices at indices": walked,
+    "farthest points": farthest,
 }
 
 RECORDED: dict[str, Callable[[Any], Any]] = {

@@ -57,6 +57,7 @@ def call_out(
         source += f"[{', '.join(map(str, present)) or '()'}]"
     made = call(b, function, name, reason, inputs, [fakes[i] for i in present], source)
     results = dict(zip(present, made, strict=True))
+    b.given_back |= {x.id for x in made if b.is_given(x.fake)}
     return tuple(map(results.get, range(len(fakes)))) if several else results[0]
 
 

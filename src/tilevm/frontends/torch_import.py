@@ -136,6 +136,7 @@ class Importer:
         self.makes_views = False  # results that share memory with an input: the program has them
         self.arguments_of_calls: Collection[int] = ()  # inputs of which guards may ask anything
         self.given: dict[int, int] = {}  # the memory of all inputs, and whose it is
+        self.given_back: set[int] = set()  # values of call-outs that are views of inputs
         self.n_given = 0  # inputs of the graph, with its constants
         self.constants: list[tuple[torch.Tensor, int]] = []  # of graphs inside, and their values
         self.iotas: dict[int, tuple[Any, int]] = {}  # value: (size, dim) of 0, 1, ... along dim
@@ -245,6 +246,11 @@ class Importer:
     def is_given(self, value: torch.Tensor) -> bool:
         """Whether a tensor shares memory with an input."""
         return any(memory in self.given for memory in storages(value))
+
+    def same(self, value: torch.Tensor, x: Tensor) -> None:
+        """Raise Unsupported if `value` is a copy of a view of an input that PyTorch made."""
+        if x.id in self.given_back and storages(value) != storages(x.fake):
+            raise Unsupported("a copy of a view that PyTorch made")
 
     def need_start(self, value: torch.Tensor) -> None:
         """Record that the graph is right only if the tensor's memory begins where it does.

@@ -211,7 +211,7 @@ def outputs(
             result.outputs.append(view)
             continue
         value = importer.values.get(node)
-        base = None if views or inner else _whole_of(importer, node, results)
+        base = None if inner else _whole_of(importer, node, results)
         if base is not None:
             parts.append((len(result.outputs), base))
             result.outputs.append(("part", (-1, node.meta["val"])))
@@ -271,7 +271,7 @@ _COPIED = {"aten::diagonal", "aten::as_strided", "aten::unfold"}
 def _whole_of(importer: Importer, node: torch.fx.Node, results: Sequence[Any]) -> int | None:
     """Of such a view, the place among the results of what has all of its memory, if there is one.
 
-    AOTAutograd makes the view anew of that, with the strides of this one.
+    The view is made anew of that, with the strides of this one.
     """
     source, copied = node, False
     while isinstance(source.target, OpOverload) and source.target.is_view and source.args:

@@ -481,6 +481,7 @@ def _lerp(b: Importer, out: Any, x: Tensor, end: Tensor, weight: Any) -> int:
     "resolve_conj", "resolve_neg", "conj", "_conj", "real", "detach_copy", "alias_copy",
 )  # fmt: skip
 def _identity(b: Importer, out: Any, x: Tensor, *_: Any) -> Tensor:
+    b.same(out, x)
     return x
 
 
@@ -496,4 +497,5 @@ def _dropout(b: Importer, out: Any, x: Tensor, p: float, train: bool) -> Tensor:
     "prims::convert_element_type",
 )  # fmt: skip
 def _to(b: Importer, out: Any, x: Tensor, *_: Any) -> Any:
+    b.same(out, x)
     return x if out.dtype == x.dtype else b.cast(x.id, out.dtype)

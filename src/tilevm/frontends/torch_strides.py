@@ -40,7 +40,8 @@ def reads() -> Iterator[Reads]:
 
 @contextmanager
 def by_example() -> Iterator[None]:
-    """What operators make lies in memory as it does in the example, where operands have gaps.
+    """What operators make lies in memory as it does in the example, where operands have gaps or
+    elements that are the same.
 
     A trace for all sizes may not ask how their strides compare, and would go by the next operand.
     """
@@ -50,7 +51,7 @@ def by_example() -> Iterator[None]:
 
     def order(*tensors: Any, **how: Any) -> Any:
         moving = [x for x in tensors if isinstance(x, torch.Tensor) and x.ndim > 0]
-        if not any(map(_has_gaps, moving)):
+        if not any(map(_is_unclear, moving)):
             return plain(*tensors, **how)
         try:
             geometry = [[[_hint(n) for n in of] for of in (x.shape, _strides(x))] for x in moving]
@@ -75,13 +76,14 @@ def _hint(size: Any) -> int:
     return size if isinstance(size, int) else int(size.node.hint)
 
 
-def _has_gaps(x: torch.Tensor) -> bool:
-    """Whether strides are none that sizes make."""
-    symbolic = [n for n in _strides(x) if not isinstance(n, int)]
-    if not symbolic:
-        return False
+def _is_unclear(x: torch.Tensor) -> bool:
+    """Whether strides are none that sizes make, or two of them are equal."""
+    strides = _strides(x)
+    texts = [str(n) for n in strides if not (isinstance(n, int) and n == 0)]
+    if len(set(texts)) < len(texts):
+        return True
     sizes = set[Any]().union(*(_symbols(n) for n in x.shape))
-    return any(not _symbols(n) <= sizes for n in symbolic)
+    return any(not _symbols(n) <= sizes for n in strides)
 
 
 def _symbols(size: Any) -> set[Any]:
