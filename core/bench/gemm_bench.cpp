@@ -109,7 +109,7 @@ int main(int argc, char** argv) {
   for (const Way way : kWays) std::printf(" %14s", name(way));
   std::printf("   GFLOP/s (GB/s of B)\n");
   for (const auto& shape : shapes) {
-    const Sizes sizes{shape[0], shape[1], shape[2]};
+    const Sizes sizes{shape[0], shape[1], shape[2], 0, shape[0] <= kShortSumRows};
     const Array<float> a(static_cast<std::size_t>(sizes.m * sizes.k));
     const auto bytes =
         static_cast<std::size_t>(sizes.n * sizes.k * bytecode::storage_bytes(storage));

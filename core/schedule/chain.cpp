@@ -375,15 +375,18 @@ class Running {
     // Columns of panels that no row of the item needs.
     const std::int64_t n = s == kScores ? std::min(stage.n, box.width) : stage.n;
     const std::int64_t k = s == kValues ? std::min(stage.k, box.width) : stage.k;
-    const Sizes sizes{box.rows, n, k, stage.k};
+    const Sizes sizes{box.rows, n, k, stage.k, stage.sizes.short_sums};
     if (threads == 1) return multiply_columns(s, sizes, a, b, out, row_bytes, column_bytes, thread);
     by_columns(n, threads, [&](int worker, std::int64_t first, std::int64_t count) {
       Matrix part = b, left = a;
       skip_columns(left, part, first);
       const float* packed = products_[s].packed;
       if (packed != nullptr) packed += packed_offset(tiles_, products_[s].way, sizes, first);
-      multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k}, left, part, packed,
-                    out + first * column_bytes, row_bytes, column_bytes, worker);
+      Sizes of_part = sizes;
+      of_part.n = count;
+      if (packed == nullptr) of_part.packed_k = k;
+      multiply_part(s, of_part, left, part, packed, out + first * column_bytes, row_bytes,
+                    column_bytes, worker);
     });
   }
 

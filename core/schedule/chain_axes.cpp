@@ -99,7 +99,7 @@ void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept {
     const bool shared = std::ranges::all_of(stage.b_rows, [](auto stride) { return stride == 0; });
     stage.fixed = stage.fixed && shared;
     stage.once = !in_parts && (items == 1 || !shared);
-    stage.sizes = {rows, stage.n, stage.k};
+    stage.sizes = {rows, stage.n, stage.k, 0, rows <= exec::gemm::kShortSumRows};
     if (stage.a.windows == nullptr) {
       const std::int64_t bytes = stage.a_rows[at(launch.n_rows - 1)];
       stage.a.row_stride =

@@ -279,13 +279,15 @@ bool applicable(const Tiles& tiles, Way way, const Sizes& sizes, const Matrix& a
   return packs(way) || b.row_stride == 1 || sizes.k == 1;
 }
 
-void multiply_every_way(const Tiles& tiles, Trial& trial, const Sizes& sizes, const Factor& a,
+void multiply_every_way(const Tiles& tiles, Trial& trial, const Sizes& drawn, const Factor& a,
                         const Factor& b, const Judge& judge, const std::string& name) {
-  const Way chosen = choose(tiles, sizes, a.matrix, b.matrix);
-  check(applicable(tiles, chosen, sizes, a.matrix, b.matrix),
+  const Way chosen = choose(tiles, drawn, a.matrix, b.matrix);
+  check(applicable(tiles, chosen, drawn, a.matrix, b.matrix),
         name + ": chose " + exec::gemm::name(chosen));
+  Sizes sizes = drawn;
   for (const Way way : kWays) {
     if (!applicable(tiles, way, sizes, a.matrix, b.matrix)) continue;
+    sizes.short_sums = trial.pick(0, 1) != 0;
     const std::string of_way =
         name + ", " + exec::gemm::name(way) + " by " + std::to_string(tiles.lanes);
     const Floats packed(packs(way) ? packed_elements(tiles, way, sizes) : 0, trial.pick(0, 1));

@@ -1,6 +1,7 @@
 #include "exec/gemm/multiply.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "exec/gemm/arranged.h"
@@ -87,11 +88,20 @@ std::int64_t few_rows(const Tiles& tiles, std::int64_t k, std::int64_t item) {
   return std::min(kStreamTiles * tiles.rows, kStreamBytes / item / k);
 }
 
+// Of k, at a time. Where a sum of n parts loses as much as each of them does, as positive numbers
+// lose it, n^3 is 2k; so both lose least.
+std::int64_t packed_step(const Sizes& sizes) {
+  constexpr std::int64_t kShort = 64, kLeast = 40;
+  if (!sizes.short_sums || sizes.k <= kShort) return even(sizes.k, kDepth);
+  const auto k = static_cast<double>(sizes.k);
+  return even(sizes.k, std::clamp(static_cast<std::int64_t>(std::cbrt(k * k / 2)), kLeast, kDepth));
+}
+
 // Few rows: B goes by once, in the order of its memory.
 void multiply_streamed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                        float* room, float* c, std::int64_t c_stride) {
   const std::int64_t width = tiles.columns;
-  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t step = packed_step(sizes);
   const std::int64_t tile_rows = even(sizes.m, tiles.rows);
   const Rows from = rows_of(tiles, a, 0, sizes.m, 0, sizes.k, room);
   for (std::int64_t j = 0; j < sizes.n; j += width) {
@@ -114,7 +124,7 @@ void multiply_packed(const Tiles& tiles, const Sizes& sizes, const Matrix& a, co
   if (sizes.m <= few_rows(tiles, sizes.k, sizeof(float)))
     return multiply_streamed(tiles, sizes, a, packed, room, c, c_stride);
   const std::int64_t width = tiles.columns;
-  const std::int64_t step = even(sizes.k, kDepth);
+  const std::int64_t step = packed_step(sizes);
   const std::int64_t block_rows = even(sizes.m, kBlockRows);
   for (std::int64_t i0 = 0; i0 < sizes.m; i0 += block_rows) {
     const std::int64_t rows = std::min(block_rows, sizes.m - i0);

@@ -31,9 +31,14 @@ struct Matrix {
 struct Sizes {
   std::int64_t m, n, k;       // the product is m x n, k is summed over
   std::int64_t packed_k = 0;  // of a packed factor, if only its first k rows are used
+  // Sums are of sums as short as those that libraries make of few rows, in lanes of vectors.
+  bool short_sums = false;
 
   std::int64_t packed_rows() const { return packed_k > 0 ? packed_k : k; }
 };
+
+// Up to so many rows in all, sums are short.
+inline constexpr std::int64_t kShortSumRows = 12;
 
 // How a product is computed.
 enum class Way : std::uint8_t {
