@@ -315,17 +315,16 @@ void TorchDirect::find_precision() {
 }
 
 int TorchDirect::float32_pieces() const noexcept {
-  constexpr int kHigh = 2, kMedium = 1;
-  if (precision_ != nullptr) {
-    const int precision = precision_(context_(), backend_, op_);
-    return precision == bf16_ ? kMedium : precision == tf32_ ? kHigh : exec::gemm::kMostPieces;
-  }
+  using namespace exec::gemm;
+  const auto pieces = [](const auto& precision, const auto& tf32, const auto& bf16) {
+    return precision == bf16 ? kMediumPieces : precision == tf32 ? kHighPieces : kMostPieces;
+  };
+  if (precision_ != nullptr) return pieces(precision_(context_(), backend_, op_), tf32_, bf16_);
   try {
-    const std::string precision = precision_in_python(py_precision_);
-    return precision == "bf16" ? kMedium : precision == "tf32" ? kHigh : exec::gemm::kMostPieces;
+    return pieces(precision_in_python(py_precision_), "tf32", "bf16");
   } catch (const host::ForeignError&) {
     PyErr_Clear();
-    return exec::gemm::kMostPieces;
+    return kMostPieces;
   }
 }
 

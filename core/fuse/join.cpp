@@ -251,10 +251,10 @@ bool Grouping::join_elementwise(int n, int unit) {
   }
   // What is loaded, and sizes, must be ready before any part of the joint group.
   const auto waits_for = [&](int needs) {
-    return needs >= 0 && (!order.can_depend(unit, needs) ||
-                          std::ranges::any_of(merges, [&](const Merge& m) {
-                            return !order.can_depend(m.from, needs);
-                          }));
+    return needs >= 0 &&
+           (!order.can_depend(unit, needs) || std::ranges::any_of(merges, [&](const Merge& m) {
+             return !order.can_depend(m.from, needs);
+           }));
   };
   for (const ValueId v : node.inputs) {
     const auto& in = info[at(v)];

@@ -49,7 +49,10 @@ void Executable::compile_orders(const Options& options) {
           made->kind != Kind::kAlloc)
         continue;
     }
-    if (!row_major && made != nullptr && made->kind != Kind::kAlloc) ordered_[o] = true;
+    // A reshape may be a view of what has its channels last.
+    if (made != nullptr && made->kind != Kind::kAlloc &&
+        (!row_major || made->kind == Kind::kReshape))
+      ordered_[o] = true;
     if (order_of[index(value)] >= 0 || std::is_sorted(order.begin(), order.end())) continue;
     order_of[index(value)] = static_cast<std::int32_t>(orders_.size());
     orders_.push_back(std::move(order));

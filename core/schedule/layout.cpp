@@ -183,17 +183,20 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
     std::rotate(run, run + 1, runs.run.begin() + runs.count);
   };
 
-  // Short runs of an operand that would be copied side by side, a few elements each time.
-  const auto copies_short_runs = [&](Runs& runs) {
-    if (runs.count == 0 || !is_short(runs[runs.count - 1], *longest(runs))) return false;
-    const Run& inner = runs[runs.count - 1];
+  // Whether an operand would be copied side by side along this axis.
+  const auto copies = [&](const Run& run) {
     for (std::size_t i = 0; i < operands.size(); ++i) {
-      const std::int64_t stride = operands[i].stride[at(inner.axis)];
+      const std::int64_t stride = operands[i].stride[at(run.axis)];
       if (graph.operands[i].role != Role::kIota && stride != 0 &&
           stride != bytecode::storage_bytes(graph.operands[i].storage))
         return true;
     }
     return false;
+  };
+  // ... a few elements each time.
+  const auto copies_short_runs = [&](Runs& runs) {
+    return runs.count > 0 && is_short(runs[runs.count - 1], *longest(runs)) &&
+           copies(runs[runs.count - 1]);
   };
 
   // A fold of a few elements, beside a few others.
@@ -210,6 +213,11 @@ Layout lay_out(const fuse::KernelGraph& graph, std::span<const std::int64_t> axi
   if (graph.reduced == 0) {
     if (copies_short_runs(kept)) bring_longest_inside(kept);
     if (kept.count > 0) columns = kept[--kept.count];
+    // To set out for copies takes longer than to copy a few elements.
+    constexpr std::int64_t kFewPoints = 2048;
+    if (kept.count > 1 && columns.whole * kept[kept.count - 1].whole < kFewPoints &&
+        copies(columns))
+      bring_longest_inside(kept);
     if (kept.count > 0) rows = kept[--kept.count];
     if (is_short(columns, rows) && once_a_row(columns, rows)) std::swap(columns, rows);
   } else if (reduced.count > 0 &&

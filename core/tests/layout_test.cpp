@@ -1,6 +1,7 @@
 // Which axes of a kernel become columns and rows, for which sizes and registers.
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -122,8 +123,36 @@ int parts_of_rows() {
   return 0;
 }
 
+// Where columns are copied side by side, a few rows at a time would cost more than they are: the
+// longest axis becomes rows.
+int rows_of_copies() {
+  for (const auto& [gap, columns, rows] :
+       {std::tuple{1, 32, 8}, {2, 32, 50}, {2, 255, 50}, {2, 256, 8}}) {
+    Program p;
+    Type type;
+    for (const char* name : {"A", "B", "C"}) type.shape.push(p.sizes.symbol(name));
+    const ValueId x[] = {p.input(type)};
+    p.outputs = {p.add(Op::neg, x)};
+    const auto plan = fuse::fuse(lower(std::move(p)));
+    const auto& k = plan.kernels.at(0);
+    std::vector<schedule::OperandView> views(2);
+    for (std::size_t i = 0; i < views.size(); ++i) {
+      const bool out = k.operands[i].role == bytecode::Role::kOutput;
+      const std::int64_t step = out ? 4 : 4 * gap, row = step * (out ? columns : columns + 8);
+      views[i].stride = {9 * row, row, step};
+    }
+    std::vector<exec::Binding> bindings(256);
+    const std::vector<std::int64_t> sizes{50, 8, columns};
+    const auto layout = schedule::lay_out(k, sizes, views, bindings, 16, sizes);
+    CHECK(layout.space.cols == columns);
+    CHECK(layout.space.rows == rows);
+  }
+  return 0;
+}
+
 }  // namespace
 
 int main() {
-  return results_are_small() + short_rows() + rows_of_small_elements() + parts_of_rows();
+  return results_are_small() + short_rows() + rows_of_small_elements() + parts_of_rows() +
+         rows_of_copies();
 }

@@ -108,6 +108,29 @@ def test_layouts_of_images() -> None:
         agree(lambda x, w: F.conv2d(x, w), images[0], weights)
 
 
+DOORS: dict[str, Any] = {
+    "compile": tilevm.compile,
+    "dynamo": functools.partial(torch.compile, backend="tilevm", dynamic=True),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_images_as_groups_of_one_are_row_major(door: str) -> None:
+    """As where each image has filters of its own: what is returned is a view of the one image."""
+
+    def modulated(x: Any, w: Any) -> Any:
+        b, _, h, width = x.shape
+        one = F.conv2d(x.reshape(1, -1, h, width), w.repeat(b, 1, 1, 1), padding=1, groups=b)
+        return one.view(b, -1, h, width)
+
+    compiled = DOORS[door](modulated)
+    for b, h, width in ((2, 5, 6), (3, 7, 4), (1, 6, 6)):
+        x, w = torch.randn(b, 4, h, width), torch.randn(6, 4, 3, 3)
+        found, wanted = compiled(x, w), modulated(x, w)
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        assert found.stride() == wanted.stride()
+
+
 @pytest.mark.parametrize("axes", [1, 2])
 def test_one_image_is_row_major(axes: int) -> None:
     layer = (torch.nn.Conv1d, torch.nn.Conv2d)[axes - 1](3, 4, 3)

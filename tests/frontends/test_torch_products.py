@@ -604,8 +604,10 @@ def test_bilinear() -> None:
 @pytest.mark.parametrize("k", [128, 192, 280, 768])
 @pytest.mark.parametrize("m", [5, 8, 12])
 def test_sums_of_few_rows_are_precise(m: int, k: int, freeze: bool) -> None:
-    """As those of lanes, which libraries use there, of positive numbers: one after the other, they
-    would be wrong by 2 to 3.5 units."""
+    """As those of lanes, which libraries use there.
+
+    Positive numbers: one after the other, their sums would be wrong by 2 to 3.5 units.
+    """
     generator = torch.Generator().manual_seed(m + k)
     x, layer = torch.rand(m, k, generator=generator), torch.nn.Linear(k, 300, bias=False).eval()
     layer.weight.data = torch.rand(300, k, generator=generator)

@@ -266,9 +266,9 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
 Wanted wanted() {
   switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
     case at::Float32Precision::TF32:
-      return {at::get_num_threads(), 2};
+      return {at::get_num_threads(), exec::gemm::kHighPieces};
     case at::Float32Precision::BF16:
-      return {at::get_num_threads(), 1};
+      return {at::get_num_threads(), exec::gemm::kMediumPieces};
     default:
       return {at::get_num_threads()};
   }

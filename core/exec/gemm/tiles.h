@@ -15,7 +15,9 @@ inline constexpr int kMostRows = 12;     // of a tile
 inline constexpr int kMostSweeps = 4;    // rows of A that a sweep takes
 inline constexpr int kMostDots = 6;      // rows of A that dots take
 inline constexpr int kLineBehind = 16;
-inline constexpr int kMostPieces = 3;    // bfloat16 that a float32 is the sum of; see units.h
+// bfloat16 that a float32 is taken to be the sum of, see units.h: all of it, and where PyTorch is
+// asked for the precisions "high" and "medium".
+inline constexpr int kMostPieces = 3, kHighPieces = 2, kMediumPieces = 1;
 inline constexpr int kStorages = 4;      // f32, bf16, f16, i8: see storage_index
 inline constexpr int kLineColumns = 4;   // of a product whose vectors are of positions
 inline constexpr int kDotColumns = 4;    // columns of the product that dots make side by side
