@@ -382,11 +382,8 @@ class Running {
       skip_columns(left, part, first);
       const float* packed = products_[s].packed;
       if (packed != nullptr) packed += packed_offset(tiles_, products_[s].way, sizes, first);
-      Sizes of_part = sizes;
-      of_part.n = count;
-      if (packed == nullptr) of_part.packed_k = k;
-      multiply_part(s, of_part, left, part, packed, out + first * column_bytes, row_bytes,
-                    column_bytes, worker);
+      multiply_part(s, {box.rows, count, k, packed == nullptr ? k : stage.k, sizes.short_sums}, left,
+                    part, packed, out + first * column_bytes, row_bytes, column_bytes, worker);
     });
   }
 

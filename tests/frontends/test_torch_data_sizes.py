@@ -260,6 +260,20 @@ def test_asserted_of_data() -> None:
             compiled(torch.full((2, 3), float(n)))
 
 
+def test_what_dynamo_asserts_of_data_has_its_text() -> None:
+    def positive(x: Any) -> Any:
+        assert (x > 0).all(), "a negative one"
+        return x * 2
+
+    torch._dynamo.reset()
+    compiled = torch.compile(positive, backend="tilevm")
+    x = torch.tensor([1.0, 2.0])
+    same(compiled(x), positive(x))
+    with pytest.raises(RuntimeError, match="^a negative one$"):
+        compiled(-x)
+    torch._dynamo.reset()
+
+
 def test_items_below_their_range() -> None:
     """Tracing takes what is asserted for granted: the range of a symbol that an item brings."""
 

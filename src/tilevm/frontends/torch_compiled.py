@@ -83,7 +83,6 @@ _function_modes = torch._C._len_torch_function_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _default_dtype = torch.get_default_dtype
 
-
 _all: weakref.WeakSet[Compiled] = weakref.WeakSet()
 _checks = False  # whether captures compare
 

@@ -83,6 +83,7 @@ def is_number(b: Importer, value: Any) -> bool:
     return b.sizes.depends_on_data(value) or any(b.values.get(s) in b.items for s in symbols)
 
 
+REFUSED = "refused"  # what the sizes are called that are 0 where data are as was asserted
 _LARGE = 1 << 31  # a factor with which numbers of data may leave 64 bits
 
 
@@ -319,7 +320,7 @@ def all_hold(b: Importer, conditions: int, rank: int, message: str) -> None:
 def _refuse(b: Importer, condition: int, message: str) -> None:
     """Let calls check that a bool of the graph is False."""
     b.result.brings = True
-    name = f"refused{b.result.refuses}"
+    name = f"{REFUSED}{b.result.refuses}"
     b.result.refuses += 1
     b.program.symbol(name, 0, 1, 1)
     b.program.item(b.cast(condition, torch.int64), name, b.line)

@@ -16,10 +16,11 @@ from torch._dynamo.exc import RestartAnalysis
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from tilevm.config import config
-from tilevm.errors import InternalError, WrongResult
+from tilevm.errors import InternalError, ShapeError, WrongResult
 from tilevm.frontends import (
     torch_check,
     torch_convolutions,
+    torch_data,
     torch_decompose,
     torch_frozen,
     torch_imported,
@@ -182,6 +183,7 @@ def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., A
 
     PyTorch may take what its metadata does not say, as results of another dtype. Where it raises,
     too, our error is closer to the call: the graph's operators need not be those of the function.
+    Of what it asserts of data, PyTorch's is.
     """
     run, imported = captured.run, captured.imported
     may_draw_twice = imported.draws and bool(imported.targets)
@@ -200,8 +202,9 @@ def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., A
             try:
                 _LazyGraphModule.force_recompile(graph)  # else it prints where it failed
                 results = graph.forward(*args)
-            except Exception:
-                raise error from None
+            except Exception as theirs:
+                of_data = isinstance(error, ShapeError) and torch_data.REFUSED in str(error)
+                raise (theirs if of_data else error) from None  # what was asserted has its text
             if isinstance(error, InternalError):  # a defect: it says where the call is saved
                 warnings.warn(f"runs eagerly: {error}", stacklevel=2)
             stats.add("flushes", f"eager: {reason_of(error)}")

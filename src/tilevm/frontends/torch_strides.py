@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,16 +79,21 @@ def _hint(size: Any) -> int:
 
 def _is_unclear(x: torch.Tensor) -> bool:
     """Whether strides are none that sizes make, or two of them are equal."""
-    strides = _strides(x)
-    texts = [str(n) for n in strides if not (isinstance(n, int) and n == 0)]
-    if len(set(texts)) < len(texts):
+    strides = [_expression(n) for n in _strides(x)]
+    moving = [n for n in strides if n != 0]
+    if len(set(moving)) < len(moving):
         return True
-    sizes = set[Any]().union(*(_symbols(n) for n in x.shape))
-    return any(not _symbols(n) <= sizes for n in strides)
+    sizes = frozenset[Any]().union(*(_symbols(_expression(n)) for n in x.shape))
+    return any(not _symbols(n) <= sizes for n in moving)
 
 
-def _symbols(size: Any) -> set[Any]:
-    return set() if isinstance(size, int) else set(size.node.expr.free_symbols)
+def _expression(size: Any) -> Any:
+    return size if isinstance(size, int) else size.node.expr
+
+
+@functools.lru_cache(maxsize=4096)
+def _symbols(expression: Any) -> frozenset[Any]:
+    return frozenset(getattr(expression, "free_symbols", ()))
 
 
 def has_strides(graph: torch.fx.Graph) -> bool:
