@@ -160,6 +160,27 @@ def test_what_data_decide_is_one_capture_with_gradients(function: Any) -> None:
     assert compiled.guards.startswith("capture 0: with gradients, ")
 
 
+def balanced(m: Any, x: Any, y: Any, mask: Any) -> Any:
+    """As the loss that keeps experts busy: as many counts as there are columns."""
+    return ((x @ m.w).softmax(-1).mean(0) * torch.bincount(y, minlength=5)).sum()
+
+
+def test_a_size_of_data_that_tracing_knows() -> None:
+    module = Weights(balanced)
+    other = copy.deepcopy(module)
+    compiled = tilevm.compile(module)
+    tilevm.stats.reset()
+    for n in SIZES:
+        args = rows(n)
+        found, wanted = gradients(compiled, module, *args), gradients(other, other, *args)
+        for ours, theirs in zip(found[:2], wanted[:2], strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert (tilevm.stats()["captures"], tilevm.stats()["flushes"]) == (1, {})
+    x, y, mask = rows(4)
+    with pytest.raises(RuntimeError, match="size of tensor"):  # as eager code's
+        compiled(x, y + 4, mask)
+
+
 def view(m: Any, x: Any) -> Any:
     return (x @ m.w).t()
 

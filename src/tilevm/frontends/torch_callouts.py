@@ -42,7 +42,7 @@ def call_out(
 ) -> Any:
     """Leave the operator to PyTorch."""
     assert b.node is not None
-    torch_data.bring(b, b.node)
+    torch_data.bring_by_call(b, b.node)
     several = isinstance(value, tuple | list)
     fakes = list(value) if several else [value]
     # Of what nobody uses, PyTorch may return nothing, as of gradients that it was not asked for.

@@ -121,6 +121,17 @@ def bring(b: Importer, node: torch.fx.Node) -> str | None:
     return name
 
 
+def bring_by_call(b: Importer, node: torch.fx.Node) -> None:
+    """Declare the sizes that a call-out brings. What tracing knows of them is checked of results."""
+    for symbol in brought(node):
+        known = b.sizes.env.replace(symbol)
+        if b.sizes.is_new(known):
+            _declare(b, known)
+        else:
+            b.result.brings = True
+            b.result.pinned.append(f"{symbol} == {known}")
+
+
 def _name_of(b: Importer, known: Any) -> str:
     """What the program calls a size that a step brings, which tracing may know already."""
     return _declare(b, known) if b.sizes.is_new(known) else _pinned(b, known)
