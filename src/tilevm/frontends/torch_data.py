@@ -122,7 +122,7 @@ def bring(b: Importer, node: torch.fx.Node) -> str | None:
 
 
 def bring_by_call(b: Importer, node: torch.fx.Node) -> None:
-    """Declare the sizes that a call-out brings. What tracing knows of them is checked of results."""
+    """Declare the sizes that a call-out brings; what tracing knows of them is checked."""
     for symbol in brought(node):
         known = b.sizes.env.replace(symbol)
         if b.sizes.is_new(known):
