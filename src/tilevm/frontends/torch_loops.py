@@ -141,8 +141,17 @@ def _reduced(
     op = f"scatter_{_BY_NAME[reduce]}"
 
     def number(value: Any) -> int:
-        return filled(b, value, x.dtype, index.shape)
+        one = filled(b, value, x.dtype, [1] * index.rank)
+        return b.add("expand", one, shape=b.shape(index.shape))
 
+    if reduce == "mean" and not whole and x.is_float:
+        # Where nothing is counted, x stays. Floats never count back to 0, as integers do.
+        zeros = Tensor(filled(b, 0, x.dtype, x.shape), x.fake)
+        count = _scattered(b, op, zeros, dim, index, number(1))
+        none = b.add("eq", count, b.number(0.0))
+        start = Tensor(b.add("where", none, x.id, b.number(0.0)), x.fake)
+        value = _scattered(b, op, start, dim, index, source)
+        return b.add("div", value, b.add("where", none, b.number(1.0), count))
     start = x
     if not whole:
         empty = _scattered(b, "scatter", x, dim, index, number(_identity(reduce, x.dtype)))
