@@ -12,6 +12,8 @@ import torch
 import torch.fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tilevm.frontends.torch_imported import hints
+
 
 class Reads:
     """Whether code outside PyTorch asked a tensor for its strides."""
@@ -55,7 +57,7 @@ def by_example() -> Iterator[None]:
         if not any(map(_is_unclear, moving)):
             return plain(*tensors, **how)
         try:
-            geometry = [[[_hint(n) for n in of] for of in (x.shape, _strides(x))] for x in moving]
+            geometry = [[hints(of) for of in (x.shape, _strides(x))] for x in moving]
         except (AttributeError, TypeError):  # only the data know
             return plain(*tensors, **how)
         with _disable_current_modes():
@@ -71,10 +73,6 @@ def by_example() -> Iterator[None]:
 
 def _strides(x: torch.Tensor) -> Any:
     return torch._C.TensorBase.stride(x)  # which `reads` does not see
-
-
-def _hint(size: Any) -> int:
-    return size if isinstance(size, int) else int(size.node.hint)
 
 
 def _is_unclear(x: torch.Tensor) -> bool:
