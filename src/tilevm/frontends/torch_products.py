@@ -323,12 +323,12 @@ def _not_later(b: Importer, queries: Any, keys: Any) -> int:
     return b.add("le", b.add("iota", size=b.size(keys)), i)
 
 
-def _additive(b: Importer, mask: Tensor) -> int:
+def _additive(b: Importer, mask: int, dtype: torch.dtype) -> int:
     """A mask as what is added to float32 scores: PyTorch's, too, keep a NaN that is masked."""
-    if mask.dtype is not torch.bool:
-        return b.cast(mask.id, torch.float32)
+    if dtype is not torch.bool:
+        return b.cast(mask, torch.float32)
     zero = b.cast(b.number(0.0), torch.float32)
-    return b.add("where", mask.id, zero, b.number(-math.inf))
+    return b.add("where", mask, zero, b.number(-math.inf))
 
 
 class _Heads:
@@ -369,16 +369,19 @@ def _attention(
     rank = max(x.rank for x in (q, k, v)) + (heads is not None)
     if rank > MAX_RANK:
         raise Unsupported("attention: too many axes")
-    left, right, last = (b.cast(x.id, torch.float32) for x in (q, k, v))
-    right = _transposed(b, right, k.rank)
-    added = None if mask is None else _additive(b, mask)
-    if q.dtype is torch.bfloat16:
-        last = v.id
-    if heads is not None:
-        left, right = heads.grouped(left, q.shape), heads.shared(right, k.rank)
-        last = heads.shared(last, v.rank)
+    left, right, last = q.id, _transposed(b, k.id, k.rank), v.id
+    added = None if mask is None else mask.id
+    if heads is not None:  # views of what lies in memory, before casts
+        left, right, last = (
+            heads.grouped(left, q.shape), heads.shared(right, k.rank), heads.shared(last, v.rank)
+        )  # fmt: skip
         if mask is not None and added is not None:
             added = heads.grouped(added, mask.shape)
+    left, right = (b.cast(x, torch.float32) for x in (left, right))
+    if q.dtype is not torch.bfloat16:
+        last = b.cast(last, torch.float32)
+    if mask is not None and added is not None:
+        added = _additive(b, added, mask.dtype)
     scores = b.add("matmul", left, right)
     factor = _scale(b, scale, q.shape[-1])
     if factor is not None:
