@@ -348,6 +348,7 @@ Value Trace::add(Op op, std::span<const Value> in, std::span<const Param> params
   for (const Param& p : params) write(p);
   if (op == Op::reshape) relate(meta(in[0]), out);
   ++operators_;
+  if (op == Op::softmax) softmax_ = operators_;
   Value value = append(out);
   // Their sizes are sums and differences: from here on they are sizes like any other.
   if (op == Op::slice || op == Op::concat) {
@@ -442,7 +443,7 @@ void Trace::clear() {
   metas_.clear();
   inputs_.clear();
   sizes_.resize(2);
-  operators_ = 0;
+  operators_ = softmax_ = 0;
   outputs_ = 0;
   if (++generation_ == 0) {
     std::ranges::fill(known_, Known{});

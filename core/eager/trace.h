@@ -104,6 +104,8 @@ class Trace {
   const Meta& meta(Value v) const { return metas_[static_cast<std::size_t>(v)]; }
   bool empty() const { return operators_ == 0; }
   int operators() const { return operators_; }
+  // How many came behind the last softmax; all, if there is none.
+  int operators_after_softmax() const { return operators_ - softmax_; }
   std::size_t n_outputs() const { return outputs_; }
   std::span<const Input> inputs() const { return inputs_; }
   std::span<const std::int64_t> sizes() const { return sizes_; }  // by symbol
@@ -127,6 +129,7 @@ class Trace {
   std::vector<Input> inputs_;
   std::vector<std::int64_t> sizes_;
   int operators_ = 0;
+  int softmax_ = 0;  // how many there were with the last one
   std::size_t outputs_ = 0, before_outputs_ = 0;
   // Inputs by their memory: open addressing, an entry counts if it is of this generation.
   struct Known {

@@ -355,7 +355,7 @@ Program Lowering::run() {
 Program lower(Program program) {
   unify_sizes(program);
   Program lowered = with_gathers_first(lowering::Lowering(std::move(program)).run());
-  lowered = with_divisions_last(std::move(lowered));
+  lowered = with_divisions_last(with_shared_factors(std::move(lowered)));
   return with_concats_last(with_channels_last(std::move(lowered)));
 }
 

@@ -449,6 +449,38 @@ int products() {
   return 0;
 }
 
+// Keys and values that several heads of queries share are not repeated in memory, unless the
+// result is.
+int shared_factors() {
+  const auto attend = [](Case& c, bool returned) {
+    const auto one = c.p.sizes.constant(1), g = c.p.sizes.symbol("G"), r = c.p.sizes.symbol("R");
+    const auto h = c.p.sizes.mul(g, r);
+    const auto repeated = [&] {
+      const auto x = c.in({c.b, g, one, c.s, c.d});
+      const auto wide = c.add(Op::expand, {x}, {Attr::of_sizes({c.b, g, r, c.s, c.d})});
+      return c.add(Op::reshape, {wide}, {Attr::of_sizes({c.b, h, c.s, c.d})});
+    };
+    const auto k = repeated(), v = repeated();
+    const auto q = c.in({c.b, h, c.s, c.d});
+    const auto scores = c.add(Op::matmul, {q, c.add(Op::permute, {k}, {c.axes({0, 1, 3, 2})})});
+    const auto biased = c.add(Op::add, {scores, c.in({h, one, c.s})});
+    const auto masked = c.add(Op::add, {biased, c.in({c.b, one, c.s, c.s})});
+    const auto weights = c.add(Op::softmax, {masked}, {c.axes({3})});
+    std::vector<ValueId> results{c.add(Op::matmul, {weights, v})};
+    if (returned) results.push_back(k);
+    return c.plan(results);
+  };
+  const auto repeats = [](const fuse::Plan& plan) {
+    return std::ranges::count(plan.program.nodes, Op::expand, &Node::op);
+  };
+  Case c, kept;
+  const auto plan = attend(c, false);
+  CHECK(joined(plan, {"pkp"}, 0) == 0);
+  CHECK(repeats(plan) == 0);
+  CHECK(repeats(attend(kept, true)) == 1);
+  return 0;
+}
+
 int products_alone() {
   {  // a reduction over rows
     Case c;
@@ -517,6 +549,7 @@ int main() {
       {"gathers", gathers},
       {"gathers of one", gathers_of_one},
       {"divisions last", divisions_last},
+      {"shared factors", shared_factors},
       {"products", products},
       {"products_alone", products_alone},
       {"equal_folds", equal_folds},

@@ -176,7 +176,10 @@ bool is_lone_number(const at::TensorBase& self,
 }
 
 void begin_product(Recording& recording, std::unique_lock<std::mutex>& lock) {
-  if (recording.trace.operators() < kSomeOperators) return;
+  const Trace& trace = recording.trace;
+  if (trace.operators() < kSomeOperators) return;
+  // Weights of attention stay with the scores that they are made of.
+  if (trace.operators_after_softmax() < kWeightOperators) return;
   recording.flush(lock, "before a product");
   if (!lock.owns_lock()) lock.lock();
 }

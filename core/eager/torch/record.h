@@ -12,6 +12,7 @@ namespace tilevm::eager {
 // product to the next one, and segments that begin alike are found again.
 inline constexpr int kMostOperators = 256;
 inline constexpr int kSomeOperators = 16;
+inline constexpr int kWeightOperators = 10;  // from a softmax to the product of its result
 
 // The functionality key whose kernels record. It lies below autograd and Python's modes; PyTorch
 // itself has no kernels for it in this version.

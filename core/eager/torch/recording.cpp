@@ -57,6 +57,18 @@ bool Recording::can_capture(const at::TensorBase& tensor) const {
   return !(!exported_.empty() && is_exported(storage.data())) && !is_foreign(storage.data_ptr());
 }
 
+namespace {
+
+// Of an expanded tensor, the one that was expanded.
+host::Geometry unexpanded(host::Geometry g) {
+  for (int d = 0; d < g.rank; ++d) {
+    if (g.stride(d) == 0 && g.size(d) > 1) g.sizes[static_cast<std::size_t>(d)] = 1;
+  }
+  return g;
+}
+
+}  // namespace
+
 Value Recording::current(const at::TensorBase& tensor, DType dtype, const host::Geometry& geometry,
                          std::int64_t first) {
   const std::optional<Value> last = last_write(tensor, dtype, geometry, first);
@@ -66,7 +78,14 @@ Value Recording::current(const at::TensorBase& tensor, DType dtype, const host::
   const c10::Storage& storage = tensor.storage();
   const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
-  const Value value = trace.input(dtype, geometry, data);
+  // What is expanded the program knows as that: products need no copy of it.
+  const host::Geometry narrow = unexpanded(geometry);
+  const Value input = trace.input(dtype, narrow, data);
+  Value value = input;
+  if (!std::ranges::equal(narrow.sizes, geometry.sizes)) {
+    const std::span sizes(geometry.sizes.data(), static_cast<std::size_t>(geometry.rank));
+    value = trace.add(Op::expand, {input}, {Param::sizes(sizes)});
+  }
   if (trace.inputs().size() == before) return value;
   held_.push_back(storage);
   const c10::StorageImpl* const key = storage.unsafeGetStorageImpl();

@@ -216,7 +216,7 @@ class _Measurement:
     # Memory -------------------------------------------------------------------------------------
 
     def _memory(self, key: str) -> int | None:
-        """Bytes that a call of the largest shape needs at most, its outputs included.
+        """Bytes that a call of the largest shape needs at most, beside inputs and outputs.
 
         None: not known; ONNX Runtime and JAX keep what they once had.
         """
@@ -236,8 +236,15 @@ class _Measurement:
             peak = _status("VmHWM")
         except (OSError, StopIteration):
             return None
-        del outputs
-        return max(0, peak - before)
+        return max(0, peak - before - _own_bytes(_flat(outputs), inputs))
+
+
+def _own_bytes(outputs: Sequence[Any], inputs: Sequence[torch.Tensor]) -> int:
+    """Bytes of the storages of tensors among outputs that are not those of inputs."""
+    given = {x.untyped_storage().data_ptr() for x in inputs}
+    storages = [x.untyped_storage() for x in outputs if isinstance(x, torch.Tensor)]
+    sizes = {s.data_ptr(): s.nbytes() for s in storages if s.data_ptr() not in given}
+    return sum(sizes.values())
 
 
 def _time(call: Function, inputs: Sequence[torch.Tensor], many: int) -> float:
