@@ -20,6 +20,7 @@ class Joining {
     is_output_.resize(n);
     is_part_.resize(n);
     tail_of_.assign(n, -1);
+    inside_.assign(n, -1);
     for (const ValueId v : program_.outputs) is_output_[at(v)] = true;
     for (int i = 0; i < static_cast<int>(plan_.steps.size()); ++i) read(i);
   }
@@ -213,45 +214,64 @@ class Joining {
     place(i, into);
   }
 
-  // A product of what the kernel at a chain's end made of its rows, as in attention: there what
-  // passes is large, and right factors are small, one for each batch. With one right factor for all
-  // rows, two products do better one after the other, each some columns at a time.
+  // The stage of a chain, a kernel, that makes v; null: none.
+  const Chain::Stage* maker(const Chain& chain, ValueId v) const {
+    const auto makes = [&](const OperandRef& operand) {
+      return operand.value == v && operand.role == bytecode::Role::kOutput;
+    };
+    for (const Chain::Stage& stage : chain.stages) {
+      if (stage.kernel >= 0 && std::ranges::any_of(plan_.kernels[at(stage.kernel)].operands, makes))
+        return &stage;
+    }
+    return nullptr;
+  }
+
+  bool has_one_matrix(ValueId v) const {
+    const auto batches = shape(v).span().first(at(shape(v).rank - 2));
+    return std::ranges::all_of(batches, [this](SizeId size) { return program_.sizes.is(size, 1); });
+  }
+
+  // A product of what a kernel of a chain made of its rows, as in attention and its gradients:
+  // there what passes is large, and right factors are small, one for each batch. With one right
+  // factor for all rows, two products do better one after the other, each some columns at a time.
   void join_product(int i, int own) {
     const Chain::Stage product = plan_.chains[at(own)].stages[0];
-    const int into = tail_of_[at(product.a)];
+    const int into = std::max(tail_of_[at(product.a)], inside_[at(product.a)]);
     if (into < 0 || into == own || product.a == product.b || !only_for(product.a, i)) return;
     if (product.conv >= 0) return;  // its windows reach into other rows
     Chain& chain = plan_.chains[at(into)];
     if (chain.grouped >= 0 || plan_.chains[at(own)].grouped >= 0) return;
-    const Chain::Stage& last = chain.stages.back();
-    if (last.kernel < 0 || !can_move(chain, i, product.a, nullptr)) return;
-    const bool one_factor = shape(product.b).rank == 2;
-    if (plan_.kernels[at(last.kernel)].reduced == 0 || one_factor) {
+    const Chain::Stage* const kernel = maker(chain, product.a);
+    if (kernel == nullptr || !can_move(chain, i, product.a, nullptr)) return;
+    const bool folds = plan_.kernels[at(kernel->kernel)].reduced != 0;
+    if (shape(product.b).rank == 2 || (!folds && has_one_matrix(product.b))) {
       for (Decision& decision : plan_.decisions) {
         if (decision.value == product.a && decision.why.bar == Bar::kFactor)
-          decision.why = {one_factor ? Bar::kOneFactor : Bar::kNothingFolded};
+          decision.why = {Bar::kOneFactor};
       }
       return;
     }
     const Shape &a = shape(product.a), &out = shape(product.out);
     if (!same_rows(chain, product.a) || a.rank != out.rank || !same_rows(chain, product.out))
       return;
-    for (const OperandRef& operand : plan_.kernels[at(last.kernel)].operands) {
+    for (const OperandRef& operand : plan_.kernels[at(kernel->kernel)].operands) {
       if (operand.value != product.a) continue;
       const int columns = static_cast<int>(chain.rows.size());
       for (int d = 0; d < columns; ++d) {
-        const int axis = last.row_axis[at(d)];
+        const int axis = kernel->row_axis[at(d)];
         if (axis >= 0 && operand.dim[at(axis)] != d) return;
       }
       for (int axis = 0; axis < kMaxAxes; ++axis) {
-        if ((operand.dim[at(axis)] == columns) != (axis == last.column_axis)) return;
+        if ((operand.dim[at(axis)] == columns) != (axis == kernel->column_axis)) return;
       }
     }
     chain.panels.push_back(product.a);
     chain.stages.push_back(product);
     plan_.chains[at(own)].stages.clear();
-    for (int& tail : tail_of_) {
-      if (tail == into) tail = -1;
+    for (std::size_t v = 0; v < tail_of_.size(); ++v) {
+      if (tail_of_[v] != into) continue;
+      tail_of_[v] = -1;
+      if (maker(chain, static_cast<ValueId>(v)) != nullptr) inside_[v] = into;
     }
     tail_of_[at(product.out)] = into;
     place(i, into);
@@ -273,6 +293,7 @@ class Joining {
     if (chain.stages.size() < 3 || chain.stages.size() > 4) return false;
     const Chain::Stage &first = chain.stages[0], &middle = chain.stages[1];
     const Chain::Stage& second = chain.stages[2];
+    if (chain.stages.size() == 4 && chain.stages[3].kernel < 0) return false;
     return first.kernel < 0 && middle.kernel >= 0 && second.kernel < 0 &&
            is_causal(program_.sizes, plan_.kernels[at(middle.kernel)], first.out, second.a,
                      middle.row_axis[chain.rows.size() - 1], middle.column_axis);
@@ -318,6 +339,7 @@ class Joining {
   std::vector<std::vector<int>> readers_;  // by value: steps
   std::vector<bool> is_output_, is_part_;
   std::vector<int> tail_of_;  // by value: the chain whose last stage makes it
+  std::vector<int> inside_;   // by value: the one of which a kernel before the last stage does
 };
 
 }  // namespace

@@ -73,10 +73,7 @@ std::string reason(const Why& why) {
       return "not for some rows at a time: what the product makes besides is read before";
     case Bar::kOneFactor:
       return "a factor of a matrix product that has one right factor for all rows: two products "
-             "are "
-             "quicker one after the other";
-    case Bar::kNothingFolded:
-      return "a factor of a matrix product; the kernel before it folds nothing";
+             "are quicker one after the other";
     case Bar::kNone:
       break;
   }

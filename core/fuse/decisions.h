@@ -43,7 +43,6 @@ enum class Bar : std::uint8_t {
   kOtherRows,
   kTooEarly,
   kOneFactor,
-  kNothingFolded,
 };
 
 struct Why {

@@ -449,6 +449,30 @@ int products() {
   return 0;
 }
 
+// Two results of one kernel, each a product's left factor, and what reads these products.
+int products_behind_a_kernel() {
+  const auto plan_of = [](Case& c, SizeId batches, bool kept) {
+    const auto two = c.add(Op::matmul, {c.in({batches, c.b, c.d}), c.in({batches, c.d, c.s})});
+    const auto more = c.add(Op::matmul, {c.in({batches, c.b, c.d}), c.in({batches, c.d, c.s})});
+    const auto narrow = [&](ValueId v) {
+      return c.add(Op::cast, {v}, {Attr::of_dtype(DType::kBFloat16)});
+    };
+    const auto e = c.add(Op::exp, {two});
+    const auto x = narrow(e), y = narrow(c.add(Op::mul, {e, more}));
+    const auto factor = [&] { return c.in({batches, c.s, c.d}, DType::kBFloat16); };
+    const auto one = narrow(c.add(Op::matmul, {x, factor()}));
+    const auto other = narrow(c.add(Op::matmul, {y, factor()}));
+    std::vector<ValueId> results{one, other};
+    if (kept) results.push_back(x);
+    return c.plan(results);
+  };
+  Case c, kept, one;
+  CHECK(joined(plan_of(c, c.p.sizes.symbol("H"), false), {"ppkpkpk"}, 0) == 0);
+  CHECK(joined(plan_of(kept, kept.p.sizes.symbol("H"), true), {"ppk", "pk", "pk"}, 0) == 0);
+  CHECK(joined(plan_of(one, one.p.sizes.constant(1), false), {"ppk", "pk", "pk"}, 0) == 0);
+  return 0;
+}
+
 // Keys and values that several heads of queries share are not repeated in memory, unless the
 // result is.
 int shared_factors() {
@@ -550,6 +574,7 @@ int main() {
       {"gathers of one", gathers_of_one},
       {"divisions last", divisions_last},
       {"shared factors", shared_factors},
+      {"products behind a kernel", products_behind_a_kernel},
       {"products", products},
       {"products_alone", products_alone},
       {"equal_folds", equal_folds},

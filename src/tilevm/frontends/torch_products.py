@@ -355,11 +355,20 @@ class _Heads:
         return self.b.add("unsqueeze", value, axis=rank - 2)
 
 
+def _logsumexp(b: Importer, scores: int, axis: int) -> int:
+    """log(sum(exp(scores))) over an axis; 0 for a row that is -inf throughout, as PyTorch's is."""
+    top = b.add("amax", scores, axes=[axis], keepdims=True)
+    nothing = b.add("eq", top, b.number(-math.inf))
+    sums = b.add("sum", b.add("exp", b.add("sub", scores, top)), axes=[axis], keepdims=True)
+    logs = b.add("where", nothing, b.number(0.0), b.add("add", top, b.add("log", sums)))
+    return b.add("squeeze", logs, axes=[axis])
+
+
 def _attention(
     b: Importer, out: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool,
-    scale: Any, gqa: bool = False,
-) -> int:  # fmt: skip
-    """softmax(q @ k.T * scale + mask) @ v, its scores in float32.
+    scale: Any, gqa: bool = False, sums: bool = False,
+) -> tuple[int, int | None]:  # fmt: skip
+    """softmax(q @ k.T * scale + mask) @ v, its scores in float32; `sums`: and their _logsumexp.
 
     As in PyTorch's kernel, probabilities of bfloat16 are rounded before the second product; of
     float16 they stay float32, since those of a long row would lose bits.
@@ -395,7 +404,9 @@ def _attention(
     if q.dtype is torch.bfloat16:
         probabilities = b.cast(probabilities, torch.bfloat16)
     value = b.add("matmul", probabilities, last)
-    return value if heads is None else b.add("reshape", value, shape=b.shape(out.shape))
+    if heads is not None:
+        value = b.add("reshape", value, shape=b.shape(out.shape))
+    return value, _logsumexp(b, scores, rank - 1) if sums else None
 
 
 def _no_dropout(p: Any) -> None:
@@ -409,7 +420,7 @@ def _sdpa(
     causal: bool, scale: Any, gqa: bool,
 ) -> int:  # fmt: skip
     _no_dropout(dropout)
-    return _attention(b, out, q, k, v, mask, causal, scale, gqa)
+    return _attention(b, out, q, k, v, mask, causal, scale, gqa)[0]
 
 
 @row("_scaled_dot_product_flash_attention_for_cpu")
@@ -419,8 +430,74 @@ def _flash(
 ) -> tuple[Any, ...]:  # fmt: skip
     _no_dropout(dropout)
     if b.used(1):
-        raise Unsupported("attention: its gradient takes the sums of exponentials")
-    return _attention(b, out[0], q, k, v, mask, causal, scale, gqa=True), None
+        _has_gradient(b, q, k, v)
+    return _attention(b, out[0], q, k, v, mask, causal, scale, gqa=True, sums=b.used(1))
+
+
+def _has_gradient(b: Importer, *parts: Tensor) -> None:
+    """PyTorch's kernel is the quicker one for long sequences of other dtypes."""
+    if any(x.dtype is not torch.bfloat16 for x in parts):
+        raise Unsupported("attention: its gradient, but of bfloat16")
+    if len({b.size(x.shape[1]) for x in parts}) > 1:
+        raise Unsupported("attention: its gradient for heads that share keys")
+
+
+@row("_scaled_dot_product_flash_attention_for_cpu_backward")
+def _flash_backward(
+    b: Importer, out: Any, gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor,
+    sums: Tensor, dropout: Any, causal: bool, mask: Tensor | None = None, scale: Any = None,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Gradients for queries, keys and values, from the result and the sums of exponentials.
+
+    Weights are computed again, for rows of queries and for rows of keys, so that none are ever in
+    memory. As in PyTorch's kernel, they and their gradients are rounded before products.
+    Source: Dao et al., FlashAttention, https://arxiv.org/abs/2205.14135, section 3.
+    """
+    _no_dropout(dropout)
+    _has_gradient(b, q, k, v)
+    queries, keys = q.shape[-2], k.shape[-2]
+    factor = _scale(b, scale, q.shape[-1])
+    added = None if mask is None else _additive(b, mask.id, mask.dtype)
+    seen = _not_later(b, queries, keys) if causal else None
+
+    def wide(value: int) -> int:
+        return b.cast(value, torch.float32)
+
+    def product(x: int, y: int) -> int:
+        return b.add("matmul", wide(x), wide(y))
+
+    def scaled(value: int) -> int:
+        return value if factor is None else b.add("mul", value, factor)
+
+    def narrow(value: int) -> int:
+        return b.cast(value, torch.bfloat16)
+
+    def turned(value: int, rank: int = 4) -> int:
+        return _transposed(b, value, rank)
+
+    sum_of_row = b.add("unsqueeze", sums.id, axis=3)
+    mean = b.add("sum", b.add("mul", wide(gradient.id), wide(result.id)), axes=[3], keepdims=True)
+
+    def weights(by_keys: bool) -> tuple[int, int]:
+        """Rounded: of rows of queries or of keys, and the gradient for scores likewise."""
+        own, other = (k.id, q.id) if by_keys else (q.id, k.id)
+        scores = scaled(product(own, turned(other)))
+        if seen is not None:
+            which = turned(seen, 2) if by_keys else seen
+            scores = b.add("where", which, scores, b.number(-math.inf))
+        if added is not None and mask is not None:
+            scores = b.add("add", scores, turned(added, mask.rank) if by_keys else added)
+        shift = turned(sum_of_row) if by_keys else sum_of_row
+        exponentials = b.add("exp", b.add("sub", scores, shift))
+        own, other = (v.id, gradient.id) if by_keys else (gradient.id, v.id)
+        change = b.add("sub", product(own, turned(other)), turned(mean) if by_keys else mean)
+        return narrow(exponentials), narrow(b.add("mul", exponentials, change))
+
+    _, of_scores = weights(by_keys=False)
+    for_queries = scaled(product(of_scores, k.id))
+    of_keys, of_scores = weights(by_keys=True)
+    for_keys = scaled(product(of_scores, q.id))
+    return narrow(for_queries), narrow(for_keys), narrow(product(of_keys, gradient.id))
 
 
 _OURS = frozenset(name for name, rule in ROWS.items() if rule.__module__ == __name__)
