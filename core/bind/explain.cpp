@@ -92,7 +92,7 @@ std::string chain_text(host::Executable& exe, int which) {
     text += join(program, operands(graph, true)) + " = kernel " + graph.name + "(" +
             join(program, operands(graph, false)) + ")";
   }
-  if (chain.causal) text += "\n      causal: without the columns that come later than all rows";
+  if (chain.causal >= 0) text += "\n      causal: without the columns that come later than all rows";
   for (const std::string& way : exe.ways(which)) text += "\n      last: " + way;
   return text;
 }

@@ -288,15 +288,17 @@ class Joining {
     step.kernel = -1;
   }
 
-  // A product, a kernel, and a product of nothing but what that one makes.
-  bool causal(const Chain& chain) const {
-    if (chain.stages.size() < 3 || chain.stages.size() > 4) return false;
-    const Chain::Stage &first = chain.stages[0], &middle = chain.stages[1];
-    const Chain::Stage& second = chain.stages[2];
-    if (chain.stages.size() == 4 && chain.stages[3].kernel < 0) return false;
-    return first.kernel < 0 && middle.kernel >= 0 && second.kernel < 0 &&
-           is_causal(program_.sizes, plan_.kernels[at(middle.kernel)], first.out, second.a,
-                     middle.row_axis[chain.rows.size() - 1], middle.column_axis);
+  // The kernel between products and a product of nothing but what it makes, if it masks; or -1.
+  std::int32_t causal(const Chain& chain) const {
+    const auto is_kernel = [](const Chain::Stage& stage) { return stage.kernel >= 0; };
+    const auto middle = std::ranges::find_if(chain.stages, is_kernel);
+    const auto behind = chain.stages.end() - middle;
+    if (behind < 2 || behind > 3 || is_kernel(middle[1]) || (behind == 3 && !is_kernel(middle[2])))
+      return -1;
+    const bool masks = is_causal(program_.sizes, plan_.kernels[at(middle->kernel)],
+                                 chain.stages[0].out, middle[1].a,
+                                 middle->row_axis[chain.rows.size() - 1], middle->column_axis);
+    return masks ? static_cast<std::int32_t>(middle - chain.stages.begin()) : -1;
   }
 
   // Products side by side and at most one kernel behind them, which folds no columns.

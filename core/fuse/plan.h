@@ -70,9 +70,9 @@ struct Chain {
   std::vector<SizeId> rows;     // the axes that all stages have: batches, then rows of a product
   std::vector<ValueId> panels;  // values that exist for some rows at a time only
   bool columns_too = false;     // the stages may also run for some columns at a time
-  // A product, a kernel and a product, as in causal attention: in row i, what the kernel makes of
-  // columns behind i is zero, whatever is there.
-  bool causal = false;
+  // Of products, a kernel and a product, as in causal attention: the kernel's stage, which in row i
+  // makes zero of columns behind i, whatever is there; -1: none.
+  std::int32_t causal = -1;
 };
 
 struct Step {

@@ -406,7 +406,8 @@ void Executable::run_chain(Frame& frame, int which) {
   schedule::ChainLaunch& launch = frame.chains[static_cast<std::size_t>(which)];
   launch.n_rows = static_cast<int>(chain.rows.size());
   launch.columns_too = chain.columns_too;
-  launch.causal = chain.causal ? 0 : INT64_MAX;
+  launch.causal = chain.causal >= 0 ? 0 : INT64_MAX;
+  launch.masks = chain.causal >= 0 ? static_cast<std::size_t>(chain.causal) : 0;
   for (std::size_t i = 0; i < chain.rows.size(); ++i)
     launch.rows[i] = frame.regs[at(chain.rows[i])];
   int kernel = -1;

@@ -44,8 +44,6 @@ constexpr std::int64_t kLeastColumns = 128;
 constexpr std::int64_t kWideColumns = 256;
 // Panels of 64 rows that are larger are of 32.
 constexpr std::int64_t kUnitPanelBytes = 1 << 20;
-// Stages of causal attention.
-constexpr std::size_t kScores = 0, kSoftmax = 1, kValues = 2;
 // Below this much work, everything runs on one thread: about 10 us.
 constexpr double kInlineFlops = 1 << 20;
 
@@ -166,7 +164,7 @@ class Running {
   }
 
   std::int64_t causal_items() const {
-    const int bytes = bytecode::storage_bytes(launch_.stages[kScores].a.storage);
+    const int bytes = bytecode::storage_bytes(launch_.stages.front().a.storage);
     return std::clamp<std::int64_t>(rows_ * bytes / kCausalBytes, 1, kCausalItems);
   }
 
@@ -373,8 +371,9 @@ class Running {
       out += offset(stage.out_rows, box, batch);
     }
     // Columns of panels that no row of the item needs.
-    const std::int64_t n = s == kScores ? std::min(stage.n, box.width) : stage.n;
-    const std::int64_t k = s == kValues ? std::min(stage.k, box.width) : stage.k;
+    const std::size_t masks = launch_.masks;
+    const std::int64_t n = s < masks ? std::min(stage.n, box.width) : stage.n;
+    const std::int64_t k = s == masks + 1 ? std::min(stage.k, box.width) : stage.k;
     const Sizes sizes{box.rows, n, k, stage.k, stage.sizes.short_sums};
     if (threads == 1) return multiply_columns(s, sizes, a, b, out, row_bytes, column_bytes, thread);
     by_columns(n, threads, [&](int worker, std::int64_t first, std::int64_t count) {
@@ -439,7 +438,7 @@ class Running {
     thread_local std::vector<OperandView> views;
     thread_local std::vector<std::int64_t> axis_sizes, whole;
     axis_sizes.assign(stage.axis_sizes.begin(), stage.axis_sizes.end());
-    if (s == kSoftmax && stage.column_axis >= 0) {
+    if (s == launch_.masks && stage.column_axis >= 0) {
       std::int64_t& width = axis_sizes[at(stage.column_axis)];
       width = std::min(width, box.width);
     }

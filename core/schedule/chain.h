@@ -55,9 +55,10 @@ struct ChainLaunch {
   std::array<std::int64_t, kMaxRows> rows{};
   int n_rows = 0;
   bool columns_too = false;  // as fuse::Chain
-  // As in causal attention: of what the first product makes, row i needs columns up to i + causal;
-  // what the kernel behind it makes of others is zero. INT64_MAX: all of them.
+  // As in causal attention: of what the products before stage `masks` make, row i needs columns up
+  // to i + causal; what that kernel makes of others is zero. INT64_MAX: all of them.
   std::int64_t causal = INT64_MAX;
+  std::size_t masks = 0;
   const exec::gemm::Tiles* tiles = nullptr;  // that it was prepared for
 };
 

@@ -317,10 +317,12 @@ def _scale(b: Importer, given: Any, width: Any) -> int | None:
     return None if is_number(factor) and factor == 1 else b.number(factor)
 
 
-def _not_later(b: Importer, queries: Any, keys: Any) -> int:
-    """[queries, keys]: whether the key's position is at most the query's."""
-    i = b.add("unsqueeze", b.add("iota", size=b.size(queries)), axis=1)
-    return b.add("le", b.add("iota", size=b.size(keys)), i)
+def _not_later(b: Importer, queries: Any, keys: Any, by_keys: bool = False) -> int:
+    """[queries, keys], or turned: whether the key's position is at most the query's."""
+    i, j = (b.add("iota", size=b.size(n)) for n in (queries, keys))
+    if by_keys:
+        return b.add("le", b.add("unsqueeze", j, axis=1), i)
+    return b.add("le", j, b.add("unsqueeze", i, axis=1))
 
 
 def _additive(b: Importer, mask: int, dtype: torch.dtype) -> int:
@@ -458,7 +460,6 @@ def _flash_backward(
     queries, keys = q.shape[-2], k.shape[-2]
     factor = _scale(b, scale, q.shape[-1])
     added = None if mask is None else _additive(b, mask.id, mask.dtype)
-    seen = _not_later(b, queries, keys) if causal else None
 
     def wide(value: int) -> int:
         return b.cast(value, torch.float32)
@@ -482,9 +483,9 @@ def _flash_backward(
         """Rounded: of rows of queries or of keys, and the gradient for scores likewise."""
         own, other = (k.id, q.id) if by_keys else (q.id, k.id)
         scores = scaled(product(own, turned(other)))
-        if seen is not None:
-            which = turned(seen, 2) if by_keys else seen
-            scores = b.add("where", which, scores, b.number(-math.inf))
+        if causal:
+            seen = _not_later(b, queries, keys, by_keys)
+            scores = b.add("where", seen, scores, b.number(-math.inf))
         if added is not None and mask is not None:
             scores = b.add("add", scores, turned(added, mask.rank) if by_keys else added)
         shift = turned(sum_of_row) if by_keys else sum_of_row
