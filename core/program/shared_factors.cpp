@@ -93,6 +93,7 @@ class SharedFactors {
     readers_.resize(source_.values.size());
     for (const ValueId v : source_.outputs) ++readers_[at(v)];
     others_.resize(source_.values.size());
+    taken_apart_.resize(source_.values.size());
     for (auto node = source_.nodes.rbegin(); node != source_.nodes.rend(); ++node) count(*node);
   }
 
@@ -123,16 +124,10 @@ class SharedFactors {
     for (const ValueId v : node.inputs) {
       ++readers_[at(v)];
       others_[at(v)] += !reshapes && !passes;
-      const std::optional<Axis> axis = reshapes ? joined(out_.sizes, shape(v), shape(node.out))
-                                       : passes ? taken_apart(node.out)
-                                                : std::nullopt;
-      if (axis) taken_apart_.emplace_back(v, *axis);
+      const std::optional<Axis> axis =
+          reshapes ? joined(out_.sizes, shape(v), shape(node.out)) : taken_apart_[at(node.out)];
+      if (axis && (reshapes || passes)) taken_apart_[at(v)] = axis;
     }
-  }
-
-  std::optional<Axis> taken_apart(ValueId v) const {
-    const auto found = std::ranges::find(taken_apart_, v, &std::pair<ValueId, Axis>::first);
-    return found == taken_apart_.end() ? std::nullopt : std::optional(found->second);
   }
 
   const Shape& shape(ValueId v) const { return source_.type(v).shape; }
@@ -335,8 +330,7 @@ class SharedFactors {
       axis = own;
     }
     if (others_[at(node.out)] > 0) return {};
-    if (const std::optional<Axis> apart = taken_apart(node.out)) return apart;
-    return all ? axis : std::nullopt;
+    return taken_apart_[at(node.out)] ? taken_apart_[at(node.out)] : all ? axis : std::nullopt;
   }
 
   bool product(const Node& node) {
@@ -348,11 +342,15 @@ class SharedFactors {
       const std::optional<Merge> of = merged(v);
       return of && split_[at(v)].value < 0 && of->axis == in_operand(*axis, rank, shape(v).rank);
     };
+    bool has_members = false;
     for (const ValueId v : node.inputs) {
       const Axis own = in_operand(*axis, rank, shape(v).rank);
       int room = kMostOperators;
       if (shape(v).rank < 2 || (!is_merged(v) && !may_split(v, own, room))) return false;
+      const bool one = own.axis < 0 || is_one(shape(v)[own.axis]);
+      has_members = has_members || !(one || (is_merged(v) && merged(v)->repeats));
     }
+    if (!has_members) return false;
     Operands in;
     for (const ValueId v : node.inputs)
       in.push_back(is_merged(v) ? apart(v) : split(v, in_operand(*axis, rank, shape(v).rank)));
@@ -401,7 +399,7 @@ class SharedFactors {
   std::vector<Split> split_;   // the same
   std::vector<int> readers_;   // the same
   std::vector<int> others_;    // the same; of them, operators that are no reshapes
-  std::vector<std::pair<ValueId, Axis>> taken_apart_;
+  std::vector<std::optional<Axis>> taken_apart_;  // the same: the axis that a reader makes two of
   int line_ = -1;
 };
 

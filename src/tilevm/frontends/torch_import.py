@@ -40,11 +40,6 @@ if TYPE_CHECKING:
     from tilevm.frontends.torch_masks import Chosen
     from tilevm.frontends.torch_program import Captured
 
-# Called out by design: the reason is always the same.
-BY_DESIGN = {
-    "_scaled_dot_product_flash_attention_for_cpu_backward": "gradient of attention",
-}
-
 # Checks that export and make_fx leave in the graph; shape guards say the same.
 ASSERTIONS = {
     "aten._assert_tensor_metadata.default",
@@ -455,9 +450,7 @@ class Importer:
             if symbols and not counts and not torch_data.infers(self, name, arguments):
                 raise Unsupported("its size depends on data")
             if row is None:
-                raise Unsupported(
-                    BY_DESIGN.get(target._schema.name[6:], "not in the table of operators")
-                )
+                raise Unsupported("not in the table of operators")
             for tensor in _tensors([arguments, value]):
                 if short_name(tensor.dtype) == "opaque":
                     raise Unsupported(f"dtype {str(tensor.dtype)[6:]}")
