@@ -445,3 +445,53 @@ def test_writes_to_data_have_no_version() -> None:
     torch.testing.assert_close(tilevm.compile(write)(x), expected)
     assert x._version == 0
     assert "eager: `data` is read where tensors are changed" in str(tilevm.stats()["flushes"])
+
+
+def flattened(x: Any) -> Any:
+    y = x * 2
+    return y, y.permute(1, 0, 2, 3).flatten(2)
+
+
+def heads(x: Any) -> Any:
+    y = (x * 2).transpose(1, 2)
+    return y, y.permute(2, 0, 1, 3).reshape(x.shape[1], x.shape[0], -1)
+
+
+def copied(x: Any) -> Any:
+    y = (x * 2).transpose(1, 2)
+    return y, y.flatten(1), y.reshape(-1, x.shape[3])
+
+
+def flattened_alone(x: Any) -> Any:
+    return ((x * 2).permute(1, 0, 2, 3).flatten(2),)
+
+
+@pytest.mark.parametrize("function", [flattened, heads, copied, flattened_alone])
+def test_reshapes_of_permuted_results_are_views_where_they_are_in_eager_code(
+    function: Callable[..., Any],
+) -> None:
+    """Also where sizes might be 0, so that nobody can tell strides apart."""
+    compiled = tilevm.compile(function)
+    for sizes in [
+        (5, 7, 6, 9),
+        (2, 2, 2, 6),
+        (3, 1, 4, 5),
+        (1, 3, 4, 5),
+        (0, 3, 4, 3),
+        (3, 4, 1, 3),
+    ]:
+        if 0 in sizes and function is heads:
+            continue  # eager code cannot tell a size
+        x = torch.randn(sizes)
+        found, wanted = compiled(x), function(x)
+        for got, own in zip(found, wanted, strict=True):
+            torch.testing.assert_close(got, own)
+            moving = [d for d, size in enumerate(own.shape) if size > 1 and own.numel()]
+            assert [got.stride(d) for d in moving] == [own.stride(d) for d in moving]
+        if x.numel():
+            shared = [storage(y) == storage(wanted[0]) for y in wanted]
+            assert [storage(y) == storage(found[0]) for y in found] == shared
+
+
+def storage(x: Any) -> int:
+    return int(x.untyped_storage().data_ptr())

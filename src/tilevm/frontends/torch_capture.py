@@ -175,8 +175,11 @@ def _attempt(
     kept = torch_tracing.containers_kept(modules)
     has_grad = torch.is_grad_enabled()
     tracing = torch_tracing.export(modules)
-    orders = torch_strides.by_example()
-    with tracing, from_zero, oblivious, kept, orders, torch.set_grad_enabled(call.gradients):
+    orders, strides = torch_strides.by_example(), torch_strides.of_elements()
+    with (
+        tracing, from_zero, oblivious, kept, orders, strides,
+        torch.set_grad_enabled(call.gradients),
+    ):  # fmt: skip
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)
         torch_regions.check(

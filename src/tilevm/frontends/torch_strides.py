@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.functions import Max
 
 from tilevm.frontends.torch_imported import hints
 
@@ -39,6 +41,41 @@ def reads() -> Iterator[Reads]:
     finally:
         if "stride" in vars(tensor):
             del tensor.stride
+
+
+@contextmanager
+def of_elements() -> Iterator[None]:
+    """Questions about strides, max(1, size) and products of these, are answered for sizes that are
+    not 0: without elements nobody reads strides.
+
+    A trace for all sizes would take what it cannot tell for a copy, where eager code has a view.
+    """
+    owner: Any = SymNode
+    plain = {name: getattr(owner, name) for name in ("guard_or_true", "guard_or_false")}
+
+    def answer(node: Any, name: str, *where: Any) -> bool:
+        found = _of_elements(node)
+        return bool(plain[name](node, *where)) if found is None else found
+
+    for name in plain:
+        setattr(owner, name, functools.partialmethod(answer, name))
+    try:
+        yield
+    finally:
+        for name, function in plain.items():
+            setattr(owner, name, function)
+
+
+def _of_elements(node: Any) -> bool | None:
+    """Whether the condition holds if no size in a max(1, size) is 0; None: nobody knows."""
+    expression = node.expr
+    if isinstance(expression, int) or not expression.has(Max):
+        return None
+    simple = expression.replace(
+        lambda e: isinstance(e, Max) and len(e.args) == 2 and e.args[0] == 1, lambda e: e.args[1]
+    )
+    known = node.shape_env._maybe_evaluate_static(simple)
+    return None if known is None else bool(known)
 
 
 @contextmanager
