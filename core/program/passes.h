@@ -33,7 +33,8 @@ void sweep(Program& program);
 // them in the same order. Any other program as it is.
 Program with_channels_last(Program lowered);
 
-// A lowered program whose products read factors that are repeated along a batch axis as they are.
+// A lowered program whose products read factors that are repeated along a batch axis as they are,
+// and whose batch axes stay two where they are merged for products alone.
 Program with_shared_factors(Program lowered);
 
 // A lowered program whose gathers of one element a row come before the elementwise operators that
