@@ -15,9 +15,8 @@ namespace {
 std::size_t at(std::int64_t i) { return static_cast<std::size_t>(i); }
 
 const Node* made_by(const Program& program, ValueId v, Op op) {
-  const std::int32_t def = program.values[at(v)].node;
-  if (def < 0 || program.nodes[at(def)].op != op) return nullptr;
-  return &program.nodes[at(def)];
+  const Node* const node = defining(program, v);
+  return node != nullptr && node->op == op ? node : nullptr;
 }
 
 // A product's left factor: cast(where(empty, 0, e / s)), of which where may be missing.

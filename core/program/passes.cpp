@@ -4,6 +4,11 @@
 
 namespace tilevm {
 
+const Node* defining(const Program& program, ValueId v) {
+  const std::int32_t node = program.values[static_cast<std::size_t>(v)].node;
+  return node < 0 ? nullptr : &program.nodes[static_cast<std::size_t>(node)];
+}
+
 Program successor_of(Program& source) {
   Program program(std::move(source.sizes));
   program.lines = std::move(source.lines);

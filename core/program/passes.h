@@ -7,6 +7,9 @@
 
 namespace tilevm {
 
+// The node that defines v; null: v is an input.
+const Node* defining(const Program& program, ValueId v);
+
 // By node: whether an output or a call needs it.
 std::vector<bool> live(const Program& program);
 

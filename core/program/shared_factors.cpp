@@ -24,11 +24,6 @@ struct Axis {
   friend bool operator==(const Axis&, const Axis&) = default;
 };
 
-const Node* defining(const Program& program, ValueId v) {
-  const std::int32_t def = program.values[at(v)].node;
-  return def < 0 ? nullptr : &program.nodes[at(def)];
-}
-
 // What `permute` makes of the axis.
 Axis permuted(Axis axis, const Node& permute) {
   const Ints& axes = permute.attrs[0].ints;
@@ -158,17 +153,12 @@ class SharedFactors {
     return type;
   }
 
-  static Attr sizes_of(const Shape& shape) {
-    Sizes sizes;
-    for (const SizeId size : shape.span()) sizes.push_back(size);
-    return Attr::of_sizes(std::move(sizes));
-  }
-
   // v with one axis.
   ValueId whole(ValueId v) {
     ValueId& held = held_[at(v)];
     if (held < 0)
-      held = emit(Op::reshape, {split_[at(v)].value}, {sizes_of(shape(v))}, source_.type(v));
+      held = emit(Op::reshape, {split_[at(v)].value}, {Attr::of_sizes(shape(v).span())},
+                  source_.type(v));
     return held;
   }
 
@@ -265,13 +255,15 @@ class SharedFactors {
     const Node* const node = made_by(v);
     if (node == nullptr || !is_made_again(*node)) {
       Operands in{whole(v)};
-      return emit(Op::reshape, std::move(in), {sizes_of(type.shape)}, type);
+      return emit(Op::reshape, std::move(in), {Attr::of_sizes(type.shape.span())}, type);
     }
     Operands in;
     for (const ValueId operand : node->inputs)
       in.push_back(split(operand, in_operand(axis, shape(v).rank, shape(operand).rank)));
-    return emit(node->op, std::move(in),
-                node->op == Op::expand ? std::vector{sizes_of(type.shape)} : node->attrs, type);
+    return emit(
+        node->op, std::move(in),
+        node->op == Op::expand ? std::vector{Attr::of_sizes(type.shape.span())} : node->attrs,
+        type);
   }
 
   // Operators ----------------------------------------------------------------------------------
@@ -338,22 +330,25 @@ class SharedFactors {
     const int rank = shape(node.out).rank;
     // Vectors are factors of other ranks.
     if (!axis || axis->axis < 0 || axis->axis > rank - 3 || rank == kMaxRank) return false;
-    const auto is_merged = [&](ValueId v) {
-      const std::optional<Merge> of = merged(v);
-      return of && split_[at(v)].value < 0 && of->axis == in_operand(*axis, rank, shape(v).rank);
-    };
     bool has_members = false;
+    Operands apart_of;  // factors that are merged for this
     for (const ValueId v : node.inputs) {
       const Axis own = in_operand(*axis, rank, shape(v).rank);
+      if (shape(v).rank < 2) return false;
+      const std::optional<Merge> of = split_[at(v)].value < 0 ? merged(v) : std::nullopt;
+      const bool is_merged = of && of->axis == own;
       int room = kMostOperators;
-      if (shape(v).rank < 2 || (!is_merged(v) && !may_split(v, own, room))) return false;
+      if (!is_merged && !may_split(v, own, room)) return false;
+      if (is_merged) apart_of.push_back(v);
       const bool one = own.axis < 0 || is_one(shape(v)[own.axis]);
-      has_members = has_members || !(one || (is_merged(v) && merged(v)->repeats));
+      has_members = has_members || !(one || (is_merged && of->repeats));
     }
     if (!has_members) return false;
     Operands in;
-    for (const ValueId v : node.inputs)
-      in.push_back(is_merged(v) ? apart(v) : split(v, in_operand(*axis, rank, shape(v).rank)));
+    for (const ValueId v : node.inputs) {
+      const bool is_merged = std::ranges::find(apart_of, v) != apart_of.end();
+      in.push_back(is_merged ? apart(v) : split(v, in_operand(*axis, rank, shape(v).rank)));
+    }
     put(node, node.attrs, std::move(in), *axis);
     return true;
   }

@@ -207,6 +207,9 @@ class Recording {
   };
 
   bool can_capture(const at::TensorBase& tensor) const;
+  // A tensor in memory that is kept until the trace has run.
+  Value held_input(const c10::Storage& storage, DType dtype, const host::Geometry& geometry,
+                   std::byte* data);
   // What the last write to the elements of a plain tensor was, kNoValue if there is none; nothing
   // if they are known only in part.
   std::optional<Value> last_write(const at::TensorBase& tensor, DType dtype,

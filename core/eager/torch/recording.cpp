@@ -59,10 +59,19 @@ bool Recording::can_capture(const at::TensorBase& tensor) const {
 
 namespace {
 
-// Of an expanded tensor, the one that was expanded.
+bool is_expanded(const host::Geometry& g, int d) { return g.stride(d) == 0 && g.size(d) > 1; }
+
+bool is_expanded(const host::Geometry& g) {
+  for (int d = 0; d < g.rank; ++d) {
+    if (is_expanded(g, d)) return true;
+  }
+  return false;
+}
+
+// The tensor that was expanded.
 host::Geometry unexpanded(host::Geometry g) {
   for (int d = 0; d < g.rank; ++d) {
-    if (g.stride(d) == 0 && g.size(d) > 1) g.sizes[static_cast<std::size_t>(d)] = 1;
+    if (is_expanded(g, d)) g.sizes[static_cast<std::size_t>(d)] = 1;
   }
   return g;
 }
@@ -75,17 +84,18 @@ Value Recording::current(const at::TensorBase& tensor, DType dtype, const host::
   if (!last) return kNoValue;
   if (*last != kNoValue) return *last;
   if (!can_capture(tensor)) return kNoValue;
-  const c10::Storage& storage = tensor.storage();
-  const std::size_t before = trace.inputs().size();
   auto* data = const_cast<std::byte*>(static_cast<const std::byte*>(tensor.const_data_ptr()));
+  if (!is_expanded(geometry)) return held_input(tensor.storage(), dtype, geometry, data);
   // What is expanded the program knows as that: products need no copy of it.
-  const host::Geometry narrow = unexpanded(geometry);
-  const Value input = trace.input(dtype, narrow, data);
-  Value value = input;
-  if (!std::ranges::equal(narrow.sizes, geometry.sizes)) {
-    const std::span sizes(geometry.sizes.data(), static_cast<std::size_t>(geometry.rank));
-    value = trace.add(Op::expand, {input}, {Param::sizes(sizes)});
-  }
+  const Value input = held_input(tensor.storage(), dtype, unexpanded(geometry), data);
+  const std::span sizes(geometry.sizes.data(), static_cast<std::size_t>(geometry.rank));
+  return trace.add(Op::expand, {input}, {Param::sizes(sizes)});
+}
+
+Value Recording::held_input(const c10::Storage& storage, DType dtype,
+                            const host::Geometry& geometry, std::byte* data) {
+  const std::size_t before = trace.inputs().size();
+  const Value value = trace.input(dtype, geometry, data);
   if (trace.inputs().size() == before) return value;
   held_.push_back(storage);
   const c10::StorageImpl* const key = storage.unsafeGetStorageImpl();
