@@ -78,33 +78,13 @@ void trim(Pool& p, std::int64_t limit) {
   }
 }
 
-}  // namespace
-
-namespace {
 std::atomic<bool> poisons{false};
-Block take(std::size_t bytes) noexcept;
-}  // namespace
 
-void set_poison(bool on) noexcept { poisons = on; }
-
-void poison(Block block) noexcept {
-  if (poisons.load(std::memory_order_relaxed) && block.data != nullptr)
-    std::memset(block.data, 0xff, block.bytes);
-}
-
-Block acquire(std::size_t bytes) noexcept {
-  const Block block = take(bytes);
-  poison(block);
-  return block;
-}
-
-namespace {
-
-Block take(std::size_t bytes) noexcept {
+// Of the first class from that of `bytes` on that has one, up to `more` classes larger; else new.
+Block take(std::size_t bytes, int more) noexcept {
   if (bytes > kMost) return {};
   const int cls = class_of(bytes);
-  // Sizes that change from call to call shall not fill every class with large blocks.
-  const int last = cls < kFirstLarge ? cls : std::min(cls + 4, kClasses - 1);
+  const int last = cls < kFirstLarge ? cls : std::min(cls + more, kClasses - 1);
   Pool& p = pool();
   Block block{nullptr, capacity_of(cls)};
   {
@@ -133,6 +113,26 @@ Block take(std::size_t bytes) noexcept {
 }
 
 }  // namespace
+
+void set_poison(bool on) noexcept { poisons = on; }
+
+void poison(Block block) noexcept {
+  if (poisons.load(std::memory_order_relaxed) && block.data != nullptr)
+    std::memset(block.data, 0xff, block.bytes);
+}
+
+Block acquire(std::size_t bytes) noexcept {
+  // Sizes that change from call to call shall not fill every class with large blocks.
+  const Block block = take(bytes, 4);
+  poison(block);
+  return block;
+}
+
+Block acquire_for_launch(std::size_t bytes) noexcept {
+  const Block block = take(bytes, kClasses);
+  if (block.data != nullptr) poison({block.data, bytes});
+  return block;
+}
 
 void release(Block block) noexcept {
   if (block.data == nullptr) return;

@@ -17,6 +17,8 @@ struct Block {
 // At least `bytes`, 64-byte aligned, contents undefined; data is null if there is no memory.
 // Blocks of 2 MiB and more lie in huge pages.
 Block acquire(std::size_t bytes) noexcept;
+// ... for a launch: may be much larger than that, so that launches share a block.
+Block acquire_for_launch(std::size_t bytes) noexcept;
 void release(Block block) noexcept;
 
 // For tests: that from now on memory begins as bytes of 0xff, which are NaN and -1. poison() does

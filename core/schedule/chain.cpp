@@ -26,14 +26,10 @@ constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kLinesAtOnce = 16;  // of positions, where lines of an image are copied
 // Products by registers of 16 rows take two of them at a time.
 constexpr std::int64_t kUnitRows = 32;
-constexpr std::int64_t kUnitBlockRows = 256;
 // Packed factors that are larger are made and used for some columns at a time, where that is
 // possible: they stay in the second cache.
 constexpr std::int64_t kPackedBytes = 512 << 10;
-// ... by AMX, more: for each part, the left factor is read again, if these are many rows, or split
-// again, and that costs more than what comes from the last cache.
-constexpr std::int64_t kPackedPieceBytes = 8 << 20;
-constexpr std::int64_t kPackedUnitBytes = 2 << 20;
+// ... pairs by AMX of fewer rows too, where reading the left factor again costs less.
 constexpr std::int64_t kManyUnitRows = 512;
 // Of causal attention, a batch is so many items, of at least so many bytes of a column: an item by
 // itself takes a microsecond.
@@ -136,19 +132,21 @@ class Running {
     });
     const std::int64_t at_once = units ? kUnitRows : tiles_.rows;
     const std::int64_t most =
-        whole ? std::max(rows_, kBlockRows)
-              : std::clamp<std::int64_t>(kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
-                                         units ? least_unit_rows(row_bytes) : at_once,
-                                         block_rows(units)) /
-                    at_once * at_once;
+        whole            ? std::max(rows_, kBlockRows)
+        : launch_.passes ? kUnitBlockRows
+                         : std::clamp<std::int64_t>(
+                               kPanelBytes / std::max<std::int64_t>(row_bytes, 1),
+                               units ? least_unit_rows(row_bytes) : at_once, block_rows(units)) /
+                               at_once * at_once;
     const std::int64_t groups = batches_ * outer_;
     item_rows_ = rows_;
     if (rows_ > kFewRows) {
       item_rows_ = std::min(rows_, most);
       // Items of a batch. Of causal attention, sums are as wide as the item needs: the same for any
       // threads. Fewer rows need fewer columns.
-      const std::int64_t wanted =
-          launch_.causal == INT64_MAX ? parts(threads_, groups) : causal_items();
+      const std::int64_t wanted = launch_.causal != INT64_MAX ? causal_items()
+                                  : launch_.passes            ? 1
+                                                              : parts(threads_, groups);
       item_rows_ = std::min(item_rows_, std::max(kFewRows, parts(rows_, wanted)));
       item_rows_ = parts(rows_, parts(rows_, item_rows_));
       if (units) item_rows_ = std::min(rounded_up(item_rows_, kUnitRows), rows_);
@@ -252,7 +250,7 @@ class Running {
   std::byte* take(Tape::Room room, std::int64_t bytes) {
     std::byte* const kept = tape_ == nullptr ? nullptr : tape_->room(room, at(bytes));
     if (kept != nullptr) return kept;
-    const exec::Block block = exec::acquire(at(bytes));
+    const exec::Block block = exec::acquire_for_launch(at(bytes));
     if (block.data != nullptr) blocks_.push_back(block);
     return block.data;
   }
@@ -503,10 +501,9 @@ std::int64_t columns_at_a_time(const ChainLaunch& launch, const Tiles& tiles) {
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr || stage.packed != nullptr) continue;
     if (!packs(stage.way)) continue;
-    const std::int64_t most = stage.way == Way::kPackedPieces ? kPackedPieceBytes
-                              : by_units(tiles, stage.way) && all_rows >= kManyUnitRows
-                                  ? kPackedUnitBytes
-                                  : kPackedBytes;
+    const bool more = stage.way == Way::kPackedPieces ||
+                      (by_units(tiles, stage.way) && all_rows >= kManyUnitRows);
+    const std::int64_t most = more ? kPackedUnitBytes : kPackedBytes;
     packed += static_cast<double>(stage.k * exec::gemm::packed_bytes(tiles, stage.way)) /
               static_cast<double>(most);
   }

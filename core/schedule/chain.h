@@ -59,6 +59,7 @@ struct ChainLaunch {
   // to i + causal; what that kernel makes of others is zero. INT64_MAX: all of them.
   std::int64_t causal = INT64_MAX;
   std::size_t masks = 0;
+  bool passes = false;  // right factors are split for each item; see Way::kPieces
   const exec::gemm::Tiles* tiles = nullptr;  // that it was prepared for
 };
 

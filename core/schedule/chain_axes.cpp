@@ -82,6 +82,32 @@ void choose_way(Stage& stage, const exec::gemm::Tiles& tiles) noexcept {
   stage.way = choose(tiles, stage.sizes, stage.a, stage.b, stage.fixed, stage.once);
 }
 
+namespace {
+
+// Panels of an item whose right factors pass by, which is in the second cache with what is split.
+constexpr std::int64_t kPassedPanelBytes = 1 << 20;
+
+// Whether right factors shall be split for each item instead of packed for all: where rows are one
+// item, that is quicker; where the packed factors would not stay in a cache, as quick, and takes no
+// memory.
+bool right_factors_pass(const ChainLaunch& launch, const exec::gemm::Tiles& tiles,
+                        std::int64_t row_bytes) {
+  using exec::gemm::Way;
+  const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
+  const std::int64_t at_once = std::min(rows, kUnitBlockRows);
+  if (launch.n_rows > 1 || at_once * row_bytes > kPassedPanelBytes) return false;
+  std::int64_t packed = 0;
+  for (const Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) continue;
+    const exec::gemm::Sizes sizes{at_once, stage.n, stage.k};
+    if (choose(tiles, sizes, stage.a, stage.b, stage.fixed) != Way::kPieces) return false;
+    packed += stage.n * stage.k * packed_bytes(tiles, Way::kPieces);
+  }
+  return rows == at_once || packed > kPackedUnitBytes;
+}
+
+}  // namespace
+
 void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept {
   // Of one row, the batches may become the rows.
   if (launch.rows[at(launch.n_rows - 1)] == 1) launch.causal = INT64_MAX;
@@ -105,7 +131,16 @@ void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept {
       stage.a.row_stride =
           stage.a_panel >= 0 ? stage.k : bytes / bytecode::storage_bytes(stage.a.storage);
     }
-    choose_way(stage, tiles);
+  }
+  launch.passes = in_parts && right_factors_pass(launch, tiles, row_bytes);
+  for (Stage& stage : launch.stages) {
+    if (stage.kernel != nullptr) continue;
+    stage.once = stage.once || launch.passes;
+    if (launch.passes) {
+      stage.way = exec::gemm::Way::kPieces;
+    } else {
+      choose_way(stage, tiles);
+    }
   }
 }
 

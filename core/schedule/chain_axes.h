@@ -7,6 +7,11 @@ namespace tilevm::schedule {
 
 // What passes between stages stays in the second cache.
 inline constexpr std::int64_t kPanelBytes = 256 << 10;
+// By AMX, so much of a factor is packed at a time. For each part, the left factor is read again, or
+// split again, and that costs more than what comes from the last cache.
+inline constexpr std::int64_t kPackedUnitBytes = 2 << 20;
+// The most rows of an item of products by AMX.
+inline constexpr std::int64_t kUnitBlockRows = 256;
 
 // Fewer axes, where that changes nothing: no axes of size 1 but the rows, and no neighbours that
 // are one run. A batch that shares its right factors is rows.

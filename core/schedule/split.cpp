@@ -423,7 +423,7 @@ class Split::Call {
       const std::int64_t once = elements(buffer) * bytecode::storage_bytes(buffer.storage);
       bytes += round_up(once * (buffer.of_parts ? parts_ : 1), exec::kAlignment);
     }
-    block_ = exec::acquire(at(bytes));
+    block_ = exec::acquire_for_launch(at(bytes));
     if (block_.data == nullptr) throw std::bad_alloc();
   }
   ~Call() { exec::release(block_); }

@@ -265,6 +265,11 @@ int test_memory() {
       acquire(std::size_t{4} << 20);  // a block that is a little too large will do
   CHECK(smaller.data == again.data && smaller.bytes == again.bytes);
   release(smaller);
+  const Block other = acquire(std::size_t{1} << 20);  // ... much too large only for a launch
+  const Block brief = acquire_for_launch(std::size_t{1} << 20);
+  CHECK(other.data != again.data && brief.data == again.data && brief.bytes == again.bytes);
+  release(other);
+  release(brief);
   set_memory_budget(1 << 20);
   CHECK(memory_stats().idle_bytes <= 1 << 20);
   set_memory_budget(0);

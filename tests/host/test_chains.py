@@ -132,6 +132,7 @@ PLAIN: dict[str, Function] = {
     "transposed, then product": lambda x, w, u, b, r, d: torch.tanh(x @ w).t() @ x,
     "left transposed": lambda x, w, u, b, r, d: x.t().contiguous().t() @ w + b,
     "right transposed": lambda x, w, u, b, r, d: torch.tanh(x @ d.t()),
+    "right transposed, then rows": lambda x, w, u, b, r, d: torch.softmax(x @ d.t() + r, -1),
     "concat": lambda x, w, u, b, r, d: torch.cat([x @ w, torch.tanh(x @ u), r], 1),
     "concat of rows": lambda x, w, u, b, r, d: torch.cat([torch.tanh(x @ w), r, x @ u], 0),
     "concat, then product": lambda x, w, u, b, r, d: torch.cat([x @ w, r], 1) @ torch.cat([d, d]),
@@ -561,6 +562,33 @@ def test_threads_change_nothing(name: str, dtype: Any) -> None:
         for other in others:
             for x, y in zip(first, other, strict=True):
                 assert torch.equal(x, y), sizes
+
+
+@pytest.mark.parametrize("name", ["layer norm", "right transposed, then rows"])
+def test_right_factors_that_pass_by(name: str) -> None:
+    """Where whole rows are needed, those of a block meet all of a factor: packed, or as it is."""
+    fn = PLAIN[name]
+    for sizes in [(150, 300, 520), (256, 64, 900), (300, 900, 500), (700, 1100, 330)]:
+        args = operands(*sizes, torch.float32)
+        first, *others = per_threads(fn, args, [1, 3, 16])
+        check(lambda *_, first=first: first, fn, *args)
+        for other in others:
+            for x, y in zip(first, other, strict=True):
+                assert torch.equal(x, y), sizes
+
+
+def test_numbers_of_all_sizes_where_right_factors_pass_by() -> None:
+    def fn(x: Any, w: Any) -> Any:
+        y = x @ w
+        return y, y.amax(-1)
+
+    for m in (150, 520):
+        x, w = tensor(m, 900), factor(900, 500)
+        x[3, 5], x[m - 1, 7], x[m - 2, 0], x[100] = float("inf"), float("nan"), 3.4e38, 1e-40
+        got, want = tilevm.compile(fn)(x, w), fn(x.double(), w.double())
+        for g, e in zip(got, want, strict=True):
+            torch.testing.assert_close(g, e.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
+        torch.testing.assert_close(got[0][100], want[0][100].float(), rtol=1e-4, atol=1e-43)
 
 
 def test_threads_change_no_product_of_bytes() -> None:

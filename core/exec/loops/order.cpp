@@ -25,7 +25,7 @@ bool before(W a, W b) {
 // A block of the pool: fresh pages would take as long as a choice among many does.
 struct Room {
   Block block;
-  explicit Room(std::size_t bytes) : block(acquire(bytes)) {
+  explicit Room(std::size_t bytes) : block(acquire_for_launch(bytes)) {
     if (block.data == nullptr) throw std::bad_alloc();
   }
   ~Room() { release(block); }
