@@ -378,6 +378,18 @@ def test_what_is_not_recorded_and_who_looked() -> None:
     assert tilevm.explain(torch.sin, recorded=True)(torch.randn(3)).callouts == ()
 
 
+def test_who_looked_where_pytorch_does_not_know_a_method(monkeypatch: Any) -> None:
+    pytest.importorskip("tilevm._recorder")
+    monkeypatch.setattr("tilevm.tools.recording.resolve_name", lambda func: None)
+
+    def branched(x: Any) -> Any:
+        return x + 1 if (x.sin() * 2).sum() > 0 else x
+
+    recording = tilevm.explain(branched, recorded=True)(torch.randn(6, 8))
+    (reason, *_) = [reason for segment in recording.segments for reason in segment.reasons]
+    assert reason.startswith("looked at, by torch.Tensor.__bool__ (test_explain.py:")
+
+
 def test_times_in_the_text(report: Any) -> None:
     rows = str(report).partition("steps:")[2].partition("cuts:")[0].strip().splitlines()
     assert " us for all, with inputs and outputs" in rows[-1]

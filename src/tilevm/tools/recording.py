@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from tilevm.frontends.torch_import import LIBRARY, place_of
@@ -30,7 +31,7 @@ class Callers(TorchFunctionMode):
         finally:
             after = watched_so_far()
             if after != before:
-                caller = resolve_name(func) or getattr(func, "__name__", str(func)), _line()
+                caller = _name(func), _line()
                 for known, first, end in zip(
                     (self._segments, self._operators), before, after, strict=True
                 ):
@@ -44,6 +45,15 @@ class Callers(TorchFunctionMode):
     def of_operator(self, number: int) -> str:
         """The line that called it, as far as it is known."""
         return self._operators.get(number, ("", ""))[1]
+
+
+def _name(func: Any) -> str:
+    """`torch.Tensor.item`. PyTorch keeps its list from when it was first asked: methods that were
+    patched then, as captures patch some, are not in it.
+    """
+    name = getattr(func, "__name__", str(func))
+    method = getattr(Tensor, name, None) is func
+    return resolve_name(func) or (f"torch.Tensor.{name}" if method else name)
 
 
 def _line() -> str:
