@@ -1,72 +1,32 @@
-"""Matrix products with the kernels around them: what runs for some rows at a time is right for all.
-
-Judged by float64. Factors are such that products are of the order of 1: errors are measured against
-the largest element of the result.
-"""
+"""Matrix products with kernels around them: what runs for some rows at a time is right for all."""
 
 from __future__ import annotations
 
-import gc
-import os
 import random
-import signal
-import threading
-from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from tests.differential.tiers import runs  # noqa: E402
+from tests.host.chain_programs import (  # noqa: E402
+    FLOATS,
+    PLAIN,
+    Function,
+    Shape,
+    attention,
+    check,
+    factor,
+    operands,
+    tensor,
+)  # fmt: skip
 
 import tilevm  # noqa: E402
 from tilevm import lang  # noqa: E402
-from tilevm.runtime import program as runtime  # noqa: E402
 
-Function = Callable[..., Any]
-Shape = tuple[int, ...]
-FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-# Of the largest element. Values of low precision are rounded where they are stored, which is the
-# fuser's choice, up to three times on the way.
-MOST = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
 TIERS = [tier for tier in ("avx512", "avx2", "neon", "interp") if runs(tier)]
-
-
-def tensor(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
-    """Rows of a factor: sums over the last dim but one, or the last, are of the order of 1."""
-    generator = torch.Generator().manual_seed(sum(shape) * 31 + seed)
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
-def factor(*shape: int, dtype: Any = torch.float32, seed: int = 0) -> Any:
-    """A right factor: a product of `tensor` with it is of the order of 1."""
-    return (tensor(*shape, seed=seed + 1) / max(shape[-2], 1) ** 0.5).to(dtype)
-
-
-def wide(x: Any) -> Any:
-    return x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-
-
-def results(found: Any) -> tuple[Any, ...]:
-    return tuple(found) if isinstance(found, (tuple, list)) else (found,)
-
-
-def check(compiled: Any, fn: Function, *args: Any) -> None:
-    with torch.no_grad():
-        found, exact = results(compiled(*args)), results(fn(*map(wide, args)))
-    assert len(found) == len(exact)
-    for f, e in zip(found, exact, strict=True):
-        assert f.shape == e.shape
-        if not f.is_floating_point():
-            assert torch.equal(f, e)
-        elif e.numel():
-            assert e.isfinite().all()
-            off = (f.double() - e).abs().amax().item()
-            most = MOST[f.dtype] * (e.abs().amax().item() + 0.1)
-            assert off <= most, f"{[*f.shape]}: off by {off}, not {most}"
 
 
 # Sizes --------------------------------------------------------------------------------------------
@@ -88,106 +48,6 @@ def triples(seed: int, count: int = 1) -> list[tuple[int, int, int]]:
         for m in M:
             found.append((m, k.pop() if k else rng.choice(K), n.pop() if n else rng.choice(N)))
     return found
-
-
-def standardised(x: Any) -> Any:
-    return F.layer_norm(x, (x.shape[-1],), eps=0.1)
-
-
-def attention(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    return torch.softmax(q @ k.transpose(-1, -2) / 4 + mask, -1) @ v
-
-
-# x [M, K], w [K, N], u [K, N], b [N], r [M, N], d [N, K]
-PLAIN: dict[str, Function] = {
-    "product": lambda x, w, u, b, r, d: x @ w,
-    "bias": lambda x, w, u, b, r, d: x @ w + b,
-    "gelu": lambda x, w, u, b, r, d: F.gelu(x @ w + b),
-    "gelu in float32": lambda x, w, u, b, r, d: F.gelu((x @ w).to(r.dtype) + b, approximate="tanh"),
-    "residual": lambda x, w, u, b, r, d: x @ w + b + r,
-    "layer norm": lambda x, w, u, b, r, d: standardised(x @ w + b + r) * b,
-    "softmax": lambda x, w, u, b, r, d: torch.softmax(x @ w + b, -1),
-    "row sums": lambda x, w, u, b, r, d: (torch.tanh(x @ w).sum(-1), (x @ w + b).amax(-1)),
-    "column sums": lambda x, w, u, b, r, d: torch.tanh(x @ w).sum(0),
-    "softmax of columns": lambda x, w, u, b, r, d: torch.softmax(torch.cat([x @ w, r]), 0),
-    "all of it": lambda x, w, u, b, r, d: torch.tanh(x @ w + b).sum(),
-    "sum, then sum": lambda x, w, u, b, r, d: torch.tanh((x @ w).tanh().sum(-1)).sum(-1),
-    "swiglu": lambda x, w, u, b, r, d: F.silu(x @ w) * (x @ u + b),
-    "swiglu, then softmax": lambda x, w, u, b, r, d: torch.softmax((x @ w) * torch.tanh(x @ u), -1),
-    "mlp": lambda x, w, u, b, r, d: F.gelu(x @ w + b) @ d + x,
-    "gated mlp": lambda x, w, u, b, r, d: (F.silu(x @ w) * (x @ u)) @ d,
-    "mlp of norms": lambda x, w, u, b, r, d: x + F.gelu(standardised(x @ w + r)) @ d,
-    "deep": lambda x, w, u, b, r, d: torch.tanh(torch.tanh(torch.tanh(x @ w) @ d) @ u + r) @ d,
-    "product and what is made of it": lambda x, w, u, b, r, d: _both(x @ w, b),
-    "read by two": lambda x, w, u, b, r, d: _two(x @ w + b, d),
-    "two products of one": lambda x, w, u, b, r, d: _twice(torch.tanh(x @ w), d),
-    "between products, and result": lambda x, w, u, b, r, d: _between(F.gelu(x @ w), d),
-    "residual behind two products": lambda x, w, u, b, r, d: _prenorm(x @ w + r, d, w),
-    "all rows behind two products": lambda x, w, u, b, r, d: _row_sums(torch.tanh(x @ w), d, w),
-    "row sums, then product": lambda x, w, u, b, r, d: (x @ w).sum(-1, keepdim=True) @ d[:1],
-    "reversed rows": lambda x, w, u, b, r, d: torch.tanh(x @ w).flip(0) + r,
-    "reversed columns": lambda x, w, u, b, r, d: torch.tanh(x @ w).flip(1) @ d,
-    "transposed result": lambda x, w, u, b, r, d: torch.tanh(x @ w).t(),
-    "transposed result and rows": lambda x, w, u, b, r, d: (x @ w).t() + r.t(),
-    "transposed, then product": lambda x, w, u, b, r, d: torch.tanh(x @ w).t() @ x,
-    "left transposed": lambda x, w, u, b, r, d: x.t().contiguous().t() @ w + b,
-    "right transposed": lambda x, w, u, b, r, d: torch.tanh(x @ d.t()),
-    "right transposed, then rows": lambda x, w, u, b, r, d: torch.softmax(x @ d.t() + r, -1),
-    "concat": lambda x, w, u, b, r, d: torch.cat([x @ w, torch.tanh(x @ u), r], 1),
-    "concat of rows": lambda x, w, u, b, r, d: torch.cat([torch.tanh(x @ w), r, x @ u], 0),
-    "concat, then product": lambda x, w, u, b, r, d: torch.cat([x @ w, r], 1) @ torch.cat([d, d]),
-    "part of a concat": lambda x, w, u, b, r, d: torch.cat([r, x @ w], 1)[:, r.shape[1] :] @ d,
-    "causal": lambda x, w, u, b, r, d: torch.where(_below(r), torch.tanh(x @ w), b),
-    "causal by the diagonal": lambda x, w, u, b, r, d: torch.tril(x @ w) @ d,
-    "positions": lambda x, w, u, b, r, d: x @ w * torch.arange(r.shape[1]).to(r.dtype) / r.shape[1],
-    "a new axis in front": lambda x, w, u, b, r, d: x @ w + torch.stack([r, r * 2, r * 3]),
-    "one row, many columns": lambda x, w, u, b, r, d: torch.tanh(b[None] @ d) + x,
-    "half of the columns": lambda x, w, u, b, r, d: torch.tanh(x @ w)[:, ::2] * b[::2],
-    "halves": lambda x, w, u, b, r, d: torch.mul(*(x @ torch.cat([w, u], 1)).chunk(2, -1)),
-    "low precision between": lambda x, w, u, b, r, d: (x @ w).bfloat16().to(r.dtype) * 0 + x @ w,
-}  # fmt: skip
-
-
-def _both(y: Any, b: Any) -> Any:
-    return y, torch.tanh(y + b)
-
-
-def _two(y: Any, d: Any) -> Any:
-    return torch.tanh(y).sum(0), torch.tanh(y) @ d, torch.sigmoid(y).amax(1)
-
-
-def _twice(y: Any, d: Any) -> Any:
-    return y @ d, y @ (d * 2)
-
-
-def _between(y: Any, d: Any) -> Any:
-    return torch.sigmoid(y @ d), y
-
-
-def _prenorm(y: Any, d: Any, w: Any) -> Any:
-    return y + torch.tanh(standardised(y) @ d) @ w
-
-
-def _row_sums(y: Any, d: Any, w: Any) -> Any:
-    """Sums of rows, which the last kernel reads as a row: it needs all of them first."""
-    sums = y.sum(-1)
-    return (torch.sigmoid(y) @ d)[:, :1] + sums / max(y.shape[1], 1)
-
-
-def _below(r: Any) -> Any:
-    return torch.arange(r.shape[0])[:, None] >= torch.arange(r.shape[1])
-
-
-def operands(m: int, k: int, n: int, dtype: Any) -> list[Any]:
-    new = {"dtype": dtype}
-    return [
-        tensor(m, k, **new),
-        factor(k, n, **new),
-        factor(k, n, **new, seed=1),
-        tensor(n, **new),
-        tensor(m, n, **new),
-        factor(n, k, **new),
-    ]
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -514,144 +374,6 @@ def test_an_index_out_of_range_is_refused() -> None:
         chosen(tensor(400, 30), factor(30, 50), tensor(3, 7))
 
 
-# Threads ------------------------------------------------------------------------------------------
-
-LARGE = [(33, 600, 300), (257, 255, 300), (17, 257, 300), (1, 1100, 1100), (16, 300, 301)]
-LARGE += [(95, 256, 320), (600, 64, 65), (3000, 31, 33), (2, 600, 1100), (257, 600, 17)]
-LARGE += [(5, 1024, 512), (11, 700, 901), (273, 600, 7), (33, 300, 39)]
-
-
-def per_threads(fn: Function, args: Sequence[Any], counts: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Results by numbers of threads: of torch, and of the configuration."""
-    found = []
-    compiled = tilevm.compile(fn)
-    before = torch.get_num_threads()
-    try:
-        with torch.no_grad():
-            for n in (1, 2):
-                torch.set_num_threads(n)
-                found.append(results(compiled(*args)))
-            for n in counts:
-                with tilevm.config.patch(threads=n):
-                    found.append(results(compiled(*args)))
-    finally:
-        torch.set_num_threads(before)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [
-        ("product", torch.float32),
-        ("right transposed", torch.float32),
-        ("product", torch.float16),
-        ("product", torch.bfloat16),
-        ("right transposed", torch.bfloat16),
-        ("transposed result", torch.float32),
-        ("swiglu", torch.bfloat16),
-        ("mlp of norms", torch.float32),
-        ("row sums", torch.float32),
-    ],
-    ids=str,
-)
-def test_threads_change_nothing(name: str, dtype: Any) -> None:
-    for sizes in LARGE:
-        args = operands(*sizes, dtype)
-        first, *others = per_threads(PLAIN[name], args, [1, 3, 16, 40])
-        check(lambda *_, first=first: first, PLAIN[name], *args)
-        for other in others:
-            for x, y in zip(first, other, strict=True):
-                assert torch.equal(x, y), sizes
-
-
-@pytest.mark.parametrize("name", ["layer norm", "right transposed, then rows"])
-def test_right_factors_that_pass_by(name: str) -> None:
-    """Where whole rows are needed, those of a block meet all of a factor: packed, or as it is."""
-    fn = PLAIN[name]
-    for sizes in [(150, 300, 520), (256, 64, 900), (300, 900, 500), (700, 1100, 330)]:
-        args = operands(*sizes, torch.float32)
-        first, *others = per_threads(fn, args, [1, 3, 16])
-        check(lambda *_, first=first: first, fn, *args)
-        for other in others:
-            for x, y in zip(first, other, strict=True):
-                assert torch.equal(x, y), sizes
-
-
-def test_numbers_of_all_sizes_where_right_factors_pass_by() -> None:
-    def fn(x: Any, w: Any) -> Any:
-        y = x @ w
-        return y, y.amax(-1)
-
-    for m in (150, 520):
-        x, w = tensor(m, 900), factor(900, 500)
-        x[3, 5], x[m - 1, 7], x[m - 2, 0], x[100] = float("inf"), float("nan"), 3.4e38, 1e-40
-        got, want = tilevm.compile(fn)(x, w), fn(x.double(), w.double())
-        for g, e in zip(got, want, strict=True):
-            torch.testing.assert_close(g, e.float(), rtol=1e-4, atol=1e-5, equal_nan=True)
-        torch.testing.assert_close(got[0][100], want[0][100].float(), rtol=1e-4, atol=1e-43)
-
-
-def test_threads_change_no_product_of_bytes() -> None:
-    """Their factors are read where they lie for up to 16 rows."""
-    for m in (1, 4, 5, 8, 16, 17):
-        x, w = tensor(m, 1024), torch.randint(-128, 128, (1024, 515), dtype=torch.int8)
-        first, *others = per_threads(lambda x, w: x @ w.to(x.dtype), [x, w], [3, 5])
-        for (other,) in others:
-            assert torch.equal(first[0], other), m
-
-
-def test_threads_change_no_attention() -> None:
-    for b, h, q, k, d in [
-        (2, 3, 65, 130, 64),
-        (1, 1, 300, 300, 32),
-        (1, 2, 1, 5000, 64),
-        (2, 2, 33, 20, 64),
-        (1, 3, 65, 7, 64),
-    ]:
-        args = [tensor(b, h, n, d) for n in (q, k, k)] + [tensor(q, k)]
-        first, *others = per_threads(attention, args, [1, 2, 3, 5, 16])
-        for (other,) in others:
-            assert torch.equal(first[0], other)
-
-
-def test_calls_at_once() -> None:
-    fn = PLAIN["mlp of norms"]
-    compiled = tilevm.compile(fn)
-    sets = [operands(m, 200, 190, torch.float32) for m in (17, 40, 257, 600)]
-    with torch.no_grad():
-        wanted = [compiled(*args) for args in sets]
-    wrong: list[str] = []
-
-    def work(seed: int) -> None:
-        rng = random.Random(seed)
-        with torch.no_grad():
-            for _ in range(60):
-                k = rng.randrange(len(sets))
-                if not torch.equal(compiled(*sets[k]), wanted[k]):
-                    wrong.append(f"{seed}: {k}")
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # fork with threads
-def test_a_forked_child_multiplies() -> None:
-    fn = PLAIN["mlp of norms"]
-    compiled = tilevm.compile(fn)
-    args = operands(257, 200, 190, torch.float32)
-    with torch.no_grad():
-        want = compiled(*args).numpy().copy()
-        child = os.fork()
-        if child == 0:  # PyTorch's own threads would hang here: NumPy compares
-            signal.alarm(20)
-            os._exit(0 if np.array_equal(compiled(*args).numpy(), want) else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 # Tiers --------------------------------------------------------------------------------------------
 
 
@@ -663,28 +385,3 @@ def test_tiers(name: str, tier: str) -> None:
         compiled = tilevm.compile(fn)
         for m, k, n in [(1, 31, 33), (17, 257, 65), (257, 64, 31)]:
             check(compiled, fn, *operands(m, k, n, torch.float32))
-
-
-# Memory -------------------------------------------------------------------------------------------
-
-
-def test_memory_does_not_grow() -> None:
-    compiled = [tilevm.compile(PLAIN[name]) for name in ("mlp of norms", "swiglu", "concat")]
-    rng = random.Random(0)
-    sizes = [(rng.randint(0, 300), rng.randint(1, 200), rng.randint(1, 200)) for _ in range(1000)]
-    sizes[::100] = [(600, 600, 600)] * 10
-    kept = []
-    with torch.no_grad():
-        for i, (m, k, n) in enumerate(sizes):
-            args = operands(m, k, n, torch.float32)
-            for fn in compiled:
-                fn(*args)
-            if i in (500, 999):
-                del args
-                gc.collect()
-                kept.append((runtime.memory(), runtime.code_memory()["used_bytes"]))
-    (before, code), (after, code_after) = kept
-    assert after["used_bytes"] == before["used_bytes"]
-    assert after["peak_bytes"] <= 1.2 * before["peak_bytes"]
-    assert after["idle_bytes"] <= 1.2 * before["idle_bytes"] + (1 << 20)
-    assert code_after <= 1.5 * code  # classes of layouts are few

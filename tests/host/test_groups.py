@@ -1,6 +1,6 @@
 """Products of groups of rows, each with a matrix of its own, as of experts.
 
-Judged by float64, as in test_chains.py: errors are measured against the largest element.
+Judged by float64, as in chain_programs.py: errors are measured against the largest element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 
 import torch.nn.functional as F  # noqa: E402
 from tests.differential.tiers import runs  # noqa: E402
-from tests.host.test_chains import FLOATS, MOST, factor, results, tensor, wide  # noqa: E402
+from tests.host.chain_programs import FLOATS, MOST, factor, results, tensor, wide  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tilevm  # noqa: E402
