@@ -922,3 +922,4 @@ class Emitter final : private Owner {
 #include "exec/native/emit_map.h"
 #include "exec/native/emit_memory.h"
 #include "exec/native/emit_narrow.h"
+#include "exec/native/emit_tree.h"
