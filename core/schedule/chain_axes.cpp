@@ -95,7 +95,8 @@ bool right_factors_pass(const ChainLaunch& launch, const exec::gemm::Tiles& tile
   using exec::gemm::Way;
   const std::int64_t rows = launch.rows[at(launch.n_rows - 1)];
   const std::int64_t at_once = std::min(rows, kUnitBlockRows);
-  if (launch.n_rows > 1 || at_once * row_bytes > kPassedPanelBytes) return false;
+  if (tiles.units == nullptr || launch.n_rows > 1 || at_once * row_bytes > kPassedPanelBytes)
+    return false;
   std::int64_t packed = 0;
   for (const Stage& stage : launch.stages) {
     if (stage.kernel != nullptr) continue;
@@ -135,7 +136,6 @@ void prepare(ChainLaunch& launch, const exec::gemm::Tiles& tiles) noexcept {
   launch.passes = in_parts && right_factors_pass(launch, tiles, row_bytes);
   for (Stage& stage : launch.stages) {
     if (stage.kernel != nullptr) continue;
-    stage.once = stage.once || launch.passes;
     if (launch.passes) {
       stage.way = exec::gemm::Way::kPieces;
     } else {
