@@ -297,3 +297,44 @@ def test_sums_at_places_that_may_be_outside() -> None:
 
 def test_the_same_number_of_elements() -> None:
     check(lambda x: (x * 2).resize_(3, 4), torch.randn(2, 6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int32])
+def test_ldexp_by_exponents_whose_power_overflows(dtype: Any) -> None:
+    limit = torch.finfo(dtype) if dtype.is_floating_point else torch.finfo(torch.float32)
+    least = round(math.log2(limit.tiny * limit.eps))
+    values = [0.0, -0.0, math.inf, math.nan, 1.0, 3.0, -1.75, limit.max, limit.tiny * 0.75]
+    x = torch.tensor(values, dtype=torch.float64)
+    exponents = torch.tensor([-(2**30), 2 * least, least, -1, 0, 1, -least, -2 * least, 10**9])
+    x = (x if dtype.is_floating_point else x.nan_to_num(7, 7).clamp(-9, 9)).to(dtype)[:, None]
+    compiled = tilevm.compile(torch.ldexp)
+    for shift in (0, 3):
+        want, found = torch.ldexp(x, exponents + shift), compiled(x, exponents + shift)
+        torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
+    with tilevm.config.patch(templates=1), tilevm.fuse():
+        found = torch.ldexp(x, exponents)
+    torch.testing.assert_close(found, torch.ldexp(x, exponents), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool])
+def test_integers_that_are_filled_with_a_float(dtype: Any) -> None:
+    """Those that are not masked have more digits than the number's float32."""
+    x = torch.tensor([1, 2**24 + 1, 2**31 - 1, 2**53 + 1, 2**62 + 1]).to(dtype)
+    for value in (0.0, 2.5, 255.0 if dtype is torch.uint8 else -1.0):
+        functions: tuple[Any, ...] = (
+            lambda x, value=value: x.masked_fill(torch.arange(len(x)) < 1, value),
+            lambda x, value=value: (x | 1).masked_fill_(torch.arange(len(x)) < 1, value),
+        )
+        for function in functions:
+            assert torch.equal(tilevm.compile(function)(x), function(x))
+            with tilevm.config.patch(templates=1), tilevm.fuse():
+                found = function(x)
+            assert torch.equal(found, function(x))
+
+
+@pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py])
+def test_integers_beside_halves_are_halves_first(function: Any) -> None:
+    x, y = torch.tensor([0.25, 1.0, 0.0]).half(), torch.tensor([70000, 3001, 257])
+    compiled = tilevm.compile(function)
+    torch.testing.assert_close(compiled(x, y), function(x, y))
+    torch.testing.assert_close(compiled(y, x), function(y, x))

@@ -48,6 +48,47 @@ NAMES = frozenset(
 )
 
 
+_ATEN: Any = torch.ops.aten
+
+
+def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """The product of x and 2^exponent. No factor overflows where the product is finite, as in
+    PyTorch's kernel; its decomposition is another function.
+    """
+    if not x.dtype.is_floating_point or exponent.dtype.is_floating_point:
+        plain: torch.Tensor = decomposition_table[_ATEN.ldexp.Tensor](x, exponent)
+        return plain
+    if exponent.dtype is torch.bool:
+        raise _Kept("PyTorch raises")
+    # Three such powers take a double from 2^-1074 to 2^1023 and back.
+    wide, left = x.double(), exponent.long()
+    for _ in range(3 if x.dtype is torch.float64 else 1):
+        power = left.clamp(-1000, 1000)
+        wide, left = wide * torch.exp2(power.double()), left - power
+    return wide.to(x.dtype)
+
+
+def _converted(target: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Of operands of the result's dtype, as kernels have it: 70000 is no number of float16."""
+
+    def meaning(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        common = torch.result_type(x, y)
+        if common.is_floating_point:
+            x, y = x.to(common), y.to(common)
+        result: torch.Tensor = decomposition_table[target](x, y)
+        return result
+
+    return meaning
+
+
+# What consists of other operators than PyTorch's decompositions say.
+OWN: dict[Any, Callable[..., Any]] = {
+    _ATEN.ldexp.Tensor: _ldexp,
+    _ATEN.xlogy.Tensor: _converted(_ATEN.xlogy.Tensor),
+    _ATEN.special_xlog1py.default: _converted(_ATEN.special_xlog1py.default),
+}
+
+
 @cache
 def foreach() -> dict[OpOverload, Callable[..., Any]]:
     """Operators over lists of tensors, and what PyTorch does without a kernel for all: each."""
@@ -191,6 +232,8 @@ def _meanings(target: OpOverload, more: Meanings | None = None) -> list[Callable
         return [more[target]]
     if _is_foreach(target):
         return [foreach()[target]]
+    if target in OWN:
+        return [OWN[target]]
     if target._schema.name.removeprefix("aten::") not in NAMES:
         raise _Kept(f"{target} is not in the table")
     found = [decomposition_table[target]] if target in decomposition_table else []

@@ -406,8 +406,12 @@ def _where(b: Importer, out: Any, mask: Tensor, x: Any, y: Any) -> int:
 
 @row("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(b: Importer, out: Any, x: Tensor, mask: Tensor, value: Any) -> int:
-    filler = b.operand(fitting(value, out.dtype))
-    if isinstance(value, Tensor):
+    value = fitting(value, out.dtype)
+    of_integers = not (out.dtype.is_floating_point or out.dtype is torch.bool)
+    if of_integers and isinstance(value, float):
+        value = int(value)
+    filler = b.operand(value)
+    if of_integers or isinstance(value, Tensor):
         filler = b.cast(filler, x.dtype)
     return b.add("where", mask.id, filler, x.id)
 
