@@ -574,3 +574,18 @@ def test_beside_real_numbers(dtype: Any) -> None:
     with tilevm.config.patch(templates=1), tilevm.fuse():
         recorded = function(x, z * 1)
     torch.testing.assert_close(recorded, expected)
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
+def test_sums_that_are_real() -> None:
+    """PyTorch's, as operators that are called."""
+    z = torch.randn(6, dtype=torch.complex64)
+    functions: list[Any] = [
+        lambda z: z.sum(dtype=torch.int16),
+        lambda z: z.cumsum(0, dtype=torch.float64),
+    ]
+    for function in functions:
+        compiled, want = tilevm.compile(function), function(z)
+        tilevm.stats.reset()
+        torch.testing.assert_close(compiled(z), want)
+        assert not tilevm.stats()["flushes"] and tilevm.stats()["callouts"]

@@ -70,12 +70,19 @@ class Complex(Tensor):
         return self.whole
 
 
+def part_type(out: Any) -> torch.dtype:
+    """The dtype of a result's parts. Raises: Unsupported, if it has none."""
+    if out.dtype not in PARTS:
+        raise Unsupported(f"complex numbers become {str(out.dtype)[6:]}")
+    return PARTS[out.dtype]
+
+
 def made(b: Importer, out: Any, real: int, imag: int) -> Complex:
     """A result of these parts, which may be smaller and of other types than it."""
     shape = b.shape(out.shape)
 
     def whole(part: int) -> int:
-        part = b.cast(part, PARTS[out.dtype])
+        part = b.cast(part, part_type(out))
         same = list(b.program.type(part)[2]) == [str(s) for s in shape]
         return part if same or not shape else b.add("expand", part, shape=shape)
 
@@ -89,7 +96,7 @@ def parts_of(b: Importer, x: Any, out: Any = None) -> Parts:
     if not isinstance(x, Tensor):
         return b.number(x), b.number(0.0)
     if not is_complex(x):
-        value = x.id if out is None else b.cast(x.id, PARTS[out.dtype])
+        value = x.id if out is None else b.cast(x.id, part_type(out))
         return value, b.number(0.0)
     if isinstance(x, Complex):
         parts = x.parts
@@ -98,7 +105,7 @@ def parts_of(b: Importer, x: Any, out: Any = None) -> Parts:
         parts = real, imag
     if out is None:
         return parts
-    return b.cast(parts[0], PARTS[out.dtype]), b.cast(parts[1], PARTS[out.dtype])
+    return b.cast(parts[0], part_type(out)), b.cast(parts[1], part_type(out))
 
 
 def _operands(row: Row) -> Row:
