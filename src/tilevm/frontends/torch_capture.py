@@ -39,6 +39,10 @@ from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.ir.types import Dim
 
 
+class NoArguments(Refused):
+    """There is nothing that a capture would be a function of."""
+
+
 def capture(
     fn: Callable[..., Any],
     modules: Mapping[str, nn.Module],
@@ -60,7 +64,7 @@ def capture(
     leaves: list[Any] = []
     tree = torch_tree.flatten((tuple(args), dict(kwargs)), leaves, shared={})
     if not leaves:
-        raise Refused("the call has no tensors or numbers")
+        raise NoArguments("the call has no tensors or numbers")
     facts = torch_dims.facts_of(fn, args, kwargs, dims, leaves)
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":

@@ -66,11 +66,15 @@ from tilevm.stats import stats
 # Captures of a function that changes something else (the first may set it up), or that Dynamo
 # cannot trace (other arguments may be simpler).
 MOST_EFFECTS = 4
-# One operator cannot be traced: the others can be recorded.
-_OPERATOR = (
+# What is between branches on data, or operators that cannot be traced, can be recorded, and what
+# has no arguments: an optimiser's step.
+_RECORDED = (
     fake_tensor.DataDependentOutputException
     | fake_tensor.DynamicOutputShapeException
     | fake_tensor.UnsupportedOperatorException
+    | GuardOnDataDependentSymNode
+    | UsedInPython
+    | torch_capture.NoArguments
 )
 MOST_OBJECTS = 256  # among the arguments of calls, that are looked at
 MOST_VALUES = 16  # of what a function reads besides its arguments
@@ -105,7 +109,7 @@ class Family:
 
     captures: list[Capture] = field(default_factory=list)
     reason: str = ""
-    branches: bool = False  # `reason`: it takes branches on data, for which recording still helps
+    records: bool = False  # `reason`: one of _RECORDED
     differentiates: bool = False  # `reason`: it differentiates, or has transforms, by itself
     gradients: bool = False  # `reason`: Dynamo's capture can be differentiated, ours cannot
     settled: bool = False  # the core knows that these calls are not captured
@@ -401,9 +405,7 @@ class Compiled(Dispatch):
                     raise
                 family.reason = reason
                 family.differentiates = is_differentiated(error)
-                family.branches = isinstance(
-                    error, _OPERATOR | GuardOnDataDependentSymNode | UsedInPython
-                )
+                family.records = isinstance(error, _RECORDED)
                 run = functools.partial(self._uncaptured, family)
         else:
             return self._run(capture, leaves, args, kwargs)
@@ -417,16 +419,16 @@ class Compiled(Dispatch):
             raise
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
-        """Eagerly, but for branches on data: what lies between them is recorded and fused.
+        """Eagerly; or recorded and fused, where that helps.
 
-        So is what lies between operators that depend on data. What differentiates by itself goes
-        through Dynamo, which breaks the graph there, or traces it.
+        What differentiates by itself goes through Dynamo, which breaks the graph there, or traces
+        it.
         """
         if family.gradients:
             return self._with_gradients(args, kwargs)
         if family.differentiates:
             return self._with_gradients(args, kwargs, family.reason)
-        run = self._recorded if family.branches else self._eager
+        run = self._recorded if family.records else self._eager
         return run(family.reason, args, kwargs)
 
     def _recorded(self, reason: str, args: Any, kwargs: Any) -> Any:
@@ -519,7 +521,7 @@ class Compiled(Dispatch):
             for number, capture in enumerate(self.captures)
         ]
         eager = [
-            f"{_HOW[f.differentiates, f.branches]}: {f.reason}"
+            f"{_HOW[f.differentiates, f.records]}: {f.reason}"
             for f in self._families.values()
             if f.reason
         ]

@@ -48,11 +48,14 @@ def trainer(model: torch.nn.Module, loss: Callable[..., Any], key: str, steps: s
     steps: how the optimiser runs: as it is, recorded by `tilevm.fuse` ("fuse"), or captured by the
     backend that the model has ("compile").
     """
+    if steps not in ("", "fuse", "compile"):
+        raise SystemExit(f"{key}+{steps}: the optimiser can be +fuse or +compile")
     optimiser = torch.optim.AdamW(model.parameters(), 1e-4)
     forward = FORWARD[key](loss, model)
     optimise: Callable[[], Any] = optimiser.step
     if steps == "compile":
-        optimise = torch.compile(optimiser.step, backend=key)
+        whole = key == "compile"
+        optimise = tilevm.compile(optimise) if whole else torch.compile(optimise, backend=key)
 
     def step(*batch: torch.Tensor) -> torch.Tensor:
         optimiser.zero_grad(set_to_none=True)
