@@ -27,6 +27,7 @@ constexpr std::int64_t kLongTurnedRows = 192;  // ... of more than kLongTurned e
 constexpr std::int64_t kLongTurned = 1024;
 constexpr std::int64_t kPassedRows = 256;  // a block's
 constexpr std::int64_t kTurnedDepth = 192;  // below, turning the sums costs more than it saves
+constexpr std::int64_t kTurnedPassed = 1 << 18;  // elements; fewer stay in a cache when packed
 
 // From how many rows and columns on a product of float32 is quicker in pieces of bfloat16: where
 // many rows meet many columns, since it costs to make them.
@@ -53,7 +54,8 @@ std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matri
                                                 sizes.m >= from.many_rows && sizes.k >= from.deep);
   if (!wide || sizes.k < kUnitDepth) return std::nullopt;
   const bool turned = b.row_stride == 1;
-  const bool passes = turned ? sizes.m >= from.passed_columns && sizes.k >= kTurnedDepth
+  const bool passes = turned ? sizes.m >= from.passed_columns && sizes.k >= kTurnedDepth &&
+                                   sizes.n * sizes.k >= kTurnedPassed
                              : sizes.m >= from.passed_rows;
   if (plain && once && !ahead && passes && sizes.m <= kPassedRows) return Way::kPieces;
   if (sizes.m >= (ahead ? from.rows_ahead : from.rows)) return Way::kPackedPieces;
