@@ -140,8 +140,19 @@ class ChannelsLast {
     }
     if (any && (node.op == Op::slice || node.op == Op::flip || node.op == Op::expand))
       return view(node);
+    if (node.op == Op::reshape && last(node.inputs[0]) && keeps_channels(node)) {
+      std::vector<Attr> attrs{Attr::of_sizes(last_type(node.out).shape.span())};
+      return hold(
+          node, emit(node.op, {held_[at(node.inputs[0])].value}, attrs, last_type(node.out)), true);
+    }
     if (cls == OpClass::kReduce && last(node.inputs[0]) && reduction(node)) return;
     copy(node);
+  }
+
+  // Whether a reshape is of an image's sizes alone: patches become a row, or a row patches.
+  bool keeps_channels(const Node& node) const {
+    const Shape &from = type(node.inputs[0]).shape, &to = type(node.out).shape;
+    return from.rank >= 3 && to.rank >= 3 && from[0] == to[0] && from[1] == to[1];
   }
 
   void copy(const Node& node) {

@@ -144,6 +144,25 @@ def test_one_image_is_row_major(axes: int) -> None:
             assert found.view(-1).shape == wanted.view(-1).shape
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_patches_become_rows_where_they_lie(dtype: Any) -> None:
+    """As in vision transformers, whose rows, if they lay across, would be transposed throughout."""
+
+    def rows(x: Any, w: Any, first: Any, places: Any, v: Any) -> Any:
+        patches = F.conv2d(x, w, stride=4).flatten(2).transpose(1, 2)
+        y = torch.cat([first.expand(len(x), -1, -1), patches], 1) + places
+        y = y + F.layer_norm(y, y.shape[-1:]) @ v
+        return y, patches.transpose(1, 2).reshape(len(x), len(w), x.shape[2] // 4, x.shape[3] // 4)
+
+    given = [torch.randn(s, dtype=dtype) for s in ((8, 3, 4, 4), (1, 1, 8), (1, 7, 8), (8, 8))]
+    x = torch.randn(2, 3, 8, 12, dtype=dtype)
+    for one in (0, 1):
+        agree(lambda *a, one=one: rows(*a)[one], x, *given)
+    graph = str(tilevm.compile(rows).explain(x, *given)).split("guards:")[0]
+    assert "permute" in graph
+    assert "axes=[0, 2, 1]" not in graph
+
+
 def test_infinities_stay_inside_their_windows() -> None:
     x = torch.ones(1, 1, 5, 5)
     x[0, 0, 0, 0] = float("inf")

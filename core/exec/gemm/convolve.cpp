@@ -1,6 +1,7 @@
 #include "exec/gemm/convolve.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <vector>
 
@@ -151,10 +152,15 @@ void copy_windows(const Matrix& a, std::int64_t row, std::int64_t rows, std::int
       });
 }
 
-void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
-               std::int64_t count, float* packed) {
+namespace {
+
+// put(row, values): each row of columns j .. j + columns of a right factor with taps, as float32;
+// Tiles::columns values, of which those that are no columns are 0.
+template <class Put>
+void each_row_of_taps(const Tiles& tiles, const Matrix& b, std::int64_t rows, std::int64_t j,
+                      std::int64_t columns, Put put) {
   const std::int64_t width = tiles.columns, taps = b.count_taps();
-  const std::size_t storage = index(b.storage);
+  const auto transpose = tiles.transpose[index(b.storage)];
   const std::int64_t item = bytecode::storage_bytes(b.storage);
   // Taps may be one run, forwards or, as gradients read them, backwards; and channels of all taps,
   // as PyTorch keeps them, or columns: such runs are transposed, some at a time, and their rows go
@@ -162,44 +168,64 @@ void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int
   const std::int64_t way = direction(b);
   const bool run = way == 1 && b.row_stride == taps;
   const bool columns_run = way != 0 && b.column_stride == taps && taps <= kTransposed;
-  alignas(64) float transposed[kTransposed * kMostColumns];
+  alignas(64) float values[kTransposed * kMostColumns];
+  if (columns < width) std::fill_n(values, kTransposed * width, 0.0f);
+  if (run) {
+    for (std::int64_t from = 0; from < rows; from += kTransposed) {
+      const std::int64_t some = std::min(kTransposed, rows - from);
+      const std::byte* first_row = b.data + (from + j * b.column_stride) * item;
+      transpose(first_row, b.column_stride, values, width, some, columns);
+      for (std::int64_t i = 0; i < some; ++i)
+        put((from + i) % taps * b.channels + (from + i) / taps, values + i * width);
+    }
+  } else if (columns_run) {
+    const std::int64_t first_tap = way < 0 ? taps - 1 : 0;
+    for (std::int64_t channel = 0; channel < b.channels; ++channel) {
+      const std::int64_t from = channel * b.row_stride + j * taps - first_tap;
+      transpose(b.data + from * item, taps, values, width, taps, columns);
+      for (std::int64_t i = 0; i < taps; ++i)
+        put((way < 0 ? taps - 1 - i : i) * b.channels + channel, values + i * width);
+    }
+  } else {
+    const bool side_by_side = b.column_stride == 1;
+    const auto copy = tiles.copy[index(b.storage)];
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const std::byte* from = element(b, row, j);
+      if (side_by_side) copy(from, 0, values, width, 1, columns);
+      if (!side_by_side) transpose(from, b.column_stride, values, width, 1, columns);
+      put(row, values);
+    }
+  }
+}
+
+}  // namespace
+
+void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+               std::int64_t count, float* packed) {
+  const std::int64_t width = tiles.columns;
   for (std::int64_t j = first; j < first + count; j += width) {
     float* panel = packed + j * sizes.k;
-    const std::int64_t columns = std::min(width, sizes.n - j);
-    if (columns < width) {
-      std::fill_n(panel, sizes.k * width, 0.0f);
-      std::fill_n(transposed, kTransposed * width, 0.0f);
-    }
-    if (columns_run && !run) {
-      const std::int64_t first_tap = way < 0 ? taps - 1 : 0;
-      for (std::int64_t channel = 0; channel < b.channels; ++channel) {
-        const std::int64_t from = channel * b.row_stride + j * taps - first_tap;
-        tiles.transpose[storage](b.data + from * item, taps, transposed, width, taps, columns);
-        for (std::int64_t i = 0; i < taps; ++i) {
-          const std::int64_t tap = way < 0 ? taps - 1 - i : i;
-          std::memcpy(panel + (tap * b.channels + channel) * width, transposed + i * width,
-                      at(width) * sizeof(float));
-        }
-      }
-      continue;
-    }
-    if (!run) {
-      for (std::int64_t row = 0; row < sizes.k; ++row) {
-        for (std::int64_t c = 0; c < columns; ++c)
-          panel[row * width + c] = read(element(b, row, j + c), tiles, b.storage);
-      }
-      continue;
-    }
-    for (std::int64_t from = 0; from < sizes.k; from += kTransposed) {
-      const std::int64_t rows = std::min(kTransposed, sizes.k - from);
-      const std::byte* first_row = b.data + (from + j * b.column_stride) * item;
-      tiles.transpose[storage](first_row, b.column_stride, transposed, width, rows, columns);
-      for (std::int64_t row = 0; row < rows; ++row) {
-        const std::int64_t channel = (from + row) / taps, tap = (from + row) % taps;
-        std::memcpy(panel + (tap * b.channels + channel) * width, transposed + row * width,
-                    at(width) * sizeof(float));
-      }
-    }
+    each_row_of_taps(tiles, b, sizes.k, j, std::min(width, sizes.n - j),
+                     [&](std::int64_t row, const float* values) {
+                       std::memcpy(panel + row * width, values, at(width) * sizeof(float));
+                     });
+  }
+}
+
+void pack_taps_in_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+                        std::int64_t count, std::int64_t packed_rows, Brain* packed) {
+  const std::int64_t width = tiles.columns;
+  for (std::int64_t j = first; j < first + count; j += width) {
+    Brain* panel = packed + j * packed_rows;
+    const std::int64_t whole = sizes.k / 2 * 2;
+    std::fill_n(panel + whole * width, (packed_rows - whole) * width, Brain{0});
+    each_row_of_taps(tiles, b, sizes.k, j, std::min(width, sizes.n - j),
+                     [&](std::int64_t row, const float* values) {
+                       Brain* to = panel + row / 2 * 2 * width + row % 2;
+                       for (std::int64_t c = 0; c < width; ++c)
+                         to[2 * c] =
+                             static_cast<Brain>(std::bit_cast<std::uint32_t>(values[c]) >> 16);
+                     });
   }
 }
 

@@ -20,6 +20,10 @@ void copy_windows(const Matrix& a, std::int64_t row, std::int64_t rows, std::int
 void pack_taps(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
                std::int64_t count, float* packed);
 
+// The same of bfloat16, for pairs: packed_rows rows a panel, behind sizes.k zeros.
+void pack_taps_in_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::int64_t first,
+                        std::int64_t count, std::int64_t packed_rows, Brain* packed);
+
 // As multiply(), by Way::kEach: sizes.k is the number of taps.
 void multiply_each(const Tiles& tiles, const Sizes& sizes, const Matrix& a, const float* packed,
                    float* c, std::int64_t c_stride);

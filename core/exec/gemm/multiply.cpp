@@ -305,7 +305,7 @@ BrainRows brain_rows(const Matrix& a, std::int64_t row, std::int64_t rows, std::
 void pack_panel(const Tiles& tiles, const Matrix& b, std::int64_t p, std::int64_t j,
                 std::int64_t pairs, std::int64_t columns, Brain* panel) {
   const std::int64_t width = tiles.columns;
-  if (b.count_taps() == 1 && b.row_stride == 1) {
+  if (b.row_stride == 1) {
     // A pair is 32 bits that move as one; columns an odd number apart are copied first.
     constexpr std::int64_t kStride = kPairDepth + 32;
     alignas(64) Brain copied[kMostColumns * kStride];
@@ -402,7 +402,9 @@ void pack_pairs(const Tiles& tiles, const Sizes& sizes, const Matrix& b, std::in
   const std::int64_t width = tiles.columns;
   const std::int64_t step = pair_step(sizes.k);
   const std::int64_t packed_rows = rounded_up(sizes.k, pair_rows(tiles));
-  const bool rows = b.count_taps() == 1 && b.column_stride == 1;
+  if (b.count_taps() > 1)
+    return pack_taps_in_pairs(tiles, sizes, b, first, count, packed_rows, packed);
+  const bool rows = b.column_stride == 1;
   for (std::int64_t p = 0; p < sizes.k; p += step) {
     const std::int64_t depth = std::min(step, sizes.k - p);
     const std::int64_t end = p + depth == sizes.k ? packed_rows : p + step;
