@@ -306,6 +306,107 @@ def test_what_making_a_graph_functional_does_not_know(function: Callable[[Tensor
                 torch.testing.assert_close(x, y)
 
 
+def by_one(x: Tensor) -> Any:
+    x[1:] += x[:-1]
+    return x
+
+
+def of_a_value(x: Tensor) -> Any:
+    y = x * 2
+    y[1:] = y[:-1]
+    return y
+
+
+def with_a_transposed(x: Tensor) -> Any:
+    return x.sub_(x.t())
+
+
+def by_a_number_of_it(x: Tensor) -> Any:
+    return x.div_(x[0, 0])
+
+
+def given_a_part(x: Tensor) -> Any:
+    return torch.exp(x[1:], out=x[:-1])
+
+
+def at_indices(x: Tensor) -> Any:
+    return x.index_add_(0, torch.arange(x.shape[0]), x)
+
+
+def rows_of_it(x: Tensor) -> Any:
+    return torch.cat([x[:1], x[2:]], out=x[:-1])
+
+
+def of_bits(x: Tensor) -> Any:
+    x.view(torch.int32)[1:].bitwise_and_(x.view(torch.int32)[:-1])
+    return x
+
+
+WITH_GRADIENTS = [by_one, of_a_value, with_a_transposed, by_a_number_of_it, at_indices]
+OVERLAPPING = [
+    *((function, True) for function in WITH_GRADIENTS),
+    *((function, False) for function in (*WITH_GRADIENTS, given_a_part, rows_of_it, of_bits)),
+]
+
+
+@pytest.mark.parametrize(("function", "gradients"), OVERLAPPING)
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.filterwarnings("ignore:Error detected in")
+def test_what_is_written_overlaps_what_is_read(
+    function: Callable[[Tensor], Any], gradients: bool
+) -> None:
+    compiled = tilevm.compile(lambda x: function(x * 1 if gradients else x))
+    for n in (4, 5):
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            compiled(torch.ones(n, n, requires_grad=gradients))
+
+
+def halves(x: Tensor) -> Any:
+    x[: x.shape[0] // 2] += x[x.shape[0] // 2 :]
+    x[1] *= x[0]
+    return x
+
+
+def the_same(x: Tensor) -> Any:
+    x += x
+    x.mul_(x.view(-1).view_as(x))
+    x.t().add_(x.t())
+    return torch.exp(x, out=x)
+
+
+def filled_with_its_own(x: Tensor) -> Any:
+    x[1:].fill_(x[0, 0])
+    return x.masked_fill_(x > 1, x[1, 1])
+
+
+@pytest.mark.parametrize("function", [halves, the_same, filled_with_its_own])
+def test_what_is_written_lies_beside_what_is_read(function: Callable[[Tensor], Any]) -> None:
+    compiled = tilevm.compile(function)
+    tilevm.stats.reset()
+    for n in (4, 6, 8):
+        x = torch.randn(n, 3)
+        y = x.clone()
+        torch.testing.assert_close(compiled(x), function(y))
+        torch.testing.assert_close(x, y)
+    assert not tilevm.stats()["flushes"]
+    assert tilevm.stats()["captures"] == 1
+
+
+def test_sizes_say_what_overlaps() -> None:
+    def function(x: Tensor, k: int) -> Tensor:
+        x[k:] += x[:-k]
+        return x
+
+    compiled = tilevm.compile(function)
+    for k in (5, 4, 3, 2, 6):
+        x, y = torch.arange(8.0), torch.arange(8.0)
+        if k < 4:
+            with pytest.raises(RuntimeError, match="refer to a single memory location"):
+                compiled(x, k)
+            continue
+        assert torch.equal(compiled(x, k), function(y, k)) and torch.equal(x, y)
+
+
 def cache(x: Tensor, m: Tensor, y: Tensor) -> Any:
     x[:, 2:5] = y[:, 0:1]
     return x[:, :5], x.sum()

@@ -56,7 +56,7 @@ from tilevm.frontends.torch_differentiate import (
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Effects
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_memory import Overlapping, Refused
 from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import SEEN, UNSEEN, State
 from tilevm.frontends.torch_surroundings import functions_of
@@ -391,7 +391,7 @@ class Compiled(Dispatch):
         except Exception as error:
             reason = reason_of(error)
             self._effects += isinstance(error, Effects) and not wanted
-            if wanted:
+            if wanted and not isinstance(error, Overlapping):
                 if config.debug and not isinstance(error, Refused):
                     raise
                 family.reason, family.gradients = reason, True

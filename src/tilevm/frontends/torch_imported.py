@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.frontends import torch_complex, torch_data
-from tilevm.frontends.torch_memory import Refused, View, may_alias, storages, view_of
+from tilevm.frontends.torch_memory import Refused, View, hints, may_alias, storages, view_of
 from tilevm.frontends.torch_ops import Tensor
 from tilevm.frontends.torch_transforms import PARTS, is_complex
 from tilevm.ir.types import DTYPES
@@ -122,11 +122,6 @@ def short_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32, and for its pairs; `opaque` for what kernels do not know."""
     name = str(PARTS.get(dtype, dtype))[6:]
     return name if name in DTYPES else "opaque"
-
-
-def hints(sizes: Iterable[Any]) -> list[int]:
-    """Sizes as they are in the example; adds no guard."""
-    return [s if isinstance(s, int) else int(s.node.hint) for s in sizes]
 
 
 def order_of(value: torch.Tensor) -> list[int] | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,10 @@ class Refused(CaptureError):
 
 class Mutates(Refused):
     """The graph changes an input, or a tensor that has views, in place."""
+
+
+class Overlapping(Refused):
+    """What is written overlaps what is read, or itself: eager code raises, or goes in its order."""
 
 
 class Lost(Refused):
@@ -263,8 +268,9 @@ class Mutations:
 
 
 def check_in_place(graph: torch.fx.Graph) -> None:
-    """Raise Refused where PyTorch would, when integers are to hold a result that is none, and where
-    elements that are written share memory, which making a graph functional does not know.
+    """Raise Refused where PyTorch would, when integers are to hold a result that is none, or what
+    is written overlaps what is read, and where elements that are written share memory, which making
+    a graph functional does not know.
     """
     for node in graph.nodes:
         out = node.meta.get("val")
@@ -277,7 +283,10 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         for written in changed_arguments(node):
             sizes = zip(written.shape, written.stride(), strict=True)
             if any(type(stride) is int and stride == 0 and size != 1 for size, stride in sizes):
-                raise Refused(f"{node.target} writes to an expanded tensor")
+                raise Overlapping(f"{node.target} writes to an expanded tensor")
+        for written, read in _beside(node):
+            if _overlap(written, read, node.target._schema.name[6:].rstrip("_") not in _APART):
+                raise Overlapping(f"{node.target} writes to a part of what it reads")
         if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
             continue
         try:
@@ -288,6 +297,71 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         made = target(*args, **kwargs)
         if not torch.can_cast(made.dtype, out.dtype):
             raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+
+
+# Operators that write in an order of their own: they refuse even to read the very tensor.
+_APART = {
+    "scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_put",
+    "index_reduce", "index_fill", "put", "gather", "index_select", "take", "cat", "stack",
+    "_index_put_impl",
+}  # fmt: skip
+
+
+def _beside(node: torch.fx.Node) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """What a call writes, with each that it reads of the same memory."""
+    read: list[Any] = []
+
+    def note(n: torch.fx.Node) -> None:
+        read.append(n.meta.get("val"))
+
+    for argument, value in _arguments(node):
+        # `fill_` and its like read a `value` before they write.
+        if not (argument.alias_info and argument.alias_info.is_write) and argument.name != "value":
+            torch.fx.node.map_arg(value, note)
+    for written, other in itertools.product(changed_arguments(node), read):
+        if _is_strided(written) and _is_strided(other) and _same_storage(written, other):
+            yield written, other
+
+
+def _overlap(written: torch.Tensor, read: torch.Tensor, may_be_same: bool) -> bool:
+    """Whether PyTorch finds that they overlap in part: it looks at dense ones. Guards keep to it.
+
+    may_be_same: one and the same elements are no overlap.
+    """
+    try:
+        if not all(map(_is_dense, (written, read))):
+            return False
+    except (AttributeError, TypeError):  # only the data know
+        return False
+    places = [_place(written), _place(read)]
+    ranks_differ = len(places[0]) != len(places[1])
+    if may_be_same and not ranks_differ and all(map(is_same_size, *places)):
+        return False  # for all sizes
+    (begin, end, *_), (other_begin, other_end, *_) = places
+    if end <= other_begin or other_end <= begin:
+        return False
+    return not may_be_same or ranks_differ or any(map(operator.ne, *places))
+
+
+def _place(x: torch.Tensor) -> list[Any]:
+    """Where its elements begin and end in memory, in bytes, and its strides."""
+    begin = x.storage_offset() * x.element_size()
+    return [begin, begin + x.numel() * x.element_size(), *x.stride()]
+
+
+def _is_dense(x: torch.Tensor) -> bool:
+    """Whether the example's elements lie side by side, each in memory of its own."""
+    expected = 1
+    for stride, size in sorted(zip(hints(x.stride()), hints(x.shape), strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def hints(sizes: Iterable[Any]) -> list[int]:
+    """Sizes as they are in the example; adds no guard."""
+    return [s if isinstance(s, int) else int(s.node.hint) for s in sizes]
 
 
 def is_same_size(a: Any, b: Any) -> bool:

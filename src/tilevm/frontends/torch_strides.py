@@ -14,7 +14,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.functions import Max
 
-from tilevm.frontends.torch_imported import hints
+from tilevm.frontends.torch_memory import hints
 
 
 class Reads:

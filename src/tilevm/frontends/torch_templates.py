@@ -32,7 +32,7 @@ from tilevm.frontends import (
     torch_sizes,
 )
 from tilevm.frontends.torch_import import Importer
-from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_memory import Refused, hints
 from tilevm.frontends.torch_sizes import Sizes
 from tilevm.frontends.torch_transforms import is_complex
 from tilevm.runtime import program as runtime
@@ -230,7 +230,7 @@ def _order(fake: Any, real: torch.Tensor) -> list[int]:
     """Of a result's dims in memory. Raises: Refused, where PyTorch's metadata and its kernel say
     different things and the kernel's result does not say all.
     """
-    sizes, strides = (torch_imported.hints(x) for x in (fake.shape, fake.stride()))
+    sizes, strides = (hints(x) for x in (fake.shape, fake.stride()))
     told = f"a result is {real.dtype}{list(real.shape)} of {real.stride()}"
     if real.dtype != fake.dtype or list(real.shape) != sizes:
         raise Refused(told)
