@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -98,3 +99,56 @@ def test_numbers_among_integers(name: str) -> None:
                 assert isinstance(found, Exception), f"{number}: {expected}"
             else:
                 torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def _written(x: Any, i: Any, v: Any) -> Any:
+    x[1] = v
+    return x
+
+
+FILLED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "fill_": lambda x, i, v: x.fill_(v),
+    "full_like": lambda x, i, v: torch.full_like(x, v),
+    "new_full": lambda x, i, v: x.new_full((2,), v),
+    "masked_fill": lambda x, i, v: x.masked_fill(x > 1, v),
+    "masked_fill by a tensor": lambda x, i, v: x.masked_fill(x > 1, v * i[0]),
+    "index_fill": lambda x, i, v: x.index_fill(0, i, v),
+    "scatter": lambda x, i, v: x.scatter(0, i, v),
+    "an element": _written,
+}
+DOORS: dict[str, Callable[..., Any]] = {
+    "compile": tilevm.compile,
+    "dynamo": lambda f: torch.compile(f, backend="tilevm", dynamic=True),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8], ids=str)
+@pytest.mark.parametrize("name", FILLED)
+def test_numbers_that_integers_do_not_have(name: str, dtype: torch.dtype, door: str) -> None:
+    """PyTorch raises, whichever of the calls has them."""
+    function = FILLED[name]
+    torch._dynamo.reset()
+    compiled = DOORS[door](function)
+    i = torch.tensor([1, 3])
+    for v in (2.5, 3.0, math.inf, 200.75, math.nan, -1e30, -0.5, 2, 3, 2**40, -1):
+        x, y = torch.arange(4, dtype=dtype), torch.arange(4, dtype=dtype)
+        try:
+            wanted = function(y, i, v)
+        except RuntimeError as error:
+            # Of NaN, Dynamo says the same in words of its own.
+            said = "" if math.isnan(v) and door == "dynamo" else str(error)
+            with pytest.raises(RuntimeError, match=said):
+                compiled(x, i, v)
+        else:
+            assert torch.equal(compiled(x, i, v), wanted), v
+        assert torch.equal(x, y), v
+
+
+def test_numbers_that_integers_have_are_no_capture_each() -> None:
+    compiled = tilevm.compile(lambda x, v: x.masked_fill(x > 1, v))
+    tilevm.stats.reset()
+    for v in (2.5, 3.25, -7.0):
+        assert compiled(torch.arange(4), v).tolist() == [0, 1, int(v), int(v)]
+    assert tilevm.stats()["captures"] == 1
+    assert not tilevm.stats()["flushes"]

@@ -8,6 +8,7 @@ are known: a call that fails there runs eagerly, which is right whatever the siz
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -336,6 +337,43 @@ def _refuse(b: Importer, condition: int, message: str) -> None:
     b.program.symbol(name, 0, 1, 1)
     b.program.item(b.cast(condition, torch.int64), name, b.line)
     b.program.check(name, 0, message)
+
+
+def must_fit(b: Importer, value: Any, dtype: torch.dtype) -> None:
+    """Let calls check that a number that they bring, or a tensor of one, is one of these integers.
+
+    PyTorch converts a number that a tensor is filled with so: where it has no such integer near, it
+    raises. Floats are not asked for. Raises: Unsupported, where a template would have to check.
+    """
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        return
+    info = torch.iinfo(dtype)
+    low, high = info.min, info.max
+    if isinstance(value, torch.SymInt) and not b.sizes.depends_on_data(value):
+        named = {str(symbol) for symbol in b.sizes.expr(value).free_symbols}
+        if dtype is not torch.int64 and named & {*b.result.int_symbols.values()}:
+            b.at_least(high - value, 0)
+            b.at_least(value - (low or -high), 0)  # -1 is the largest number of uint8
+        return
+    if isinstance(value, torch.SymFloat):
+        number, rank = b.float_of(value.node.expr, wide=True), 0
+    elif isinstance(value, Tensor) and value.dtype is not torch.bool:
+        wide = torch.float64 if value.is_float else torch.int64
+        if not value.is_float:
+            known = torch.iinfo(value.dtype)
+            low = low or -high
+            if low <= known.min and known.max <= high:
+                return
+        number, rank = b.cast(value.id, wide), value.rank
+    else:
+        return
+    if b.limits is not None:
+        raise Unsupported("a number that may be none of the integers")
+    is_float = b.dtype(number) == "float64"
+    most = min(float(high), math.nextafter(2.0**63, 0)) if is_float else high
+    least = b.add("ge", number, b.number(float(low) if is_float else low))
+    fits = b.add("logical_and", least, b.add("le", number, b.number(most)))
+    all_hold(b, fits, rank, f"a number that {str(dtype)[6:]} does not have")
 
 
 def operand_at_most(b: Importer, x: Tensor, most: int, message: str) -> None:

@@ -303,6 +303,10 @@ class Importer:
                     raise Unify(other, one)
         return False
 
+    def must_fit(self, value: Any, dtype: torch.dtype) -> None:
+        """Record that the graph is right only if a number is one of a dtype of integers."""
+        torch_data.must_fit(self, value, dtype)
+
     def call_out(
         self, target: OpOverload, name: str, arguments: list[Any], value: Any, reason: str
     ) -> Any:

@@ -250,6 +250,7 @@ def _index_fill(b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, value
     whole = _lifted(b, x)
     size = whole.shape[axis_of(dim, whole.rank)]
     places = _along(b, whole, dim, Tensor(place_of(b, index, size), index.fake), whole.shape)
+    b.must_fit(value, x.dtype)
     source = filled(b, value, x.dtype, places.shape)
     made = _scattered(b, "scatter", whole, dim, places, source)
     return b.add("reshape", made, shape=b.shape(x.shape))

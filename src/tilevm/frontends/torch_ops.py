@@ -401,12 +401,16 @@ def _where(b: Importer, out: Any, mask: Tensor, x: Any, y: Any) -> int:
     if mask.dtype is not torch.bool:
         raise Unsupported("the condition is not bool")
     x, y = fitting(x, out.dtype), fitting(y, out.dtype)
+    for number in (x, y):
+        if not isinstance(number, Tensor):
+            b.must_fit(number, out.dtype)
     return b.add("where", mask.id, b.operand(x), b.operand(y))
 
 
 @row("masked_fill.Scalar", "masked_fill.Tensor")
 def _masked_fill(b: Importer, out: Any, x: Tensor, mask: Tensor, value: Any) -> int:
     value = fitting(value, out.dtype)
+    b.must_fit(value, out.dtype)
     of_integers = not (out.dtype.is_floating_point or out.dtype is torch.bool)
     if of_integers and isinstance(value, float):
         value = int(value)

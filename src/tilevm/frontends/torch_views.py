@@ -484,6 +484,8 @@ def filled(b: Importer, value: Any, dtype: torch.dtype, sizes: Sequence[Any]) ->
     name = str(dtype)[6:]
     if is_number(fitting(value, dtype)):
         return b.add("full", shape=b.shape(sizes), value=value, dtype=name)
+    if not isinstance(value, Tensor):  # `fill_` casts the elements of those
+        b.must_fit(value, dtype)
     scalar = b.add("cast", b.operand(value), dtype=name)
     return b.add("expand", scalar, shape=b.shape(sizes)) if len(sizes) else scalar
 
