@@ -21,6 +21,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.autograd import forward_ad
 
 from tilevm.frontends.torch_memory import Refused
+from tilevm.frontends.torch_tracing import without_errors
 
 _transform = torch._C._functorch.peek_interpreter_stack
 
@@ -71,6 +72,7 @@ def _own_code(function: Callable[..., Any]) -> Callable[..., Any]:
 
 NO_GRAPH = "PyTorch's compiler makes no graph of it, as of LSTMs, and says nothing"
 PIECES = "PyTorch's compiler breaks it into small pieces"
+_NEEDS_SIZES = "on tensor with symbolic sizes/strides"  # as forward mode does of views
 # Of so few operators, calls of AOTAutograd's functions take longer than what is fused saves: at
 # 64 x 8, a product, a mask and a mean took 2.5 times eager mode's time, under `fuse` 0.9 to 1.1.
 _FEW = 40
@@ -86,7 +88,10 @@ class Graph(NamedTuple):
 def through_dynamo(
     fn: Callable[..., Any], knobs: Mapping[str, Any]
 ) -> tuple[Callable[..., Any], list[Graph]]:
-    """A function that Dynamo captures for our backend; and a list of the graphs that it makes."""
+    """A function that Dynamo captures for our backend; and a list of the graphs that it makes.
+
+    For all sizes, or for those of each call, where PyTorch's metadata needs to know them.
+    """
     from tilevm.frontends.torch_graph import backend  # which stands above captures
 
     graphs: list[Graph] = []
@@ -96,7 +101,21 @@ def through_dynamo(
         graphs.append(Graph(size, threading.get_ident()))
         return backend(gm, inputs, options=dict(knobs))
 
-    return torch.compile(_own_code(fn), backend=counted, dynamic=True), graphs
+    run = torch.compile(_own_code(fn), backend=counted, dynamic=True)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal run
+        try:
+            with contextlib.nullcontext() if graphs else without_errors():
+                return run(*args, **kwargs)
+        except TorchDynamoException as error:
+            if _NEEDS_SIZES not in str(error) or not is_of_the_whole(error):
+                raise
+        leave_transforms()
+        run = torch.compile(_own_code(fn), backend=counted, dynamic=False)
+        return run(*args, **kwargs)
+
+    return call, graphs
 
 
 def in_small_pieces(graphs: Sequence[Graph]) -> bool:

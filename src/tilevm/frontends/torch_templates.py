@@ -8,10 +8,8 @@ over the sizes, which the core puts into segments wherever the operator is calle
 from __future__ import annotations
 
 import itertools
-import logging
 import operator
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]  # has no types
@@ -30,6 +28,7 @@ from tilevm.frontends import (
     torch_gradients,
     torch_imported,
     torch_sizes,
+    torch_tracing,
 )
 from tilevm.frontends.torch_import import Importer
 from tilevm.frontends.torch_memory import Refused, hints
@@ -44,7 +43,6 @@ _DIVISIONS = {"floor_divide", "remainder", "fmod", "div", "divide"}
 _RELATIONS = {
     sympy.Eq: "==", sympy.Ne: "!=", sympy.Lt: "<", sympy.Le: "<=", sympy.Gt: ">", sympy.Ge: ">=",
 }  # fmt: skip
-_fakes_log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 def template_of(name: str, overload: str, arguments: Sequence[Any]) -> int:
@@ -74,14 +72,14 @@ def _template(name: str, overload: str, arguments: Sequence[Any]) -> int:
     mode = FakeTensorMode(shape_env=environment)
     fakes = [_fake(mode, x, i) for i, x in enumerate(examples)]
     symbols = [_symbol(environment, x, i) for i, x in enumerate(numbers)]
-    with _without_errors(), mode, enable_python_dispatcher():
+    with torch_tracing.without_errors(), mode, enable_python_dispatcher():
         value = _call(target, arguments, fakes, symbols)
     results = _listed(value)
     reals = _listed(_call(target, arguments, examples, numbers))
     orders = [_order(fake, real) for fake, real in zip(results, reals, strict=True)]
     graph = _graph(target, arguments, fakes, symbols, value)
     try:
-        with _without_errors(), enable_python_dispatcher():
+        with torch_tracing.without_errors(), enable_python_dispatcher():
             graph = torch_decompose.decomposed(graph, torch_gradients.decompositions())
             number = _imported(graph, fakes, symbols, results, orders)
     finally:
@@ -146,17 +144,6 @@ def _fake(mode: FakeTensorMode, example: torch.Tensor, number: int) -> Any:
     context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK] * example.dim())
     source = ConstantSource(f"x{number}")
     return mode.from_tensor(example, symbolic_context=context, source=source)
-
-
-@contextmanager
-def _without_errors() -> Iterator[None]:
-    """PyTorch logs errors of metadata, which are no news here."""
-    before = _fakes_log.level
-    _fakes_log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        _fakes_log.setLevel(before)
 
 
 def _symbol(environment: Any, size: int, number: int) -> Any:

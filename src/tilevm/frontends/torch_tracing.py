@@ -80,6 +80,18 @@ def unwarned() -> Iterator[None]:
 
 
 @contextmanager
+def without_errors() -> Iterator[None]:
+    """PyTorch logs errors of metadata, which are no news where something else is tried then."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+@contextmanager
 def unhooked() -> Iterator[None]:
     """Without the hooks on saved tensors that a call is in, as those of `checkpoint`.
 
