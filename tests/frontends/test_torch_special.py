@@ -338,3 +338,16 @@ def test_integers_beside_halves_are_halves_first(function: Any) -> None:
     compiled = tilevm.compile(function)
     torch.testing.assert_close(compiled(x, y), function(x, y))
     torch.testing.assert_close(compiled(y, x), function(y, x))
+
+
+def test_heaviside_of_two_dtypes_raises_as_in_eager_code() -> None:
+    x = torch.tensor([-1.0, 0.0, 2.0])
+    compiled = tilevm.compile(torch.heaviside)
+    assert torch.equal(compiled(x, x), torch.heaviside(x, x))
+    for dtype in (torch.float64, torch.int64, torch.float16):
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="different dtypes"):
+                compiled(x, x.to(dtype))
+        with pytest.raises(RuntimeError, match="different dtypes"):
+            with tilevm.config.patch(templates=1), tilevm.fuse():
+                torch.heaviside(x, x.to(dtype))

@@ -68,6 +68,13 @@ def _ldexp(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     return wide.to(x.dtype)
 
 
+def _heaviside(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if x.dtype is not y.dtype:
+        raise _Kept("PyTorch raises")
+    plain: torch.Tensor = decomposition_table[_ATEN.heaviside.default](x, y)
+    return plain
+
+
 def _converted(target: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Of operands of the result's dtype, as kernels have it: 70000 is no number of float16."""
 
@@ -83,6 +90,7 @@ def _converted(target: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tens
 
 # What consists of other operators than PyTorch's decompositions say.
 OWN: dict[Any, Callable[..., Any]] = {
+    _ATEN.heaviside.default: _heaviside,
     _ATEN.ldexp.Tensor: _ldexp,
     _ATEN.xlogy.Tensor: _converted(_ATEN.xlogy.Tensor),
     _ATEN.special_xlog1py.default: _converted(_ATEN.special_xlog1py.default),
