@@ -152,3 +152,14 @@ def test_one_hot(shape: tuple[int, ...], classes: int) -> None:
         for wrong in (x + classes, x - classes):
             with pytest.raises(RuntimeError, match="Class values"):
                 compiled(wrong, weight)
+
+
+def test_one_hot_lies_in_memory_as_in_eager_code() -> None:
+    def rows(x: Any) -> Any:
+        return F.one_hot(x, 24), F.one_hot(x.t(), num_classes=24).float()
+
+    compiled = tilevm.compile(rows)
+    for x in (torch.arange(12).view(3, 4), torch.arange(12).view(3, 4).t()):
+        for found, wanted in zip(compiled(x), rows(x), strict=True):
+            assert torch.equal(found, wanted)
+            assert found.stride() == wanted.stride()

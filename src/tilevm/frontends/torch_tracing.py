@@ -28,6 +28,7 @@ from torch.fx.experimental import recording, sym_node, symbolic_shapes
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.nn import functional
 from torch.nn.modules import transformer
+from torch.utils._pytree import tree_map_only
 
 from tilevm.config import config
 from tilevm.frontends.torch_effects import FOLLOWING, Effects
@@ -327,8 +328,16 @@ def _is_positive_definite(self: Any, value: Any) -> Any:
     return symmetric & torch.linalg.cholesky_ex(value).info.eq(0)
 
 
-# Functions of PyTorch that branch on data, and what says the same without.
+def _one_hot(*given: Any, **named: Any) -> Any:
+    """In memory as eager code's, which is row-major, and not as a comparison of the classes."""
+    rows = tree_map_only(torch.Tensor, torch.Tensor.contiguous, (given, named))
+    return torch._C._nn.one_hot(*rows[0], **rows[1])
+
+
+# Functions of PyTorch that branch on data, or on whether they are traced, and what does the same
+# without.
 _BRANCHES: tuple[tuple[Any, str, Any], ...] = (
+    (functional, "one_hot", _one_hot),
     (transformer, "_detect_is_causal_mask", _is_causal),
     (constraints._Symmetric, "check", _is_symmetric),
     (constraints._PositiveDefinite, "check", _is_positive_definite),
@@ -337,7 +346,7 @@ _BRANCHES: tuple[tuple[Any, str, Any], ...] = (
 
 @contextmanager
 def _without_branches() -> Iterator[None]:
-    """Some functions of PyTorch ask no data."""
+    """Some functions of PyTorch ask neither data nor modes."""
     with changing:
         before = [getattr(owner, name) for owner, name, _ in _BRANCHES]
         for (owner, name, made), original in zip(_BRANCHES, before, strict=True):
