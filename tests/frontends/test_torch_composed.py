@@ -45,6 +45,16 @@ def test_correlations() -> None:
     check(lambda x: x.cov() + x.corrcoef(), (torch.zeros(3, 4),))
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_covariances_of_integers(dtype: torch.dtype) -> None:
+    xs = [torch.randint(0, 200, size).to(dtype) for size in ((3, 7), (5, 4))]
+    rows = [(x, torch.randint(1, 5, x.shape[1:]), torch.rand(x.shape[1:]) + 0.1) for x in xs]
+    check(lambda x, f, a: (torch.cov(x), torch.corrcoef(x), x[0].cov()), *rows)
+    check(lambda x, f, a: torch.cov(x, fweights=f, aweights=a), *rows)
+    with pytest.raises(RuntimeError, match="bool dtype"):
+        tilevm.compile(torch.cov)(xs[0] > 3)
+
+
 def test_weights_that_do_not_fit() -> None:
     x = torch.randn(3, 4)
 

@@ -39,7 +39,7 @@ def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any =
     kinds = (fweights is None or _is_integral(fweights)) and (
         aweights is None or aweights.is_floating_point()
     )
-    if not (fits and kinds) or x.dim() > 2 or not (x.is_floating_point() or x.is_complex()):
+    if not (fits and kinds) or x.dim() > 2 or x.dtype is torch.bool:
         return _cov(x, correction=correction, fweights=fweights, aweights=aweights)
     rows = x if x.dim() == 2 else x.reshape(1, -1)
     if not weights:
