@@ -228,12 +228,21 @@ def test_explain_recorded(source: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "1 segment, 1 run, 0 calls not recorded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("option", ["--html", "--json"])
 def test_explain_says_where_it_cannot_write(
-    source: Path, capsys: pytest.CaptureFixture[str]
+    option: str, source: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["explain", f"{source}:shifted", "float32[7, 33]", "float32[33]"]
-    assert cli.main([*words, "--json", str(source / "no.json")]) == 1
-    assert "no.json" in capsys.readouterr().err
+    folder, suffix = source.parent, option.replace("--", ".")
+    places = {
+        folder / "none" / f"no{suffix}": f"there is no folder {folder / 'none'}\n  Make it",
+        folder: f"it is a folder\n  Name a file in it: {folder / 'call'}{suffix}.",
+        Path("/dev/full"): "No space left on device\n  Name a file",
+    }
+    for path, told in places.items():
+        assert cli.main([*words, option, str(path)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith(f"tilevm explain: {option} {path} cannot be written: {told}")
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ def explain(
     from tilevm.tools.explain import explain as explain_call
 
     try:
-        _check_suffix("--html", html, (".html", ".htm"))
-        _check_suffix("--json", data, (".json",))
+        _check_file("--html", html, (".html", ".htm"))
+        _check_file("--json", data, (".json",))
         function = load(target)
         own = hasattr(function, "variants") and not recorded  # a kernel: takes NumPy arrays
         arguments = [argument(text, torch=not own) for text in texts]
@@ -51,11 +51,13 @@ def explain(
         except Exception as error:  # the function's own, mostly
             return _raises(target, texts, error)
         if html is not None:
-            _write(html, found.to_html())
+            _write("--html", html, found.to_html())
         if data is not None:
-            _write(data, json.dumps(found.to_json(), indent=1))
+            _write("--json", data, json.dumps(found.to_json(), indent=1))
         if html is None and data is None:
             print(found)
+    except BrokenPipeError:  # of `| head`, after which nothing is told
+        raise
     except (TilevmError, ValueError, AttributeError, OSError) as error:
         sys.stderr.write(f"tilevm explain: {error}\n")
         return 1
@@ -80,18 +82,34 @@ def _raises(target: str, texts: Sequence[str], error: Exception) -> int:
     return 1
 
 
-def _check_suffix(option: str, path: Path | None, wanted: Sequence[str]) -> None:
-    """Raises: ValueError, if the name is that of something else; one without a suffix may be."""
-    if path is not None and path.suffix and path.suffix.lower() not in wanted:
+def _check_file(option: str, path: Path | None, wanted: Sequence[str]) -> None:
+    """Raises: ValueError, before anything is run for it, if the name is that of something else (one
+    without a suffix may be), or the file cannot be there.
+    """
+    if path is None or path == Path("-"):
+        return
+    if path.suffix and path.suffix.lower() not in wanted:
         told = f"{option} {path} ends in {path.suffix!r}, but what it writes is {wanted[0]}"
         raise ValueError(f"{told}: use {path.with_suffix(wanted[0])}")
+    if path.is_dir():
+        told, remedy = "it is a folder", f"Name a file in it: {path / ('call' + wanted[0])}."
+    elif not path.parent.is_dir():
+        told, remedy = f"there is no folder {path.parent}", "Make it, or name a file in another."
+    else:
+        return
+    raise ValueError(describe(f"{option} {path} cannot be written: {told}", remedy=remedy))
 
 
-def _write(path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     if path == Path("-"):
         print(text)
-    else:
+        return
+    try:
         path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        told = f"{option} {path} cannot be written: {error.strerror or error}"
+        remedy = "Name a file in a folder that you may write to, with room for it."
+        raise ValueError(describe(told, remedy=remedy)) from error
 
 
 def _check_count(target: str, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
