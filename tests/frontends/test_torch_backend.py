@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 import tilevm  # noqa: E402
@@ -285,6 +287,39 @@ def test_graphs_without_tensors() -> None:
         assert torch.equal(compiled(n, m), torch.zeros(n, m) + n)
     assert tilevm.stats()["captures"] == 1
     assert not eager_reasons()
+
+
+INDEXED: dict[str, Callable[[Any, Any], Any]] = {
+    "gather": lambda x, i: x.gather(1, i),
+    "scatter": lambda x, i: x.scatter(1, i, 2.0),
+    "scatter_add": lambda x, i: x.scatter_add(1, i, x),
+    "scatter_reduce": lambda x, i: x.scatter_reduce(1, i, x, "amax"),
+    "index_select": lambda x, i: x.index_select(1, i[0]),
+    "index_add": lambda x, i: x.index_add(1, i[0], x),
+    "index_copy": lambda x, i: x.index_copy(1, i[0], x),
+    "index_fill": lambda x, i: x.index_fill(1, i[0], 2.0),
+    "index": lambda x, i: x[:, i[0]],
+    "take": lambda x, i: x.take(i),
+    "embedding": lambda x, i: F.embedding(i, x),
+    "cross entropy": lambda x, i: F.cross_entropy(x, i[0]),
+    "one_hot": lambda x, i: F.one_hot(i, 3) * x,
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("name", INDEXED)
+def test_errors_of_indices_are_of_the_kind_of_eager_code_s(name: str, gradients: bool) -> None:
+    function = INDEXED[name]
+    torch._dynamo.reset()
+    doors = (torch.compile(function, backend="tilevm", dynamic=True), tilevm.compile(function))
+    for wrong in (19, -19):
+        x, i = torch.eye(3, requires_grad=gradients), torch.tensor([[0, 1, wrong]] * 3)
+        with pytest.raises((RuntimeError, IndexError)) as wanted:
+            function(x, i)
+        for door in doors:
+            with pytest.raises((RuntimeError, IndexError)) as found:
+                door(x, i)
+            assert found.type is wanted.type
 
 
 def test_an_error_of_the_user_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:

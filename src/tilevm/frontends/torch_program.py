@@ -183,7 +183,8 @@ def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., A
 
     PyTorch may take what its metadata does not say, as results of another dtype. Where it raises,
     too, our error is closer to the call: the graph's operators need not be those of the function.
-    Of what it asserts of data, PyTorch's is.
+    Of what it asserts of data, PyTorch's is. An index that is out of range is a RuntimeError where
+    PyTorch raises that.
     """
     run, imported = captured.run, captured.imported
     may_draw_twice = imported.draws and bool(imported.targets)
@@ -204,6 +205,8 @@ def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., A
                 results = graph.forward(*args)
             except Exception as theirs:
                 of_data = isinstance(error, ShapeError) and torch_data.REFUSED in str(error)
+                if isinstance(error, IndexError) and _says_runtime_error(theirs, graph):
+                    error = RuntimeError(str(error))
                 raise (theirs if of_data else error) from None  # what was asserted has its text
             if isinstance(error, InternalError):  # a defect: it says where the call is saved
                 warnings.warn(f"runs eagerly: {error}", stacklevel=2)
@@ -211,6 +214,15 @@ def or_eager(captured: Captured, graph: torch.fx.GraphModule) -> Callable[..., A
             return results
 
     return call
+
+
+def _says_runtime_error(theirs: Exception, graph: torch.fx.GraphModule) -> bool:
+    """Whether eager code does where a graph does. Losses, which AOTAutograd makes of gathers, raise
+    another error than these.
+    """
+    gathers = (node for node in graph.graph.nodes if "gather" in str(node.target))
+    made_of = ((node.meta.get("original_aten", node.target), node.target) for node in gathers)
+    return type(theirs) is RuntimeError and all(str(a) == str(b) for a, b in made_of)
 
 
 def reason_of(error: Exception) -> str:
