@@ -490,3 +490,14 @@ def test_views_of_a_cache_that_a_module_keeps() -> None:
             assert found.stride() == wanted.stride()
             at += many
     agree(ours.keys, theirs.keys, 0, "cache")
+
+
+def test_an_argument_that_is_given_another_shape() -> None:
+    def turned(x: Tensor) -> Tensor:
+        return x.t_() * 2
+
+    tilevm.stats.reset()
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    assert torch.equal(tilevm.compile(turned)(x), turned(y)) and x.shape == y.shape
+    reason = "eager: aten.t_.default gives an argument another shape"
+    assert tilevm.stats()["flushes"] == {reason: 1}

@@ -46,7 +46,7 @@ def test_correlations() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
-def test_covariances_of_integers(dtype: torch.dtype) -> None:
+def test_covariances_of_integers(dtype: Any) -> None:
     xs = [torch.randint(0, 200, size).to(dtype) for size in ((3, 7), (5, 4))]
     rows = [(x, torch.randint(1, 5, x.shape[1:]), torch.rand(x.shape[1:]) + 0.1) for x in xs]
     check(lambda x, f, a: (torch.cov(x), torch.corrcoef(x), x[0].cov()), *rows)

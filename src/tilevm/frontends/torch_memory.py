@@ -276,6 +276,9 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         out = node.meta.get("val")
         if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
             continue
+        if torch.Tag.inplace_view in node.target.tags and node.args:
+            if same_tensor(node.args[0]).op == "placeholder":  # which a program leaves as it is
+                raise Refused(f"{node.target} gives an argument another shape")
         if isinstance(out, torch.Tensor) and "out" in node.kwargs:
             given = node.kwargs["out"].meta["val"].shape
             if len(given) != out.dim() or not all(map(is_same_size, given, out.shape)):
