@@ -331,12 +331,14 @@ def _overlap(written: torch.Tensor, read: torch.Tensor, may_be_same: bool) -> bo
 
     may_be_same: one and the same elements are no overlap.
     """
+    places = [_place(written), _place(read)]
     try:
+        for place in places:
+            hints(place)
         if not all(map(_is_dense, (written, read))):
             return False
     except (AttributeError, TypeError):  # only the data know
         return False
-    places = [_place(written), _place(read)]
     ranks_differ = len(places[0]) != len(places[1])
     if may_be_same and not ranks_differ and all(map(is_same_size, *places)):
         return False  # for all sizes
