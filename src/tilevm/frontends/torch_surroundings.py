@@ -11,6 +11,7 @@ import functools
 import gc
 import inspect
 import re
+import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -193,12 +194,23 @@ def _names(code: CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(*map(_names, inner))
 
 
+_LOAD_GLOBAL = dis.opmap["LOAD_GLOBAL"]
+_GLOBAL_SHIFT = int(sys.version_info >= (3, 11))  # whose lowest bit says something else
+
+
 @functools.lru_cache(4096)
 def _globals_of(code: CodeType) -> frozenset[str]:
     """The names that are variables, not attributes."""
     inner = (c for c in code.co_consts if isinstance(c, CodeType))
-    loads = (step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
-    return frozenset(step.argval for step in loads).union(*map(_globals_of, inner))
+    found: set[str] = set()
+    more = 0
+    # As `dis` has it, in a tenth of the time: a model has hundreds of functions.
+    for operation, low in zip(code.co_code[::2], code.co_code[1::2], strict=True):
+        argument = more | low
+        more = argument << 8 if operation == dis.EXTENDED_ARG else 0
+        if operation == _LOAD_GLOBAL:
+            found.add(code.co_names[argument >> _GLOBAL_SHIFT])
+    return frozenset(found).union(*map(_globals_of, inner))
 
 
 def _wrapped(member: Any) -> Iterator[FunctionType]:
