@@ -34,6 +34,7 @@ from tilevm.config import config
 from tilevm.frontends.torch_effects import FOLLOWING, Effects
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_recurrent import CELLS, LAYERS
+from tilevm.frontends.torch_savings import savings
 
 # One thread at a time: a trace sets what is torch's for the whole process, and two that end in
 # another order than they began would leave it set. Dynamo's traces are no different.
@@ -43,11 +44,6 @@ os.register_at_fork(after_in_child=capturing._at_fork_reinit)
 MOST_WAITING_S = 60.0  # a trace that waits for the thread that waits for it
 # The modules whose parameters a trace has exchanged for its own, by id, and its thread.
 _traced: tuple[frozenset[int], int] = frozenset(), 0
-# Modules of a function from which on PyTorch keeps what results of operators are like: to keep that
-# takes as long as to find it, so it must be asked for several times. GPT-2 of 3, 6 and 12 layers
-# (47, 86 and 164 modules) is captured in 2.9, 4.6 and 7.7 s without that, and 3.4, 4.7 and 6.5 s
-# with it; functions of ten operators in 0.13 and 0.19 s (an AMD of the first Zen).
-_MANY = 100
 # One thread at a time changes what all of them see.
 changing = threading.RLock()
 _TORCH = str(Path(torch.__file__).parent) + os.sep  # and not torchvision
@@ -66,10 +62,11 @@ def export(modules: Iterable[nn.Module]) -> Iterator[None]:
     """All that holds for every trace, which goes through `modules`."""
     _import_what_draws()
     modules = list(modules)
-    caching = dynamo_config.patch(fake_tensor_cache_enabled=len(modules) >= _MANY)
+    uncached = dynamo_config.patch(fake_tensor_cache_enabled=False)  # `savings` has another
     with _quiet(), _no_sources_kept(), _sizes_as_arguments(), _recurrent(), _more_operators():
-        with _alone(modules), _of_this_thread(), _texts_of_numbers(), _without_branches(), caching:
-            yield
+        with _alone(modules), _of_this_thread(), _texts_of_numbers(), _without_branches(), uncached:
+            with savings():
+                yield
 
 
 @contextmanager
