@@ -66,8 +66,7 @@ from tilevm.stats import stats
 # Captures of a function that changes something else (the first may set it up), or that Dynamo
 # cannot trace (other arguments may be simpler).
 MOST_EFFECTS = 4
-# What is between branches on data, or operators that cannot be traced, can be recorded, and what
-# has no arguments: an optimiser's step.
+# What can be recorded, if not traced; without arguments, as an optimiser's step, too.
 _RECORDED = (
     fake_tensor.DataDependentOutputException
     | fake_tensor.DynamicOutputShapeException
@@ -421,8 +420,7 @@ class Compiled(Dispatch):
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
         """Eagerly; or recorded and fused, where that helps.
 
-        What differentiates by itself goes through Dynamo, which breaks the graph there, or traces
-        it.
+        What differentiates by itself goes through Dynamo, which breaks the graph, or traces it.
         """
         if family.gradients:
             return self._with_gradients(args, kwargs)
