@@ -188,7 +188,7 @@ def test_checked_calls_are_right(precision: str, k: int) -> None:
 
 
 def test_explanations_tell() -> None:
-    x, w = many(128, 200), many(128, 200, seed=1)
+    x, w = many(128, 1024), many(256, 1024, seed=1)
     for precision, words in (("highest", "by pieces"), ("high", "by pieces of 16 bits")):
         torch.set_float32_matmul_precision(precision)
         report = tilevm.compile(product).explain(x, w)

@@ -83,11 +83,27 @@ class Convolutions(nn.Module):
         return functional.max_pool2d(z + y, 2), z * y
 
 
+class Late(nn.Module):
+    """Sizes that are no more than not negative, and operators that are taken apart afterwards."""
+
+    def forward(self, x: Any) -> Any:
+        y = functional.conv1d(x[:, :1], x[:1, :1, ::2], padding=1)
+        return torch.nan_to_num(y, 7.0, 9.0), torch.nan_to_num(y, 6.0)
+
+
+class Conjugates(nn.Module):
+    def forward(self, x: Any) -> Any:
+        z = torch.complex(x, x.flip(0)).conj()
+        return torch.view_as_real(z.resolve_conj() * 2), z.isnan(), torch.where(x > 0, z, z.mH.mH)
+
+
 MODULES: dict[str, Callable[[Any], Any]] = {
     "layer": layer,
     "views": lambda x: Views(),
     "masks": lambda x: Masks(),
     "convolutions": lambda x: Convolutions(),
+    "late": lambda x: Late(),
+    "conjugates": lambda x: Conjugates(),
 }
 
 
@@ -105,7 +121,8 @@ def test_graphs(name: str, rows: int, gradients: bool, monkeypatch: pytest.Monke
             compiled(x)
         captures = compiled._tilevm.captures
         graphs = [[*nodes(capture.captured.graph)] for capture in captures]
-        found.append((compiled.guards, graphs, [c.differentiable for c in captures]))
+        steps = [str(capture.captured.executable.steps()) for capture in captures]
+        found.append((compiled.guards, graphs, [c.differentiable for c in captures], steps))
     assert found[0] == found[1]
 
 

@@ -35,7 +35,6 @@ from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Mutates
-from tilevm.frontends.torch_savings import uncollected
 from tilevm.frontends.torch_surroundings import functions_of
 from tilevm.ir.types import Dim
 
@@ -44,7 +43,6 @@ class NoArguments(Refused):
     """There is nothing that a capture would be a function of."""
 
 
-@uncollected()
 def capture(
     fn: Callable[..., Any],
     modules: Mapping[str, nn.Module],

@@ -34,6 +34,7 @@ from tilevm.frontends import (
     torch_dims,
     torch_guards,
     torch_memory,
+    torch_savings,
     torch_tracing,
     torch_tree,
 )
@@ -370,7 +371,7 @@ class Compiled(Dispatch):
             return self._eager(family.reason, args, kwargs)
         begin = time.perf_counter()
         try:
-            with torch_tracing.capturing:
+            with torch_tracing.capturing, torch_savings.uncollected():
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
                     with capturing(self.title), torch_tracing.unwarned(), torch_tracing.unhooked():
@@ -418,10 +419,7 @@ class Compiled(Dispatch):
             raise
 
     def _uncaptured(self, family: Family, args: Any, kwargs: Any) -> Any:
-        """Eagerly; or recorded and fused, where that helps.
-
-        What differentiates by itself goes through Dynamo, which breaks the graph, or traces it.
-        """
+        """Eagerly, recorded where that helps; what differentiates by itself goes through Dynamo."""
         if family.gradients:
             return self._with_gradients(args, kwargs)
         if family.differentiates:

@@ -81,10 +81,12 @@ class _Operands:
     def _tensor(self, x: Any) -> tuple[Any, ...]:
         if x.fake_mode is not self._mode or x.constant is not None or x.layout != torch.strided:
             raise _Unknown
+        if x.is_conj() or x.is_neg():  # operators that have no kernel for these copy them
+            raise _Unknown
         self.tensors.append(x)
         size = self.size
         return (
-            x.dtype, x.fake_device, x.is_conj(), x.is_neg(),
+            x.dtype, x.fake_device,
             *map(size, x.shape), *map(size, _strides(x)), size(x.storage_offset()),
         )  # fmt: skip
 
@@ -129,7 +131,7 @@ def _described(x: Any, given: _Operands) -> _Result:
     memory = _storage(x)
     of = next((i for i, t in enumerate(given.tensors) if _storage(t) == memory), -1)
     whole = x.storage_offset() if of < 0 else 0
-    if x.requires_grad or x.is_conj() or x.is_neg() or type(whole) is not int or whole:
+    if x.requires_grad or type(whole) is not int or whole:
         raise _Unknown
     if of >= 0 and given.tensors[of].dtype is not x.dtype:
         raise _Unknown
@@ -142,6 +144,17 @@ def _described(x: Any, given: _Operands) -> _Result:
     return _Result(sizes, strides, kept(x.storage_offset()), x.dtype, x.fake_device, of)
 
 
+@contextmanager
+def _unasked(environment: Any) -> Iterator[None]:
+    """What was asked of sizes when this was found needs no guard, nor is it too late for one."""
+    refuses, environment._error_on_new_guards = environment._error_on_new_guards, False
+    try:
+        with environment.suppress_guards():
+            yield
+    finally:
+        environment._error_on_new_guards = refuses
+
+
 def _made(mode: Any, result: _Result, given: _Operands) -> FakeTensor:
     symbolic: Any = torch.SymInt
 
@@ -151,7 +164,7 @@ def _made(mode: Any, result: _Result, given: _Operands) -> FakeTensor:
         return symbolic(given.nodes[n.at] if type(n) is _Place else copied(n))
 
     sizes, strides = [*map(size, result.sizes)], [*map(size, result.strides)]
-    with in_kernel_invocation_manager(mode), mode.shape_env.suppress_guards():
+    with in_kernel_invocation_manager(mode), _unasked(mode.shape_env):
         if result.of < 0:
             made = torch.empty_strided(sizes, strides, dtype=result.dtype, device="meta")
         else:
