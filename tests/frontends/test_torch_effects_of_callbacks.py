@@ -1,4 +1,4 @@
-"""What hooks, callbacks and operators of classes do to Python's objects, against eager mode."""
+"""What hooks, callbacks, operators of classes and modules do to Python's objects, against eager mode."""
 
 from __future__ import annotations
 
@@ -188,3 +188,27 @@ def test_operators_without_results_run() -> None:
     for n in (3, 4):
         torch.testing.assert_close(compiled(torch.ones(n)), torch.full((n,), 2.0))
     assert [tuple(shape) for shape in seen] == [(3,), (4,)]
+
+
+def test_sizes_that_are_kept_are_the_numbers_that_were() -> None:
+    """As windows of Swin, which are no larger than the image: only another one is an effect."""
+
+    class Window(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.size, self.both = 7, [7]
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.shape[0] <= self.size:
+                self.size = self.both[0] = x.shape[0]
+            return x * self.size + self.both[0]
+
+    tilevm.stats.reset()
+    module, own = Window(), Window()
+    compiled = tilevm.compile(module)
+    for rows in (9, 7, 7, 8, 5, 5, 7, 5, 1, 1, 2):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), own(x))
+        assert (module.size, module.both) == (own.size, own.both)
+        assert type(module.size) is int
+    assert sum(tilevm.stats()["flushes"].values()) == 2  # where it became 5, and 1

@@ -158,7 +158,7 @@ class Before:
             now = _get(where, name)
             if _same(now, value):
                 continue
-            if id(now) not in known or known[id(now)] is not value:
+            if known.get(id(now), _settled(now, value)) is not value:
                 changed = f"the variable {name}"
             _set(where, name, value)
         own, numpy = self._drawn
@@ -171,7 +171,7 @@ class Before:
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
                 continue
-            _replace(container, known)
+            _replace(container, items, known)
             changed = _difference(container, items) or changed
             plain = _plain(container)
             plain.clear(container)
@@ -285,13 +285,21 @@ def _same_items(now: Any, then: Any) -> bool:
     return now == then if isinstance(now, set) else all(map(_same, now, then))
 
 
-def _replace(container: Any, known: Mapping[int, Any]) -> None:
-    """Put tensors in place of what a trace had for them."""
+def _settled(now: Any, then: Any) -> Any:
+    """`then`, if `now` is a size that is this number: which a call is asked for from then on."""
+    if type(now) is not torch.SymInt or type(then) is not int or not now.node.has_hint():
+        return now
+    return then if now.node.hint == then and now == then else now
+
+
+def _replace(container: Any, then: Any, known: Mapping[int, Any]) -> None:
+    """Put tensors in place of what a trace had for them, and numbers in place of sizes."""
     if isinstance(container, set | bytearray):
         return
+    before = then if isinstance(then, dict) else dict(enumerate(then))
     items = container.items() if isinstance(container, dict) else enumerate(container)
     for key, value in list(items):
-        container[key] = known.get(id(value), value)
+        container[key] = known.get(id(value), _settled(value, before.get(key)))
 
 
 def _difference(now: Any, then: Any) -> str:
