@@ -1,4 +1,4 @@
-"""What hooks, callbacks, operators of classes and modules do to Python's objects, against eager mode."""
+"""What hooks, callbacks, modules and operators of classes do to Python's objects, against eager."""
 
 from __future__ import annotations
 
