@@ -346,8 +346,14 @@ void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
   const bool convolves = std::ranges::any_of(launch.stages, [](const schedule::Stage& stage) {
     return stage.kernel == nullptr && (stage.a.windows != nullptr || stage.b.windows != nullptr);
   });
-  const exec::gemm::Tiles& tiles =
-      schedule::tiles_of(tier_, convolves ? exec::gemm::kMostPieces : frame.pieces);
+  // Each float16 is two pieces, whatever is asked for float32.
+  const bool halves = std::ranges::all_of(launch.stages, [](const schedule::Stage& stage) {
+    return stage.kernel != nullptr || (stage.a.storage == bytecode::Storage::kF16 &&
+                                       stage.b.storage == bytecode::Storage::kF16);
+  });
+  const exec::gemm::Tiles& tiles = schedule::tiles_of(tier_, halves      ? exec::gemm::kHighPieces
+                                                             : convolves ? exec::gemm::kMostPieces
+                                                                         : frame.pieces);
   prepare(launch, tiles);
   if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
   schedule::Tape* const tape = begin_launch(frame, !unlocks);

@@ -483,10 +483,10 @@ void check_ranges() {
 void check_pieces_chosen() {
   if (tiles().units == nullptr) return;
   const auto chosen = [](int64_t m, int64_t k, bool turned, bool ahead, bool once,
-                         int pieces = exec::gemm::kMostPieces) {
+                         int pieces = exec::gemm::kMostPieces, Storage storage = Storage::kF32) {
     const Sizes sizes{m, 768, k};
-    const Matrix a{nullptr, k, 1, Storage::kF32};
-    const Matrix b{nullptr, turned ? 1 : 768, turned ? k : 1, Storage::kF32};
+    const Matrix a{nullptr, k, 1, storage};
+    const Matrix b{nullptr, turned ? 1 : 768, turned ? k : 1, storage};
     return choose_ours(tiles(false, true, pieces), sizes, a, b, ahead, once);
   };
   for (const bool turned : {false, true}) {
@@ -502,6 +502,9 @@ void check_pieces_chosen() {
   check(chosen(16, 768, false, true, true, 2) == Way::kPackedPieces, "16 rows in two, ahead");
   check(chosen(4, 768, false, true, true, 1) == Way::kPackedPieces, "4 rows in one, ahead");
   check(chosen(16, 768, false, true, true) != Way::kPackedPieces, "16 rows in three, ahead");
+  // A float16 is two.
+  check(chosen(128, 768, true, false, true, 2, Storage::kF16) == Way::kPieces, "float16 in two");
+  check(chosen(128, 768, true, false, true, 1, Storage::kF16) != Way::kPieces, "float16 in one");
 }
 
 // Returns the number of failures. `whole`: the slow ones too.

@@ -1,7 +1,8 @@
-"""`torch.set_float32_matmul_precision`: by AMX, float32 in fewer pieces of bfloat16."""
+"""`torch.set_float32_matmul_precision`: by AMX, float32 in fewer pieces of bfloat16; float16."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,3 +196,27 @@ def test_explanations_tell() -> None:
         (step,) = (step["text"] for step in report.steps if "by pieces" in step["text"])
         assert words in step
         assert (" bits" in step) == (" bits" in words)
+
+
+@pytest.mark.parametrize("scale", [2.0**-24, 2.0**-14, 2.0**-8, 1.0, 8.0])
+def test_float16_loses_no_more_than_eager_code(scale: float) -> None:
+    """Denormals, too: 2^-24 is the smallest float16."""
+    compiled = tilevm.compile(product)
+    for rows, depth, columns in ((128, 256, 768), (97, 257, 130), (200, 64, 96), (300, 31, 64)):
+        for turned in (False, True):
+            x, w = (many(rows, depth) * scale).half(), many(columns, depth, seed=1).half()
+            x = x.T.contiguous().T if turned else x
+            found, expected, exact = compiled(x, w), product(x, w), product(x.double(), w.double())
+            errors = [(y.double() - exact).abs().max().item() for y in (found, expected)]
+            assert errors[0] <= 1.5 * errors[1]
+    report = str(compiled.explain(many(128, 256).half(), many(768, 256).half()))
+    assert "packed pieces of 16 bits" in report
+
+
+def test_float16_that_is_not_finite() -> None:
+    x, w = many(128, 256).half(), many(256, 256, seed=1).half()
+    x[3, 5], x[7, 11], x[9, 1], w[2, 3], w[4, 4] = math.inf, math.nan, 65504.0, -math.inf, 65504.0
+    found, expected = tilevm.compile(product)(x, w), product(x, w)
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=2e-3, atol=1e-2)
+    assert found.isinf().any()
+    assert found.isnan().any()

@@ -46,8 +46,9 @@ constexpr Crossings kCrossings[kMostPieces] = {{32, 3, 96, 32, 64, 64, 24, 24},
 
 std::optional<Way> in_pieces(const Tiles& tiles, const Sizes& sizes, const Matrix& a,
                              const Matrix& b, bool ahead, bool once) {
-  if (a.storage != Storage::kF32 || b.storage != Storage::kF32 || tiles.units == nullptr)
-    return std::nullopt;
+  if (a.storage != b.storage || tiles.units == nullptr) return std::nullopt;
+  const bool halves = a.storage == Storage::kF16 && tiles.units->pieces == kHighPieces;
+  if (a.storage != Storage::kF32 && !halves) return std::nullopt;
   const Crossings& from = kCrossings[tiles.units->pieces - 1];
   const bool plain = a.windows == nullptr && b.count_taps() == 1;
   const bool wide = sizes.n >= from.columns || (plain && sizes.n >= from.few_columns &&
