@@ -495,3 +495,38 @@ def test_reshapes_of_permuted_results_are_views_where_they_are_in_eager_code(
 
 def storage(x: Any) -> int:
     return int(x.untyped_storage().data_ptr())
+
+
+COPIES: dict[str, Any] = {
+    "clone": lambda x: x.clone(),
+    "index": lambda x: x[torch.arange(x.shape[0])],
+    "index_of_columns": lambda x: x.t()[torch.arange(x.shape[1])],
+    "repeat": lambda x: x.repeat(1, 1),
+    "cat": lambda x: torch.cat([x]),
+    "columns": lambda x: x.t().clone(),
+    "of_a_value": lambda x: x.tanh().clone(),
+    "stack": lambda x: torch.stack([x])[0],
+}
+
+
+@pytest.mark.parametrize("name", COPIES)
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_parts_of_a_copy(name: str, gradients: bool, whole: bool) -> None:
+    """Which a program finds to be what it is a copy of: parts begin where they do in eager code."""
+
+    def parts(x: Any) -> Any:
+        copy = COPIES[name](x)
+        found = copy.tensor_split(2, 0)
+        return (copy, *found) if whole else found
+
+    compiled = tilevm.compile(parts)
+    for rows, columns in ((6, 4), (8, 2)):
+        x = torch.randn(rows, columns).requires_grad_(gradients)
+        results = compiled(x), parts(x)
+        torch.testing.assert_close(*results)
+        if whole or gradients:  # else each part has memory of its own
+            assert [y.stride() for y in results[0]] == [y.stride() for y in results[1]]
+        if whole and gradients:
+            memory = [len({y.untyped_storage().data_ptr() for y in found}) for found in results]
+            assert memory[0] == memory[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import getitem
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -259,20 +260,44 @@ def outputs(
         result.outputs[part] = ("part", (result.outputs[base], result.outputs[part][1][1]))
 
 
+# What only moves elements: a program may find that it is what it is made of.
+_MOVING = {
+    "cat", "clone", "constant_pad_nd", "flip", "gather", "index", "index_select", "lift_fresh",
+    "repeat", "roll", "slice_scatter", "stack", "unsafe_index",
+}  # fmt: skip
+
+
+def _is_copy(importer: Importer, node: torch.fx.Node) -> bool:
+    """Whether a node's value is that of an operand, or may become it, without its memory."""
+    name = node.target._schema.name[6:] if isinstance(node.target, OpOverload) else ""
+    if name.strip("_") in _MOVING or name.endswith("_copy"):
+        shape = node.meta["val"].shape
+        return not any(
+            isinstance(n, torch.SymInt) and importer.sizes.depends_on_data(n) for n in shape
+        )
+    value, *operands = (
+        importer.values.get(importer.resolve(n)) for n in (node, *node.all_input_nodes)
+    )
+    return isinstance(value, Tensor) and any(
+        isinstance(operand, Tensor) and operand.id == value.id for operand in operands
+    )
+
+
 # Views of which rows make copies.
 _COPIED = {"aten::diagonal", "aten::as_strided", "aten::unfold"}
 
 
 def _whole_of(importer: Importer, node: torch.fx.Node, results: Sequence[Any]) -> int | None:
-    """Of such a view, the place among the results of what has all of its memory, if there is one.
+    """Of such a view, or of one of a copy, the place among the results of what has all of its
+    memory, if there is one.
 
     The view is made anew of that, with the strides of this one.
     """
     source, copied = node, False
-    while isinstance(source.target, OpOverload) and source.target.is_view and source.args:
-        copied |= source.target._schema.name in _COPIED
+    while source.args and (source.target is getitem or getattr(source.target, "is_view", False)):
+        copied |= isinstance(source.target, OpOverload) and source.target._schema.name in _COPIED
         source = source.args[0]  # type: ignore[assignment]  # a tensor's
-    if not copied:
+    if source is node or not (copied or _is_copy(importer, source)):
         return None
     memory = storages(node.meta["val"])
     for place, other in enumerate(results):
@@ -280,7 +305,7 @@ def _whole_of(importer: Importer, node: torch.fx.Node, results: Sequence[Any]) -
         if other is node or not isinstance(fake, torch.Tensor) or storages(fake) != memory:
             continue
         value = importer.values.get(importer.resolve(other))
-        whole = isinstance(value, Tensor) and not is_complex(fake) and fake.is_contiguous()
+        whole = isinstance(value, Tensor) and not is_complex(fake) and order_of(fake) is not None
         if whole and importer.resolve(other) is source and fake.storage_offset() == 0:
             return place
     return None
