@@ -530,3 +530,17 @@ def test_parts_of_a_copy(name: str, gradients: bool, whole: bool) -> None:
         if whole and gradients:
             memory = [len({y.untyped_storage().data_ptr() for y in found}) for found in results]
             assert memory[0] == memory[1]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_parts_of_a_copy_whose_sizes_only_the_data_know(gradients: bool) -> None:
+    def parts(x: Any) -> Any:
+        copy, rows = x.clone(), int((x[:, 0] > 0).sum())
+        return copy, copy[rows:]
+
+    compiled = tilevm.compile(parts)
+    for seed in (0, 1):
+        x = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed))
+        x.requires_grad_(gradients)
+        torch.testing.assert_close(compiled(x), parts(x))
+    assert gradients or not tilevm.stats()["flushes"]

@@ -271,16 +271,24 @@ def _is_copy(importer: Importer, node: torch.fx.Node) -> bool:
     """Whether a node's value is that of an operand, or may become it, without its memory."""
     name = node.target._schema.name[6:] if isinstance(node.target, OpOverload) else ""
     if name.strip("_") in _MOVING or name.endswith("_copy"):
-        shape = node.meta["val"].shape
-        return not any(
-            isinstance(n, torch.SymInt) and importer.sizes.depends_on_data(n) for n in shape
-        )
+        return True
     value, *operands = (
         importer.values.get(importer.resolve(n)) for n in (node, *node.all_input_nodes)
     )
     return isinstance(value, Tensor) and any(
         isinstance(operand, Tensor) and operand.id == value.id for operand in operands
     )
+
+
+def _depends_on_data(importer: Importer, *nodes: torch.fx.Node) -> bool:
+    """Whether only the data know where one of these lies in its memory."""
+    numbers: list[Any] = []
+    for node in nodes:
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return True
+        numbers += [*value.shape, value.storage_offset()]
+    return any(isinstance(n, torch.SymInt) and importer.sizes.depends_on_data(n) for n in numbers)
 
 
 # Views of which rows make copies.
@@ -298,6 +306,8 @@ def _whole_of(importer: Importer, node: torch.fx.Node, results: Sequence[Any]) -
         copied |= isinstance(source.target, OpOverload) and source.target._schema.name in _COPIED
         source = source.args[0]  # type: ignore[assignment]  # a tensor's
     if source is node or not (copied or _is_copy(importer, source)):
+        return None
+    if not copied and _depends_on_data(importer, node, source):  # then it is a copy of its own
         return None
     memory = storages(node.meta["val"])
     for place, other in enumerate(results):
