@@ -35,8 +35,14 @@ struct Held {
 
 Held* held(Object object) { return static_cast<Held*>(object); }
 
+// Whether that was the last reference. Nobody else can count where there is only the caller's.
+bool is_last(std::atomic<int>& references) noexcept {
+  return references.load(std::memory_order_acquire) == 1 ||
+         references.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
 void drop_held(Held* h) noexcept {
-  while (h != nullptr && h->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+  while (h != nullptr && is_last(h->references)) {
     Held* const parent = h->parent;
     if (h->block.data != nullptr) exec::release(h->block);
     delete h;
@@ -44,9 +50,32 @@ void drop_held(Held* h) noexcept {
   }
 }
 
-thread_local Wanted wanted_of_run;
-thread_local std::unique_ptr<Watched> watched;  // null: nobody watches
-thread_local const char* flush_reason = "";     // of the next run
+struct Segment;
+
+// The inputs of one run; kept, so that a steady run allocates nothing here.
+struct Arguments {
+  std::vector<std::unique_ptr<Held>> pool;
+  std::vector<Object> objects, outputs;
+  std::vector<host::Seen> seen;
+  std::array<std::shared_ptr<Segment>, 64> recent;
+  Held& at(std::size_t i) {
+    while (pool.size() <= i) pool.push_back(std::make_unique<Held>());
+    return *pool[i];
+  }
+};
+
+// One object for all, and never inlined: to find one takes a call, which compilers repeat wherever
+// it is used.
+struct OfThread {
+  Wanted wanted;                     // of the run
+  std::unique_ptr<Watched> watched;  // null: nobody watches
+  const char* flush_reason = "";     // of the next run
+  Arguments arguments;
+};
+[[gnu::noinline]] OfThread& of_thread() {
+  thread_local OfThread made;
+  return made;
+}
 
 // Tensors are `Held`; there are no call-outs.
 class Memory final : public host::Framework {
@@ -89,14 +118,22 @@ class Memory final : public host::Framework {
   }
 
   Object retain(Object object) noexcept override {
-    held(object)->references.fetch_add(1, std::memory_order_relaxed);
+    std::atomic<int>& references = held(object)->references;
+    if (references.load(std::memory_order_relaxed) == 1) {
+      references.store(2, std::memory_order_relaxed);  // nobody else holds it
+    } else {
+      references.fetch_add(1, std::memory_order_relaxed);
+    }
     return object;
   }
   void drop(Object object) noexcept override { drop_held(held(object)); }
   void unlock() noexcept override {}
   void lock() noexcept override {}
-  int threads() noexcept override { return wanted_of_run.threads; }
-  int float32_pieces() noexcept override { return wanted_of_run.pieces; }
+  int threads() noexcept override { return of_thread().wanted.threads; }
+  int float32_pieces() noexcept override {
+    const auto ask = of_thread().wanted.pieces;
+    return ask == nullptr ? exec::gemm::kMostPieces : ask();
+  }
 
  private:
   static Object from_bits(std::int64_t bits) {
@@ -245,20 +282,9 @@ FlushCounts& flushes() {
   return *made;
 }
 
-// The inputs of one run; kept, so that a steady run allocates nothing here.
-struct Arguments {
-  std::vector<std::unique_ptr<Held>> pool;
-  std::vector<Object> objects, outputs;
-  std::vector<host::Seen> seen;
-  std::array<std::shared_ptr<Segment>, 64> recent;
-  Held& at(std::size_t i) {
-    while (pool.size() <= i) pool.push_back(std::make_unique<Held>());
-    return *pool[i];
-  }
-};
-
 // An output as its tensor wants it: strides of a dense tensor, memory of its own.
 Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) {
+  if (order.empty() && output->geometry.row_major()) return output;
   Record wanted;
   static_cast<Geometry&>(wanted) = output->geometry;
   if (order.empty()) {
@@ -278,7 +304,7 @@ Held* settle(Held* output, std::span<const std::int32_t> order, int item_bytes) 
   static_cast<Geometry&>(from) = output->geometry;
   from.data = output->data;
   wanted.data = made->block.data;
-  host::copy(from, wanted, item_bytes, wanted_of_run.threads);
+  host::copy(from, wanted, item_bytes, of_thread().wanted.threads);
   made->geometry = wanted;
   made->data = wanted.data;
   drop_held(output);
@@ -308,7 +334,8 @@ class Runner final : public Engine {
   bool run(const Trace& trace, std::span<Filled> outputs, Wanted wanted,
            Failure& failure) noexcept override {
     using Kind = Failure::Kind;
-    const trace::Span span("flush", flush_reason);
+    OfThread& thread = of_thread();
+    const trace::Span span("flush", thread.flush_reason);
     const auto failed = [&](Kind kind, const char* what) {
       failure.kind = kind;
       try {
@@ -319,7 +346,7 @@ class Runner final : public Engine {
       return false;
     };
     try {
-      execute(trace, outputs, wanted);
+      execute(thread, trace, outputs, wanted);
       return true;
     } catch (const host::IndexError& e) {
       return failed(Kind::kIndex, e.what());
@@ -340,13 +367,13 @@ class Runner final : public Engine {
 
   void count_flush(const char* reason) noexcept override {
     flushes().count(reason);
-    flush_reason = reason;
+    of_thread().flush_reason = reason;
   }
 
-  bool watching() noexcept override { return watched != nullptr; }
+  bool watching() noexcept override { return of_thread().watched != nullptr; }
 
   void note_eager(const char* name) noexcept override {
-    if (watched != nullptr) watched->eager.emplace_back(name);
+    if (Watched* const watched = of_thread().watched.get()) watched->eager.emplace_back(name);
   }
 
   const Template& template_of(std::int32_t number) override { return find_template(number); }
@@ -357,10 +384,10 @@ class Runner final : public Engine {
   }
 
  private:
-  void execute(const Trace& trace, std::span<Filled> outputs, Wanted wanted) {
+  void execute(OfThread& thread, const Trace& trace, std::span<Filled> outputs, Wanted wanted) {
     if (const int threads = threads_(); threads > 0) wanted.threads = threads;
-    wanted_of_run = wanted;
-    thread_local Arguments a;
+    thread.wanted = wanted;
+    Arguments& a = thread.arguments;
     const std::uint64_t hash = trace.hash();
     // What this thread ran lately needs no lock.
     std::shared_ptr<Segment>& segment = a.recent[hash % a.recent.size()];
@@ -392,10 +419,10 @@ class Runner final : public Engine {
     a.outputs.assign(outputs.size(), nullptr);
     host::Call call{a.objects, a.outputs, a.seen.data()};
     try {
-      if (watched == nullptr) {
+      if (thread.watched == nullptr) {
         segment->executable->run(call);
       } else {
-        run_watched(segment, call);
+        run_watched(thread, segment, call);
       }
       for (std::size_t o = 0; o < outputs.size(); ++o) {
         const OutputPlace& place = segment->outputs[o];
@@ -416,11 +443,12 @@ class Runner final : public Engine {
     }
   }
 
-  static void run_watched(const std::shared_ptr<Segment>& segment, host::Call& call) {
+  static void run_watched(OfThread& thread, const std::shared_ptr<Segment>& segment,
+                          host::Call& call) {
     const std::shared_ptr<host::Executable> executable(segment, segment->executable.get());
     const Profiled profiled(*executable);
     executable->run(call);
-    watched->segments.push_back({flush_reason, executable, executable->profile()});
+    thread.watched->segments.push_back({thread.flush_reason, executable, executable->profile()});
   }
 
   int (*threads_)() noexcept;
@@ -428,14 +456,15 @@ class Runner final : public Engine {
 
 }  // namespace
 
-void watch_segments() { watched = std::make_unique<Watched>(); }
+void watch_segments() { of_thread().watched = std::make_unique<Watched>(); }
 
 Watched watched_segments() {
-  const auto noted = std::move(watched);
+  const auto noted = std::move(of_thread().watched);
   return noted ? std::move(*noted) : Watched();
 }
 
 std::pair<std::size_t, std::size_t> watched_so_far() {
+  const Watched* const watched = of_thread().watched.get();
   if (watched == nullptr) return {0, 0};
   return {watched->segments.size(), watched->eager.size()};
 }

@@ -34,7 +34,7 @@ struct EngineStats {
 // How the framework would run.
 struct Wanted {
   int threads = 1;
-  int pieces = exec::gemm::kMostPieces;  // see host::Framework::float32_pieces()
+  int (*pieces)() noexcept = nullptr;  // see host::Framework::float32_pieces(); null: the most
 };
 
 class Engine {

@@ -11,17 +11,6 @@ bool same_sizes(const Geometry& a, const Geometry& b) {
   return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
 }
 
-bool row_major(const Geometry& g) {
-  std::int64_t next = 1;
-  if (g.empty()) return true;
-  for (int d = g.rank - 1; d >= 0; --d) {
-    if (g.size(d) == 1) continue;
-    if (g.stride(d) != next) return false;
-    next *= g.size(d);
-  }
-  return true;
-}
-
 // Dims of an image with its channels last, innermost first.
 constexpr std::array<int, 4> kChannelsLast{1, 3, 2, 0};
 
@@ -63,7 +52,7 @@ void elementwise_strides(std::span<const Geometry* const> operands, Geometry& ou
   bool same = true, all_row_major = true, equal = true;
   for (const Geometry* g : operands) {
     same = same && same_sizes(*g, out);
-    all_row_major = all_row_major && row_major(*g);
+    all_row_major = all_row_major && g->row_major();
   }
   if (same && !operands.empty()) {
     if (all_row_major) return host::set_dense_strides(out);

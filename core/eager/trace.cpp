@@ -19,20 +19,25 @@ constexpr std::size_t kMostInputs = 512;  // of a trace; beyond, operators stay 
   throw Unrecorded(std::string(info(op).name) + ": " + why);
 }
 
+struct Entry {
+  std::uint64_t key = 0;
+  DType dtype{};
+};
+// Not inlined: compilers would look for it again at each use.
+[[gnu::noinline]] std::array<Entry, 1024>& known_dtypes() {
+  thread_local std::array<Entry, 1024> made;
+  return made;
+}
+
 // The dtype of a result does not depend on sizes: the typing rules are asked once for each kind of
 // operands, with vectors and scalars in their place.
 DType result_dtype(Op op, std::span<const Meta* const> in) {
-  struct Entry {
-    std::uint64_t key = 0;
-    DType dtype{};
-  };
-  thread_local std::array<Entry, 1024> known;
   std::uint64_t key = static_cast<std::uint64_t>(op) + 1;
   for (const Meta* m : in) {
     key = key << 6 | static_cast<std::uint64_t>(m->dtype) << 2 |
           static_cast<std::uint64_t>(m->weak) << 1 | (m->rank == 0 ? 1 : 0);
   }
-  Entry& entry = known[(key * 0x9E3779B97F4A7C15u) >> 54];
+  Entry& entry = known_dtypes()[(key * 0x9E3779B97F4A7C15u) >> 54];
   if (entry.key == key) return entry.dtype;
   shape::SizeTable sizes;
   std::vector<Type> types;

@@ -31,6 +31,17 @@ struct Geometry {
     for (int d = 0; d < rank; ++d) product *= size(d);
     return product;
   }
+  // Whether elements lie as they are counted, without gaps.
+  bool row_major() const {
+    std::int64_t next = 1;
+    bool holds = true;
+    for (int d = rank - 1; d >= 0; --d) {
+      if (size(d) == 0) return true;
+      holds = holds && (size(d) == 1 || stride(d) == next);
+      next *= size(d);
+    }
+    return holds;
+  }
 };
 
 // `root` is the value whose framework tensor owns the memory; -1: the arena or a slot of the call.

@@ -21,10 +21,12 @@ struct Open {
 };
 struct OpenBlocks {
   std::vector<Open> blocks;
-  bool outside = false;  // whether the thread recorded before the first of them
+  bool outside = false;    // whether the thread recorded before the first of them
+  std::uint64_t next = 0;  // an id that no other block has, of no thread; 0: there was none yet
 };
 thread_local OpenBlocks open_blocks;
-std::atomic<std::uint64_t> last_block{0};
+constexpr std::uint64_t kBlocksOfThread = std::uint64_t{1} << 40;
+std::atomic<std::uint64_t> next_thread{1};
 
 struct Block {
   PyObject_HEAD bool on;
@@ -79,10 +81,11 @@ PyObject* block_enter(PyObject* object, PyObject*) {
     }
     OpenBlocks& open = open_blocks;
     if (open.blocks.empty()) open.outside = before;
-    const std::uint64_t id = last_block.fetch_add(1, std::memory_order_relaxed);
+    if (open.next == 0) open.next = kBlocksOfThread * next_thread.fetch_add(1);
+    const std::uint64_t id = open.next++;
     open.blocks.push_back({id, self.on});
     self.opened[static_cast<std::size_t>(self.depth++)] = id;
-    record_here(self.on);
+    if (before != self.on) c10::impl::tls_set_dispatch_key_included(kKey, self.on);
     return Py_NewRef(object);
   });
 }
@@ -96,8 +99,11 @@ PyObject* block_exit(PyObject* object, PyObject* const* args, Py_ssize_t n) {
   const std::uint64_t id = self.opened[static_cast<std::size_t>(--self.depth)];
   OpenBlocks& here = open_blocks;
   std::vector<Open>& open = here.blocks;
-  // Nothing, if another thread entered it.
-  if (std::erase_if(open, [&](const Open& block) { return block.id == id; }) == 0) Py_RETURN_NONE;
+  if (!open.empty() && open.back().id == id) {
+    open.pop_back();
+  } else if (std::erase_if(open, [&](const Open& block) { return block.id == id; }) == 0) {
+    Py_RETURN_NONE;  // another thread entered it
+  }
   const bool on = open.empty() ? here.outside : open.back().on;
   if (!record_here(on) || on) Py_RETURN_NONE;
   return recorded([&]() -> PyObject* {

@@ -119,13 +119,23 @@ std::optional<at::Scalar> number_in(const at::TensorBase& tensor) {
   }
 }
 
-host::Geometry geometry_of(const at::TensorBase& tensor) {
+namespace {
+
+host::Geometry geometry_of_impl(const c10::TensorImpl& tensor) {
   host::Geometry g;
-  g.rank = static_cast<int>(tensor.dim());
   const auto sizes = tensor.sizes(), strides = tensor.strides();
-  std::copy(sizes.begin(), sizes.end(), g.sizes.begin());
-  std::copy(strides.begin(), strides.end(), g.strides.begin());
+  g.rank = static_cast<int>(sizes.size());
+  for (std::size_t d = 0; d < sizes.size(); ++d) {  // few: a call to copy them takes longer
+    g.sizes[d] = sizes[d];
+    g.strides[d] = strides[d];
+  }
   return g;
+}
+
+}  // namespace
+
+host::Geometry geometry_of(const at::TensorBase& tensor) {
+  return geometry_of_impl(*tensor.unsafeGetTensorImpl());
 }
 
 host::Geometry parts_of(host::Geometry g) {
@@ -213,8 +223,9 @@ void LazyStorage::fill_with_constant() {
 
 LazyImpl::LazyImpl(c10::intrusive_ptr<LazyStorage> storage, c10::DispatchKeySet keys,
                    caffe2::TypeMeta type)
-    : TensorImpl(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(storage)), keys, type),
-      lazy_(storage.get()) {}
+    : TensorImpl(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys,
+                 type),
+      lazy_(static_cast<LazyStorage*>(storage_.unsafeGetStorageImpl())) {}
 
 LazyImpl::LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys,
                    caffe2::TypeMeta type, LazyStorage* lazy)
@@ -294,11 +305,7 @@ void LazyImpl::set_value(Value value) {
 }
 
 host::Geometry LazyImpl::geometry() const {
-  host::Geometry g;
-  g.rank = static_cast<int>(dim());
-  const auto sizes = this->sizes(), strides = this->strides();
-  std::copy(sizes.begin(), sizes.end(), g.sizes.begin());
-  std::copy(strides.begin(), strides.end(), g.strides.begin());
+  const host::Geometry g = geometry_of_impl(*this);
   return is_complex() ? parts_of(g) : g;
 }
 

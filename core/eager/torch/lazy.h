@@ -239,22 +239,24 @@ class Recording {
   // Tensors made in a backward pass, by position in `made_`, so that autograd, where it adds
   // gradients, sees that it is not the only one to hold them, and does not ask for their memory.
   std::vector<std::pair<std::size_t, c10::intrusive_ptr<c10::TensorImpl>>> gradients_;
-  std::vector<c10::intrusive_ptr<LazyStorage>> live_;  // of a flush: what somebody still holds
-  std::vector<Filled> filled_;                         // ... and its memory
-  std::vector<c10::Storage> held_;                     // memory of inputs
-  std::vector<Write> written_;                         // later ones win
-  std::vector<Value> targets_;                         // of a flush: the inputs that these are
+  std::vector<LazyStorage*> live_;  // of a flush: those of `made_` that somebody still holds
+  std::vector<Filled> filled_;      // ... and their memory
+  std::vector<c10::Storage> held_;  // memory of inputs
+  std::vector<Write> written_;      // later ones win
+  std::vector<Value> targets_;      // of a flush: the inputs that these are
   std::unordered_map<const c10::StorageImpl*, std::vector<std::size_t>> written_by_storage_;
-  // What a flush has done with. Kept empty for the next one, which then allocates nothing.
+  std::vector<Write> dead_;  // were in `written_`
+  // What a flush has done with. Kept empty for the next one, which then allocates nothing; another
+  // has its own while `freeing_`.
   struct Gone {
-    decltype(live_) live;
     decltype(made_) made, constants;
     decltype(gradients_) gradients;
     decltype(held_) held;
-    decltype(written_) written;
+    decltype(written_) written, dead;
     void clear();
   };
   Gone gone_;
+  std::atomic<bool> freeing_{false};
   std::atomic<bool> writes_{false};
   std::vector<Known> known_ = std::vector<Known>(2048);
   std::uint32_t generation_ = 1;

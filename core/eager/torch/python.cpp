@@ -34,7 +34,8 @@ bool only_recording() {
   const c10::impl::LocalDispatchKeySet tls = c10::impl::tls_local_dispatch_key_set();
   return tls.included_.has(kKey) && (tls.included_.raw_repr() & ~kRecordingKeys) == 0 &&
          tls.excluded_.has(DispatchKey::AutocastCPU) && !tls.excluded_.has(kKey) &&
-         !at::impl::torch_function_mode_enabled() && !at::hasCallbacks();
+         !at::impl::torch_function_mode_enabled() &&
+         !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
 }
 
 const at::Tensor* tensor_of(PyObject* object) {

@@ -27,28 +27,35 @@ Idle& idle() {
   return *made;
 }
 
-struct OfThread {
-  Recording* recording = nullptr;
-  ~OfThread() {
-    if (recording == nullptr) return;
+thread_local Recording* of_thread = nullptr;
+
+// Of a thread that has recorded.
+struct AtItsEnd {
+  bool alive = true;
+  ~AtItsEnd() {
     const std::lock_guard lock(idle().mutex);
-    idle().recordings.push_back(recording);
+    idle().recordings.push_back(of_thread);
   }
 };
-thread_local OfThread of_thread;
+thread_local AtItsEnd at_its_end;
+
+Recording& first_of_thread() {
+  const std::lock_guard lock(idle().mutex);
+  if (idle().recordings.empty()) {
+    of_thread = new Recording;
+  } else {
+    of_thread = idle().recordings.back();
+    idle().recordings.pop_back();
+  }
+  at_its_end.alive = true;  // makes it
+  return *of_thread;
+}
 
 }  // namespace
 
 Recording& Recording::mine() {
-  if (C10_LIKELY(of_thread.recording != nullptr)) return *of_thread.recording;
-  const std::lock_guard lock(idle().mutex);
-  if (idle().recordings.empty()) {
-    of_thread.recording = new Recording;
-  } else {
-    of_thread.recording = idle().recordings.back();
-    idle().recordings.pop_back();
-  }
-  return *of_thread.recording;
+  Recording* const mine = of_thread;
+  return C10_LIKELY(mine != nullptr) ? *mine : first_of_thread();
 }
 
 bool Recording::can_capture(const at::TensorBase& tensor) const {
@@ -267,9 +274,7 @@ namespace {
 
 // That a value is wanted, its dims from the outermost to the innermost as `g` has them.
 void want(Trace& trace, Value value, const host::Geometry& g) {
-  host::Geometry dense = g;
-  set_dense_strides(dense);
-  if (g.empty() || same(g, dense)) return trace.output(value, {});
+  if (g.row_major()) return trace.output(value, {});
   std::vector<std::int32_t> order(static_cast<std::size_t>(g.rank));
   for (int d = 0; d < g.rank; ++d) order[static_cast<std::size_t>(d)] = d;
   std::ranges::stable_sort(order, [&](auto a, auto b) { return g.stride(a) > g.stride(b); });
@@ -292,16 +297,21 @@ void write_part(const Written& part, const Filled& from, std::byte* memory, int 
   engine().release(from.owner);
 }
 
-Wanted wanted() {
+// Which products want to know.
+int wanted_pieces() noexcept try {
   switch (at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL)) {
     case at::Float32Precision::TF32:
-      return {at::get_num_threads(), exec::gemm::kHighPieces};
+      return exec::gemm::kHighPieces;
     case at::Float32Precision::BF16:
-      return {at::get_num_threads(), exec::gemm::kMediumPieces};
+      return exec::gemm::kMediumPieces;
     default:
-      return {at::get_num_threads()};
+      return exec::gemm::kMostPieces;
   }
+} catch (const c10::Error&) {
+  return exec::gemm::kMostPieces;
 }
+
+Wanted wanted() { return {at::get_num_threads(), wanted_pieces}; }
 
 }  // namespace
 
@@ -368,7 +378,7 @@ void Recording::drop_dead_writes() {
   };
   if (std::ranges::none_of(written_, is_dead)) return;
   std::vector<Write> kept;
-  for (Write& write : written_) (is_dead(write) ? gone_.written : kept).push_back(std::move(write));
+  for (Write& write : written_) (is_dead(write) ? dead_ : kept).push_back(std::move(write));
   written_ = std::move(kept);
 }
 
@@ -418,7 +428,7 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
     if (storage.use_count() == (alone ? 2 : 1)) continue;
     want(trace, storage->value_, storage->geometry_);
     for (const Written& part : storage->parts_) trace.output(part.value, {});
-    live_.push_back(storage);
+    live_.push_back(storage.get());
   }
   want_writes();
   filled_.assign(trace.n_outputs(), {});
@@ -472,33 +482,29 @@ void Recording::flush(std::unique_lock<std::mutex>& lock, const char* reason) {
     writes_.store(false, std::memory_order_relaxed);
   }
   // Freed without the lock: what owns the memory of an input may need Python's.
-  Gone gone = std::exchange(gone_, {});
-  gone.live.swap(live_);
+  Gone own;
+  const bool shared = !freeing_.load(std::memory_order_acquire);
+  Gone& gone = shared ? gone_ : own;
+  if (shared) freeing_.store(true, std::memory_order_relaxed);
   gone.made.swap(made_);
   gone.constants.swap(constants_);
   gone.gradients.swap(gradients_);
   gone.held.swap(held_);
-  if (gone.written.empty()) {
-    gone.written.swap(written_);
-  } else {
-    std::ranges::move(written_, std::back_inserter(gone.written));
-    written_.clear();
-  }
+  gone.written.swap(written_);
+  gone.dead.swap(dead_);
   lock.unlock();
   gone.clear();
-  lock.lock();
-  gone_ = std::move(gone);
-  lock.unlock();
+  if (shared) freeing_.store(false, std::memory_order_release);
   if (lost.kind != Kind::kNone) raise(lost);
 }
 
 void Recording::Gone::clear() {
-  live.clear();
   made.clear();
   constants.clear();
   gradients.clear();
   held.clear();
   written.clear();
+  dead.clear();
 }
 
 void Recording::exported(const at::TensorBase& tensor) {
