@@ -1,4 +1,5 @@
 #include "eager/engine.h"
+#include "eager/spares.h"
 #include "eager/watch.h"
 
 #include <algorithm>
@@ -31,6 +32,9 @@ struct Held {
   exec::Block block;
   Held* parent = nullptr;
   std::int64_t number = 0;
+
+  static void* operator new(std::size_t bytes) { return Spares<Held, 64>::take(bytes); }
+  static void operator delete(void* memory) noexcept { Spares<Held, 64>::give(memory); }
 };
 
 Held* held(Object object) { return static_cast<Held*>(object); }

@@ -7,10 +7,6 @@ namespace {
 
 using host::Geometry;
 
-bool same_sizes(const Geometry& a, const Geometry& b) {
-  return a.rank == b.rank && std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin());
-}
-
 // Dims of an image with its channels last, innermost first.
 constexpr std::array<int, 4> kChannelsLast{1, 3, 2, 0};
 
@@ -51,7 +47,7 @@ bool dense(const Geometry& g) {
 void elementwise_strides(std::span<const Geometry* const> operands, Geometry& out) {
   bool same = true, all_row_major = true, equal = true;
   for (const Geometry* g : operands) {
-    same = same && same_sizes(*g, out);
+    same = same && host::equal_dims(g->shape(), out.shape());
     all_row_major = all_row_major && g->row_major();
   }
   if (same && !operands.empty()) {

@@ -131,9 +131,7 @@ Value Trace::input(DType dtype, const Geometry& g, std::byte* data) {
     Known& known = known_[slot];
     if (known.generation != generation_) break;
     const Input& input = inputs_[static_cast<std::size_t>(known.input)];
-    if (input.data == data && meta(input.value).dtype == dtype && input.geometry.rank == g.rank &&
-        std::equal(g.sizes.begin(), g.sizes.begin() + g.rank, input.geometry.sizes.begin()) &&
-        std::equal(g.strides.begin(), g.strides.begin() + g.rank, input.geometry.strides.begin())) {
+    if (input.data == data && meta(input.value).dtype == dtype && same(input.geometry, g)) {
       return input.value;
     }
   }

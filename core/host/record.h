@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "program/program.h"
 
@@ -19,6 +20,12 @@ struct Geometry {
   std::int64_t& size(int dim) { return sizes[static_cast<std::size_t>(dim)]; }
   std::int64_t& stride(int dim) { return strides[static_cast<std::size_t>(dim)]; }
 
+  std::span<const std::int64_t> shape() const {
+    return {sizes.data(), static_cast<std::size_t>(rank)};
+  }
+  std::span<const std::int64_t> steps() const {  // the strides of its dims
+    return {strides.data(), static_cast<std::size_t>(rank)};
+  }
   bool empty() const {
     for (int d = 0; d < rank; ++d) {
       if (size(d) == 0) return true;
@@ -43,6 +50,18 @@ struct Geometry {
     return holds;
   }
 };
+
+// Of sizes or strides. (They are few: to call memcmp() takes longer.)
+inline bool equal_dims(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
+  if (a.size() != b.size()) return false;
+  for (std::size_t d = 0; d < a.size(); ++d) {
+    if (a[d] != b[d]) return false;
+  }
+  return true;
+}
+inline bool same(const Geometry& a, const Geometry& b) {
+  return equal_dims(a.shape(), b.shape()) && equal_dims(a.steps(), b.steps());
+}
 
 // `root` is the value whose framework tensor owns the memory; -1: the arena or a slot of the call.
 struct Record : Geometry {

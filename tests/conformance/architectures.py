@@ -47,12 +47,14 @@ class Architecture:
     sizes: dict[str, Any]
 
     def make(self) -> Any:
-        """The model, with weights of its own, no dropout."""
+        """The model, with weights of its own, no dropout, nothing masked at random (by NumPy)."""
         torch.manual_seed(0)
         config = getattr(transformers, self.config)(**self.sizes)
         for key, value in vars(config).items():
             if ("drop" in key or "layerdrop" in key) and isinstance(value, float):
                 setattr(config, key, 0.0)
+        if hasattr(config, "apply_spec_augment"):
+            config.apply_spec_augment = False
         return getattr(transformers, self.model)(config).eval()
 
     @property

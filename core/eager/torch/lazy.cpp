@@ -280,7 +280,7 @@ Value LazyImpl::held() {
         value_ = memory.value_;
       } else if (reshaped(own, first(), memory.geometry_)) {
         value_ =
-            memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(shape(own))});
+            memory.recording().trace.add(Op::reshape, {memory.value_}, {Param::sizes(own.shape())});
       } else {
         return kNoValue;
       }
@@ -294,8 +294,9 @@ Value LazyImpl::held() {
   const Meta& meta = memory.recording().trace.meta(value);
   const auto sizes = this->sizes();
   const std::size_t more = is_complex() ? 1 : 0;
-  const bool whole = static_cast<std::size_t>(meta.rank) == sizes.size() + more &&
-                     std::equal(sizes.begin(), sizes.end(), meta.sizes.begin());
+  const bool whole =
+      static_cast<std::size_t>(meta.rank) == sizes.size() + more &&
+      host::equal_dims({sizes.data(), sizes.size()}, meta.shape().first(sizes.size()));
   return C10_LIKELY(whole) ? value : kNoValue;
 }
 

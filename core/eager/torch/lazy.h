@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "eager/engine.h"
+#include "eager/spares.h"
 #include "eager/torch/parts.h"
 
 namespace tilevm::eager {
@@ -35,6 +36,9 @@ struct Written {
 class LazyStorage final : public c10::StorageImpl {
  public:
   LazyStorage(std::size_t bytes, Recording& recording, Value value);
+
+  static void* operator new(std::size_t bytes) { return Spares<LazyStorage, 256>::take(bytes); }
+  static void operator delete(void* memory) noexcept { Spares<LazyStorage, 256>::give(memory); }
 
   // Runs what was recorded, if this is not filled yet. Throws what running threw.
   void fill(const char* reason) {
@@ -70,6 +74,9 @@ class LazyImpl final : public c10::TensorImpl {
            caffe2::TypeMeta type);
   LazyImpl(ImplType view, c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type,
            LazyStorage* lazy);
+
+  static void* operator new(std::size_t bytes) { return Spares<LazyImpl, 64>::take(bytes); }
+  static void operator delete(void* memory) noexcept { Spares<LazyImpl, 64>::give(memory); }
 
   bool has_storage() const override {
     look();

@@ -12,16 +12,6 @@
 
 namespace tilevm::eager {
 
-inline bool same(const host::Geometry& a, const host::Geometry& b) {
-  return a.rank == b.rank &&
-         std::equal(a.sizes.begin(), a.sizes.begin() + a.rank, b.sizes.begin()) &&
-         std::equal(a.strides.begin(), a.strides.begin() + a.rank, b.strides.begin());
-}
-
-inline std::span<const std::int64_t> shape(const host::Geometry& g) {
-  return {g.sizes.data(), static_cast<std::size_t>(g.rank)};
-}
-
 // Indices first .. first + size of each dim of `whole`.
 struct Box {
   std::array<std::int64_t, kMaxRank> first{}, size{};

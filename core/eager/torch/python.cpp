@@ -34,7 +34,7 @@ bool only_recording() {
   const c10::impl::LocalDispatchKeySet tls = c10::impl::tls_local_dispatch_key_set();
   return tls.included_.has(kKey) && (tls.included_.raw_repr() & ~kRecordingKeys) == 0 &&
          tls.excluded_.has(DispatchKey::AutocastCPU) && !tls.excluded_.has(kKey) &&
-         !at::impl::torch_function_mode_enabled() &&
+         at::impl::PythonTorchFunctionTLS::stack_len() == 0 &&
          !at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
 }
 

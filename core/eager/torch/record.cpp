@@ -363,10 +363,11 @@ host::Geometry geometry_of_result(const Recorded& r, const Meta& meta) {
   geometry.rank = meta.rank;
   geometry.sizes = meta.sizes;
   // Most operands lie row by row, and then so does the result.
-  const at::IntArrayRef sizes(meta.sizes.data(), static_cast<std::size_t>(meta.rank));
   bool dense = r.n_tensors == r.n;
   for (std::size_t i = 0; i < r.n_tensors; ++i) {
-    dense = dense && r.tensors[i]->is_contiguous() && r.tensors[i]->sizes() == sizes;
+    const at::IntArrayRef sizes = r.tensors[i]->sizes();
+    dense = dense && r.tensors[i]->is_contiguous() &&
+            host::equal_dims({sizes.data(), sizes.size()}, meta.shape());
   }
   if (dense) {
     set_dense_strides(geometry);

@@ -221,7 +221,7 @@ bool Recording::assign(const at::TensorBase& tensor, Value value) {
       if (memory->constant_) no_constant(*memory);
       if (all) {
         memory->value_ =
-            z->spans() ? value : trace.add(Op::reshape, {value}, {Param::sizes(shape(whole))});
+            z->spans() ? value : trace.add(Op::reshape, {value}, {Param::sizes(whole.shape())});
         memory->parts_.clear();
         memory->whole_ = ++memory->generation_;
       } else {
