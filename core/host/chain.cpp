@@ -356,7 +356,7 @@ void Executable::launch_chain(Frame& frame, const fuse::Chain& chain,
                                                                          : frame.pieces);
   prepare(launch, tiles);
   if (!packings_.empty()) pack_ahead(frame, chain, launch, tiles, threads);
-  schedule::Tape* const tape = begin_launch(frame, !unlocks);
+  schedule::Tape* const tape = begin_launch(frame, unlocks);
   if (unlocks) framework_.unlock();
   const exec::Status status = schedule::run_chain(launch, tiles, threads, tape);
   if (unlocks) framework_.lock();

@@ -310,7 +310,8 @@ class Executable {
   void read_item(Frame& frame, const HostStep& step) const;
   Tape* tape_of(Frame& frame) const;
   void begin_tape(Frame& frame, Tape* tape) const;
-  schedule::Tape* begin_launch(Frame& frame, bool small) const noexcept;
+  schedule::Tape* begin_launch(Frame& frame, bool is_long) const noexcept;
+  std::byte* start_of(const Frame& frame, ValueId base) const;
   std::optional<ValueId> base_of(const Frame& frame, const Record& record,
                                  const std::byte* address) const;
   void note_step(Frame& frame, const HostStep& step, std::size_t first) const;

@@ -73,8 +73,11 @@ void Executable::run_loop(Frame& frame, int n) {
   loop.out = array(frame.records[index(node.out)]);
   const auto all = std::max({loop.in[0].elements(), loop.in[1].elements(), loop.out.elements()});
   const bool unlocks = all > kUnlockElements;
-  if (schedule::Tape* const tape = begin_launch(frame, !unlocks)) tape->note({loop, 0});
   const int threads = unlocks ? framework_.threads() : 1;
+  if (schedule::Tape* const tape = begin_launch(frame, unlocks)) {
+    tape->refused = tape->refused || threads > 1;
+    tape->note({loop, 0});
+  }
   if (unlocks) framework_.unlock();
   const exec::Status status = exec::loops::run(loop, threads);
   if (unlocks) framework_.lock();

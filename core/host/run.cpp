@@ -519,7 +519,8 @@ void Executable::run_kernel(Frame& frame, int kernel, const Record* first, const
   }
   const int threads = bytes < kInlineBytes ? 1 : framework_.threads();
   const std::span<const schedule::OperandView> views(frame.operands.data(), graph.operands.size());
-  schedule::Tape* const tape = begin_launch(frame, bytes <= kUnlockBytes && !large);
+  schedule::Tape* const tape = begin_launch(frame, bytes > kUnlockBytes);
+  if (large && tape != nullptr) tape->refused = true;  // results that leave the caches are few
   exec::Status status;
   if (bytes > kUnlockBytes) {
     framework_.unlock();
@@ -535,13 +536,13 @@ void Executable::count_launches(std::int64_t n) const noexcept {
   launch_count.fetch_add(n, std::memory_order_relaxed);
 }
 
-// Counts a launch. What it is to be noted on; not `small`: that cannot be.
-schedule::Tape* Executable::begin_launch(Frame& frame, bool small) const noexcept {
+// Counts a launch. What it is to be noted on. is_long: other Python threads may run meanwhile.
+schedule::Tape* Executable::begin_launch(Frame& frame, bool is_long) const noexcept {
   count_launches(1);
   if (frame.tape == nullptr) return nullptr;
   ++frame.tape->n_launches;
   schedule::Tape& tape = *frame.tape->launches;
-  tape.refused = tape.refused || !small;
+  tape.is_long = is_long;
   return &tape;
 }
 

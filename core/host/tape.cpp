@@ -86,8 +86,8 @@ void Executable::begin_tape(Frame& frame, Tape* tape) const {
   frame.tape = frame.tapes.front().get();
 }
 
-// Whose memory an address of a value of this call lies in: -1 for memory of the frame, nullopt if
-// that is not known.
+// Whose memory an address of a value of this call lies in, or Tape::kArena; -1 for memory that
+// stays where it is, nullopt if that is not known.
 std::optional<ValueId> Executable::base_of(const Frame& frame, const Record& record,
                                            const std::byte* address) const {
   if (record.root >= 0) return record.root;
@@ -96,15 +96,19 @@ std::optional<ValueId> Executable::base_of(const Frame& frame, const Record& rec
     return address >= begin && address <= begin + bytes;
   };
   const exec::Block& arena = frame.blocks[0];
-  if (in(arena.data, arena.bytes) ||
-      in(frame.numbers.data(), frame.numbers.size() * sizeof(std::int64_t)))
-    return -1;
+  if (address == nullptr) return -1;
+  if (in(arena.data, arena.bytes)) return Tape::kArena;
+  if (in(frame.numbers.data(), frame.numbers.size() * sizeof(std::int64_t))) return -1;
   // A result that is made in the memory of an input.
   for (const Frame::Range& range : frame.ranges) {
     if (frame.apart[index(range.input)] && address >= range.first && address < range.end)
       return range.input;
   }
   return std::nullopt;
+}
+
+std::byte* Executable::start_of(const Frame& frame, ValueId base) const {
+  return base == Tape::kArena ? frame.blocks[0].data : frame.records[index(base)].data;
 }
 
 // Notes of the actions from `first` on, which are those of a step, what their addresses move with.
@@ -118,9 +122,8 @@ void Executable::note_step(Frame& frame, const HostStep& step, std::size_t first
                         const std::byte* address) {
     const std::optional<ValueId> base = base_of(frame, record, address);
     if (!base) tape.launches->refused = true;
-    if (!base || *base < 0) return;
-    tape.addresses.push_back(
-        {{action, operand}, *base, address - frame.records[index(*base)].data});
+    if (!base || *base == -1) return;
+    tape.addresses.push_back({{action, operand}, *base, address - start_of(frame, *base)});
   };
   for (std::size_t a = first; a < tape.launches->actions.size(); ++a) {
     const schedule::Tape::Action& action = tape.launches->actions[a];
@@ -166,8 +169,7 @@ void Executable::note_step(Frame& frame, const HostStep& step, std::size_t first
 void Executable::finish_tape(Frame& frame) const {
   Tape& tape = *frame.tape;
   schedule::Tape& launches = *tape.launches;
-  const exec::Block& arena = frame.blocks[0];
-  bool ready = !launches.refused && arena.bytes <= kKeepBytes;
+  bool ready = !launches.refused;
   const auto keep = [&](ValueId value) {
     const Record& record = frame.records[index(value)];
     const std::optional<ValueId> base = base_of(frame, record, record.data);
@@ -175,7 +177,7 @@ void Executable::finish_tape(Frame& frame) const {
     if (!ready) return;
     const ValueId from = base.value_or(-1);
     tape.kept.push_back(
-        {value, record, from, from < 0 ? 0 : record.data - frame.records[index(from)].data});
+        {value, record, from, from == -1 ? 0 : record.data - start_of(frame, from)});
   };
   for (const Source& output : outputs_) {
     if (output.kind == Source::Kind::kTensor || output.kind == Source::Kind::kNumber)
@@ -205,13 +207,18 @@ void Executable::finish_tape(Frame& frame) const {
     }
   }
   tape.regs = frame.regs;
-  tape.arena = arena.data;
+  tape.arena_bytes = frame.blocks[0].bytes;
   tape.state = Tape::State::kReady;
 }
 
 // Runs a tape on the inputs of this call. False: it does not hold any more, and nothing was done.
 bool Executable::replay(Frame& frame, const Tape& tape) {
-  if (frame.blocks[0].data != tape.arena) return false;
+  exec::Block& arena = frame.blocks[0];
+  if (arena.bytes < tape.arena_bytes) {
+    exec::release(std::exchange(arena, {}));
+    arena = exec::acquire(tape.arena_bytes);
+    if (arena.data == nullptr) return false;
+  }
   for (const std::weak_ptr<const float>& factor : tape.packed) {
     frame.packed.push_back(factor.lock());
     if (frame.packed.back() == nullptr) {
@@ -219,7 +226,7 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
       return false;
     }
   }
-  exec::poison(frame.blocks[0]);
+  exec::poison(arena);
   std::ranges::copy(tape.regs, frame.regs.begin());
   for (const Tape::Made& made : tape.made) {
     Record& record = frame.records[index(made.value)];
@@ -229,14 +236,18 @@ bool Executable::replay(Frame& frame, const Tape& tape) {
   for (const Tape::Kept& kept : tape.kept) {
     Record& record = frame.records[index(kept.value)];
     record = kept.record;
-    if (kept.base >= 0) record.data = frame.records[index(kept.base)].data + kept.offset;
+    if (kept.base != -1) record.data = start_of(frame, kept.base) + kept.offset;
   }
   for (const Tape::Address& address : tape.addresses) {
-    const std::byte* data = frame.records[index(address.base)].data + address.offset;
+    const std::byte* data = start_of(frame, address.base) + address.offset;
     std::memcpy(address.slot, &data, sizeof(data));
   }
   std::size_t failed = 0;
-  const exec::Status status = tape.launches->run(failed);
+  const auto let = [](void* framework, bool run) noexcept {
+    auto& of = *static_cast<Framework*>(framework);
+    run ? of.unlock() : of.lock();
+  };
+  const exec::Status status = tape.launches->run(failed, {let, &framework_});
   frame.packed.clear();
   count_launches(tape.n_launches);
   if (status == exec::Status::kOk) return true;

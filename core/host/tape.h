@@ -22,7 +22,8 @@ struct Executable::Tape {
     std::size_t action;
     int operand;
   };
-  // An address that moves with the memory of an input or a result.
+  // An address that moves with the memory of an input or a result, or with the arena.
+  static constexpr ValueId kArena = -2;
   struct Address {
     Where where;
     ValueId base;
@@ -53,7 +54,7 @@ struct Executable::Tape {
   std::vector<Kept> kept;
   std::vector<std::int64_t> regs;
   std::vector<std::weak_ptr<const float>> packed;  // factors that were packed ahead
-  const std::byte* arena = nullptr;                // where it was
+  std::size_t arena_bytes = 0;
   std::int64_t n_launches = 0;
 };
 

@@ -1,5 +1,6 @@
 #include "schedule/tape.h"
 
+#include <atomic>
 #include <new>
 #include <span>
 
@@ -8,8 +9,15 @@
 
 namespace tilevm::schedule {
 
+namespace {
+
+std::atomic<std::size_t> bytes_of_all{0};  // that keep more than a few
+
+}  // namespace
+
 Tape::~Tape() {
   for (const exec::Block& block : blocks) exec::release(block);
+  bytes_of_all.fetch_sub(shared_bytes, std::memory_order_relaxed);
 }
 
 std::byte* Tape::room(Room which, std::size_t size) noexcept try {
@@ -18,9 +26,15 @@ std::byte* Tape::room(Room which, std::size_t size) noexcept try {
   if (now.bytes >= size) return now.data;
   blocks.reserve(blocks.size() + 1);
   const exec::Block block = exec::acquire(size);
+  refused = block.data == nullptr;
+  if (refused) return nullptr;
   bytes += block.bytes;
-  refused = block.data == nullptr || bytes > kMostBytes;
-  if (block.data == nullptr) return nullptr;
+  if (bytes > kFewBytes) {
+    const std::size_t more = bytes - shared_bytes;
+    shared_bytes = bytes;
+    const std::size_t before = bytes_of_all.fetch_add(more, std::memory_order_relaxed);
+    refused = bytes > kMostBytes || before + more > kMostOfAll;
+  }
   blocks.push_back(block);  // the smaller one stays: actions have its address
   now = block;
   return refused ? nullptr : block.data;
@@ -35,22 +49,34 @@ void Tape::note(const Variant& variant, const exec::Launch& launch, std::size_t 
   if (refused) return;
   const std::size_t first = bindings.size();
   bindings.insert(bindings.end(), launch.bindings.begin(), launch.bindings.end());
-  actions.push_back({Launched{&variant, launch.space, first, launch.bindings.size()}, stage});
+  actions.push_back(
+      {Launched{&variant, launch.space, first, launch.bindings.size()}, stage, is_long});
 } catch (const std::bad_alloc&) {
   refused = true;
 }
 
 void Tape::note(Action action) noexcept try {
   refused = refused || actions.size() >= kMostBindings;
+  action.is_long = is_long;
   if (!refused) actions.push_back(action);
 } catch (const std::bad_alloc&) {
   refused = true;
 }
 
-exec::Status Tape::run(std::size_t& failed) const noexcept {
+exec::Status Tape::run(std::size_t& failed, const Others& others) const noexcept {
   for (const exec::Block& block : blocks) exec::poison(block);
+  // Others run while this is `on`; in the end they do no more.
+  struct Turn {
+    const Others& others;
+    bool on = false;
+    void set(bool want) {
+      if (want != on) others.let(others.caller, on = want);
+    }
+    ~Turn() { set(false); }
+  } turn{others};
   for (std::size_t i = 0; i < actions.size(); ++i) {
     const auto& what = actions[i].what;
+    turn.set(actions[i].is_long);
     if (const auto* kernel = std::get_if<Launched>(&what)) {
       const std::span all(bindings);
       const exec::Status status =

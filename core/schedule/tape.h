@@ -43,13 +43,23 @@ struct Launched {
 };
 
 struct Tape {
-  // Memory that it keeps for what passes between the stages of chains.
-  static constexpr std::size_t kMostBytes = 64 << 10;
+  // Memory that it keeps for what passes between the stages of chains. Those that keep more than a
+  // few share a limit.
+  static constexpr std::size_t kFewBytes = 64 << 10;
+  static constexpr std::size_t kMostBytes = 256 << 10;
+  static constexpr std::size_t kMostOfAll = std::size_t{64} << 20;
   static constexpr std::size_t kMostBindings = 2048;
 
   struct Action {
     std::variant<Launched, Packed, Multiplied, exec::loops::Loop> what;
     std::size_t stage;  // of the chain; 0: of a kernel by itself
+    bool is_long = false;
+  };
+
+  // What a caller does around actions that are long: others run meanwhile, or no more.
+  struct Others {
+    void (*let)(void* caller, bool run) noexcept;
+    void* caller;
   };
 
   Tape() = default;
@@ -64,7 +74,7 @@ struct Tape {
   void note(const Variant& variant, const exec::Launch& launch, std::size_t stage) noexcept;
   void note(Action action) noexcept;
   // All actions. `failed`: the one that the status is of, if it is not kOk.
-  exec::Status run(std::size_t& failed) const noexcept;
+  exec::Status run(std::size_t& failed, const Others& others) const noexcept;
 
   std::vector<Action> actions;
   std::vector<exec::Binding> bindings;
@@ -72,6 +82,8 @@ struct Tape {
   std::vector<exec::Block> blocks;
   std::array<exec::Block, 2> rooms{};  // of `blocks`, by Room
   std::size_t bytes = 0;
+  std::size_t shared_bytes = 0;  // of the limit
+  bool is_long = false;  // the launch whose actions are noted now
   bool refused = false;  // something was done that is not on it
 };
 

@@ -92,6 +92,73 @@ def test_many_products_share_what_passes_between_their_stages() -> None:
         assert tilevm.stats()["repeated_calls"] - before == 2
 
 
+def long(x: Any, a: Any, b: Any) -> Any:
+    """Products of which others run meanwhile, and more between them than a frame keeps."""
+    h = torch.relu(x @ a)
+    y = h @ b
+    return y, (y.softmax(-1) * 2).sum(0), h.sum(1).cumsum(0), x.t()
+
+
+def check_long(f: Any, rows: int) -> None:
+    x, a, b = torch.randn(rows, 60) / 8, torch.randn(60, 200), torch.randn(200, 60) / 14
+    wanted = long(x.double(), a.double(), b.double())
+    for ours, exact in zip(f(x, a, b), wanted, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4)
+
+
+def test_long_launches_and_an_arena_that_is_not_kept() -> None:
+    f = tilevm.compile(long)
+    with config.patch(threads=1):
+        for _ in range(3):
+            for rows in (120, 7, 110):
+                check_long(f, rows)
+
+        def call() -> None:
+            for rows in (120, 7, 110):
+                check_long(f, rows)
+
+        assert repeated(call) == 3
+
+
+def test_threads_that_run_as_noted_at_the_same_time() -> None:
+    f = tilevm.compile(long)
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with torch.no_grad():
+                for _ in range(12):
+                    check_long(f, 120)
+        except BaseException as error:  # told by the test
+            failed.append(error)
+
+    with config.patch(threads=1):
+        check_long(f, 120)
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failed
+
+        def call() -> None:
+            for _ in range(3):
+                check_long(f, 120)
+
+        assert repeated(call) >= 1
+
+
+def test_a_long_loop_runs_again() -> None:
+    f = tilevm.compile(lambda x: x.exp().cumsum(0) + 1)
+
+    def check_loop() -> None:
+        x = torch.randn(400_000) / 10
+        torch.testing.assert_close(f(x), x.exp().cumsum(0) + 1)
+
+    with config.patch(threads=1):
+        assert [repeated(check_loop) for _ in range(4)] == [0, 0, 1, 1]
+
+
 def test_numbers_that_are_no_sizes_may_change() -> None:
     f = tilevm.compile(lambda x, n: x * n + 1)
     for _ in range(3):
