@@ -28,10 +28,11 @@ std::byte* Tape::room(Room which, std::size_t size) noexcept try {
   const exec::Block block = exec::acquire(size);
   refused = block.data == nullptr;
   if (refused) return nullptr;
-  bytes += block.bytes;
+  bytes += size;
+  kept_bytes += block.bytes;
   if (bytes > kFewBytes) {
-    const std::size_t more = bytes - shared_bytes;
-    shared_bytes = bytes;
+    const std::size_t more = kept_bytes - shared_bytes;
+    shared_bytes = kept_bytes;
     const std::size_t before = bytes_of_all.fetch_add(more, std::memory_order_relaxed);
     refused = bytes > kMostBytes || before + more > kMostOfAll;
   }

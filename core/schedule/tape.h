@@ -81,10 +81,11 @@ struct Tape {
   const exec::gemm::Tiles* tiles = nullptr;
   std::vector<exec::Block> blocks;
   std::array<exec::Block, 2> rooms{};  // of `blocks`, by Room
-  std::size_t bytes = 0;
-  std::size_t shared_bytes = 0;  // of the limit
-  bool is_long = false;  // the launch whose actions are noted now
-  bool refused = false;  // something was done that is not on it
+  std::size_t bytes = 0;               // that were asked for; blocks may be larger
+  std::size_t kept_bytes = 0;          // of blocks
+  std::size_t shared_bytes = 0;        // of the limit
+  bool is_long = false;                // the launch whose actions are noted now
+  bool refused = false;                // something was done that is not on it
 };
 
 void run(const exec::gemm::Tiles& tiles, const Multiplied& product);

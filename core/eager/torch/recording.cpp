@@ -138,15 +138,10 @@ bool Recording::knows(const at::TensorBase& tensor) const {
 
 namespace {
 
-// Row-major is the common case, and costs less to say.
 void set_geometry(c10::TensorImpl& impl, const host::Geometry& g) {
   const auto rank = static_cast<std::size_t>(g.rank);
   impl.set_sizes_and_strides({g.sizes.data(), rank}, {g.strides.data(), rank});
 }
-
-}  // namespace
-
-namespace {
 
 // Whether what is made now goes to nodes of a backward pass that pass it on. What goes to leaves
 // may become their gradient as it is, if nobody else holds it.
