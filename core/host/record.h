@@ -51,7 +51,7 @@ struct Geometry {
   }
 };
 
-// Of sizes or strides. (They are few: to call memcmp() takes longer.)
+// Of sizes or strides, which are few: without a call of memcmp().
 inline bool equal_dims(std::span<const std::int64_t> a, std::span<const std::int64_t> b) {
   if (a.size() != b.size()) return false;
   for (std::size_t d = 0; d < a.size(); ++d) {

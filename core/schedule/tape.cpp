@@ -8,7 +8,6 @@
 #include "exec/plane.h"
 
 namespace tilevm::schedule {
-
 namespace {
 
 std::atomic<std::size_t> bytes_of_all{0};  // that keep more than a few

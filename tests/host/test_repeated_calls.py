@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -122,30 +123,16 @@ def test_long_launches_and_an_arena_that_is_not_kept() -> None:
 
 def test_threads_that_run_as_noted_at_the_same_time() -> None:
     f = tilevm.compile(long)
-    failed: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            with torch.no_grad():
-                for _ in range(12):
-                    check_long(f, 110)
-        except BaseException as error:  # told by the test
-            failed.append(error)
-
-    with config.patch(threads=1):
-        check_long(f, 110)
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failed
-
-        def call() -> None:
-            for _ in range(3):
+    def work(calls: int) -> None:
+        with torch.no_grad():
+            for _ in range(calls):
                 check_long(f, 110)
 
-        assert repeated(call) >= 1
+    with config.patch(threads=1), ThreadPoolExecutor(4) as pool:
+        work(1)
+        list(pool.map(work, [12] * 4))  # raises what they raise
+        assert repeated(lambda: work(3)) >= 1
 
 
 def test_a_long_loop_runs_again() -> None:

@@ -125,7 +125,7 @@ host::Geometry geometry_of_impl(const c10::TensorImpl& tensor) {
   host::Geometry g;
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   g.rank = static_cast<int>(sizes.size());
-  for (std::size_t d = 0; d < sizes.size(); ++d) {  // few: a call to copy them takes longer
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
     g.sizes[d] = sizes[d];
     g.strides[d] = strides[d];
   }
