@@ -2,6 +2,7 @@
 // that a call allocates nothing but its outputs.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -55,9 +56,10 @@ struct Executable::Frame {
   std::vector<Range> ranges;
   std::vector<bool> apart;
 
-  std::vector<std::int64_t> key;             // what this call is like
-  std::vector<std::unique_ptr<Tape>> tapes;  // of calls before, the last first
-  Tape* tape = nullptr;                      // that this call is noted on
+  std::vector<std::int64_t> key;               // what this call is like
+  std::array<std::uint64_t, kMostTapes> seen{};  // hashes of keys without a tape, the last first
+  std::vector<std::unique_ptr<Tape>> tapes;    // of calls before, the last first
+  Tape* tape = nullptr;                        // that this call is noted on
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <ranges>
 
+#include "bytecode/bytecode.h"
 #include "exec/record.h"
 #include "host/frame.h"
 #include "trace/trace.h"
@@ -12,8 +13,6 @@ namespace tilevm::host {
 namespace {
 
 using Kind = fuse::Step::Kind;
-
-constexpr std::size_t kMostTapes = 16;  // of a frame
 
 }  // namespace
 
@@ -32,7 +31,8 @@ void Executable::compile_tapes(const Options& options) {
   }
 }
 
-// What a call is like, and its tape; null if this call is not to be noted.
+// What a call is like, and its tape; null if this call is not to be noted. Of calls that nothing
+// was like only a hash is kept, so that new sizes cost little and take no tape's place.
 Executable::Tape* Executable::tape_of(Frame& frame) const {
   if (!tapes_ || trace::taking() || exec::recording()) return nullptr;
   const Program& program = plan_.program;
@@ -64,6 +64,12 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
     std::rotate(tapes.begin(), found, found + 1);
     return tapes.front().get();
   }
+  const std::uint64_t hash = bytecode::hash(std::as_bytes(std::span(key)));
+  if (std::ranges::find(frame.seen, hash) == frame.seen.end()) {
+    std::shift_right(frame.seen.begin(), frame.seen.end(), 1);
+    frame.seen.front() = hash;
+    return nullptr;
+  }
   auto seen = std::make_unique<Tape>();
   seen->key = key;
   if (tapes.size() < kMostTapes) {
@@ -72,7 +78,7 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
     tapes.back() = std::move(seen);
   }
   std::rotate(tapes.begin(), tapes.end() - 1, tapes.end());
-  return nullptr;
+  return tapes.front().get();
 }
 
 // Notes this call on `tape`, unless that is null or is not for it.

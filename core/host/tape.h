@@ -10,10 +10,12 @@
 
 namespace tilevm::host {
 
+inline constexpr std::size_t kMostTapes = 16;  // of a frame
+
 struct Executable::Tape {
   enum class State : std::uint8_t {
-    kSeen,   // one call was like this
-    kReady,  // and one was noted
+    kSeen,   // calls were like this, none was noted
+    kReady,  // one was noted
     kNever   // what such calls do is not only launches on one thread
   };
   // Which address of an action: an operand of a kernel; of a product or packing 0: a, 1: b, 2: out;

@@ -42,8 +42,10 @@ def timed(call: Callable[[], Any]) -> float:
 def stream(case: Case, count: int) -> dict[str, float]:
     """Of shapes drawn between the least and the largest of the case's sweep.
 
-    `new`: a call of a shape that was never seen; `again`: of the same shape, BLOCK shapes later,
-    with inputs as fresh. Both follow other work, which leaves caches cold; later calls do not.
+    `new`: a call of a shape that was never seen; `again`: of the same shape, BLOCK shapes later;
+    `control`: what is said of the two, of `again` and a third such call, which is what the machine
+    adds by itself. All have fresh inputs and follow a call of another shape. `later`: calls of a
+    shape one after the other.
     """
     drawn = random.Random(1)
     spans = [
@@ -56,35 +58,45 @@ def stream(case: Case, count: int) -> dict[str, float]:
             break
     compiled = tilevm.compile(case.make())
     captures = tilevm.stats()["captures"]
-    new: list[float] = []
-    again: list[float] = []
+    passes: list[list[float]] = [[], [], []]
     later: list[float] = []
     # Soon after each other, since machines are not equally quick for minutes.
     order = list(shapes)
     for start in range(0, len(order), BLOCK):
-        for times in (new, again):
-            for sizes in order[start : start + BLOCK]:
+        block = order[start : start + BLOCK]
+        for times in passes:
+            for sizes in block:
                 inputs = case.tensors(sizes)
                 times.append(timed(lambda inputs=inputs: compiled(*inputs)))  # type: ignore[misc]
-                if times is again:
-                    later.append(
-                        statistics.median(
-                            timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
-                            for _ in range(LATER)
-                        )
-                    )
-    # The first of all captures and compiles.
-    excess = sorted(1e6 * (a - b) for a, b in zip(new[3:], again[3:], strict=True))
-    relative = sorted((a - b) / b for a, b in zip(new[3:], again[3:], strict=True))
+        for sizes in block:
+            inputs = case.tensors(sizes)
+            calls = [
+                timed(lambda inputs=inputs: compiled(*inputs))  # type: ignore[misc]
+                for _ in range(LATER)
+            ]
+            later.append(statistics.median(calls))
+    new, again, third = passes
     return {
         "shapes": len(shapes),
         "captures": tilevm.stats()["captures"] - captures,
         "later us": 1e6 * statistics.median(later),
         "again us": 1e6 * statistics.median(again),
-        "new, excess us": statistics.median(excess),
-        "%": 100 * statistics.median(relative),
-        "p99 us": excess[int(0.99 * len(excess))],
-        "p99 %": 100 * relative[int(0.99 * len(relative))],
+        **{f"new, {name}": value for name, value in _excess(new, again).items()},
+        **{f"control, {name}": value for name, value in _excess(again, third).items()},
+    }
+
+
+def _excess(times: list[float], others: list[float]) -> dict[str, float]:
+    """Without the first calls of all, which capture and compile."""
+    pairs = list(zip(times[3:], others[3:], strict=True))
+    excess = sorted(1e6 * (a - b) for a, b in pairs)
+    relative = sorted(100 * (a - b) / b for a, b in pairs)
+    ninety_nine = int(0.99 * len(pairs))
+    return {
+        "excess us": statistics.median(excess),
+        "%": statistics.median(relative),
+        "p99 us": excess[ninety_nine],
+        "p99 %": relative[ninety_nine],
     }
 
 
