@@ -119,9 +119,13 @@ def static(case: Case, sizes: Sequence[int]) -> dict[str, float]:
             calls[name]()
     samples: dict[str, list[float]] = {name: [] for name in calls}
     once = max(timed(call) for call in calls.values())
+    # In other orders each time: what was called before decides what caches hold.
+    order = list(calls)
+    drawn = random.Random(1)
     for _ in range(int(min(200, max(9, 0.2 / once)))):
-        for name, call in calls.items():
-            samples[name].append(1e6 * timed(call))
+        drawn.shuffle(order)
+        for name in order:
+            samples[name].append(1e6 * timed(calls[name]))
     return {name: statistics.median(s) for name, s in samples.items()}
 
 
