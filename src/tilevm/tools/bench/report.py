@@ -102,8 +102,9 @@ def _about(found: dict[str, Any]) -> list[str]:
         "",
         f"Measured limits: {rates}.",
         "",
-        "Times are medians of interleaved batches. *Over eager* is the time divided by eager's, "
-        "the geometric mean over shapes, then cases. *Compiling* is what the first calls of all "
+        "Times are medians of interleaved batches, each after up to three calls of its own that "
+        "are not counted. *Over eager* is the time divided by eager's, the geometric mean over "
+        "shapes, then cases. *Compiling* is what the first calls of all "
         "shapes took longer than the same calls later, in a process that has compiled something "
         "else before. *Over the limit*: of bytes over bandwidth, flops over peak and vector "
         "operations over their rate, the largest is the limit; shapes of at least 1 MiB. "
