@@ -34,6 +34,7 @@ from tilevm.frontends import (
     torch_dims,
     torch_guards,
     torch_memory,
+    torch_remembered,
     torch_savings,
     torch_tracing,
     torch_tree,
@@ -371,7 +372,7 @@ class Compiled(Dispatch):
             return self._eager(family.reason, args, kwargs)
         begin = time.perf_counter()
         try:
-            with torch_tracing.capturing, torch_savings.uncollected():
+            with torch_tracing.capturing, torch_savings.uncollected(), torch_remembered.forgotten():
                 capture = next((c for c in family.captures if c.holds(leaves)), None)
                 if capture is None:
                     with capturing(self.title), torch_tracing.unwarned(), torch_tracing.unhooked():

@@ -50,6 +50,7 @@ _NOTHING = object()
 _ATOMS = {str, int, float, bool, type(None), object, torch.Tensor, nn.Parameter}
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
 FOLLOWING = ("_flat_weights", "_flat_weight_refs")  # what recurrent modules keep of parameters
+KEEPING: Any = functools._lru_cache_wrapper  # functions that keep results
 
 
 class Effects(Refused):
@@ -79,7 +80,7 @@ class Before:
         for kind in dict.fromkeys(k for v in values if isinstance(v, type) for k in v.__mro__):
             if kind.__module__ != "builtins" and not is_foreign(kind.__module__):
                 attributes = {*named, *vars(kind)} - _OF_CLASSES
-                self._variables += [(kind, name, _get(kind, name)) for name in attributes]
+                self._variables += [(kind, name, get(kind, name)) for name in attributes]
         self._walk([*modules, fn, getattr(fn, "__self__", None), *held, *self._values()])
         self._drawn = random.getstate(), _numpy_state()
 
@@ -93,7 +94,7 @@ class Before:
             (names, name, names.get(name, _NOTHING)) for name in function.__code__.co_names
         ]
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        self._variables += [(cell, name, _get(cell, name)) for name, cell in cells]
+        self._variables += [(cell, name, get(cell, name)) for name, cell in cells]
         return [function.__defaults__, function.__kwdefaults__, vars(function)]
 
     def _behind(self, value: Any) -> list[Any]:
@@ -102,6 +103,8 @@ class Before:
             return [value.func, value.args, value.keywords]
         if isinstance(value, MethodType):
             return [value.__self__, value.__func__]
+        if isinstance(value, KEEPING):
+            return [value.__wrapped__]
         if isinstance(value, BuiltinFunctionType):
             return [] if isinstance(value.__self__, ModuleType) else [value.__self__]
         if isinstance(value, FunctionType):
@@ -148,6 +151,14 @@ class Before:
         for values in (self._values(), *held):
             yield from (v for v in values if isinstance(v, torch.Tensor))
 
+    def places(self) -> Iterator[tuple[Any, Any, Any]]:
+        """Where variables, attributes and items are, their names or keys, what they were."""
+        yield from self._variables
+        for container, items in self._seen.values():
+            if isinstance(container, dict | list):
+                keyed = items.items() if isinstance(container, dict) else enumerate(items)
+                yield from ((container, key, value) for key, value in keyed)
+
     def undo(self, known: Mapping[int, Any]) -> str:
         """Put all back as it was. Returns what had changed; empty: nothing.
 
@@ -155,12 +166,12 @@ class Before:
         """
         changed = ""
         for where, name, value in self._variables:
-            now = _get(where, name)
+            now = get(where, name)
             if _same(now, value):
                 continue
             if known.get(id(now), _settled(now, value)) is not value:
                 changed = f"the variable {name}"
-            _set(where, name, value)
+            put(where, name, value)
         own, numpy = self._drawn
         if random.getstate() != own:
             changed = "Python's random numbers"
@@ -249,9 +260,12 @@ def _slots(value: Any) -> list[str]:
     return [name for name, member in members if isinstance(member, MemberDescriptorType)]
 
 
-def _get(where: Any, name: str) -> Any:
+def get(where: Any, name: Any) -> Any:
+    """What a variable of globals, a cell or a class, an attribute or an item is now."""
     if isinstance(where, dict):
         return where.get(name, _NOTHING)
+    if isinstance(where, list):
+        return where[name] if name < len(where) else _NOTHING
     if isinstance(where, type):
         return vars(where).get(name, _NOTHING)
     if not isinstance(where, CellType):
@@ -262,10 +276,11 @@ def _get(where: Any, name: str) -> Any:
         return _NOTHING
 
 
-def _set(where: Any, name: str, value: Any) -> None:
+def put(where: Any, name: Any, value: Any) -> None:
+    """Let it be `value`."""
     if isinstance(where, CellType):
         where.cell_contents = value
-    elif not isinstance(where, dict):
+    elif not isinstance(where, dict | list):
         delattr(where, name) if value is _NOTHING else setattr(where, name, value)
     elif value is _NOTHING:
         del where[name]

@@ -17,6 +17,7 @@ from tilevm.frontends import (
     torch_joint,
     torch_memory,
     torch_raises,
+    torch_remembered,
     torch_strides,
     torch_surroundings,
     torch_tracing,
@@ -128,7 +129,8 @@ class Call(nn.Module):
                 with torch_tracing.no_seeds(), torch_strides.reads() as reads, outside:
                     asks = torch_joint.asks_nothing() if self.gradients else nullcontext()
                     with torch_raises.checked(), asks, ending:
-                        result = self.function(*args, **kwargs)
+                        with torch_remembered.apart(around, called):
+                            result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
             self.seen.data = outside.reads_data

@@ -32,7 +32,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tilevm.frontends.torch_effects import FOLLOWING, is_foreign, is_installed, is_users, moves
+from tilevm.frontends.torch_effects import (
+    FOLLOWING,
+    KEEPING,
+    is_foreign,
+    is_installed,
+    is_users,
+    moves,
+)
 from tilevm.frontends.torch_tracing import original_of
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
@@ -273,18 +280,38 @@ def functions_of(fn: Callable[..., Any], modules: Sequence[nn.Module]) -> list[F
     return _reach(fn, {type(owner) for owner in owners}, functions)[0]
 
 
+_FUNCTIONS = FunctionType, KEEPING
+
+
 def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:
     """Functions in variables of a function, and in modules of Python that it refers to."""
     scope = function.__globals__
     for name in _names(function.__code__):
         value = scope.get(name)
-        if isinstance(value, FunctionType):
+        if isinstance(value, _FUNCTIONS):
             yield value
         elif isinstance(value, ModuleType) and not is_foreign(value.__name__):
             inner = [vars(value).get(n) for n in names]  # which grow while these are looked at
-            yield from (v for v in inner if isinstance(v, FunctionType))
+            yield from (v for v in inner if isinstance(v, _FUNCTIONS))
     contents = map(_contents, function.__closure__ or ())
-    yield from (v for v in contents if isinstance(v, FunctionType))
+    yield from (v for v in contents if isinstance(v, _FUNCTIONS))
+
+
+def keeping(functions: Iterable[FunctionType]) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """Functions that keep results, in modules of Python that these refer to: where, name, it."""
+    seen: set[int] = set()
+    for function in functions:
+        names = _names(function.__code__)
+        stack = [function.__globals__.get(name) for name in names]
+        stack += map(_contents, function.__closure__ or ())
+        while stack:
+            module = stack.pop()
+            if not isinstance(module, ModuleType) or is_foreign(module.__name__):
+                continue
+            held = {n: vars(module)[n] for n in names if n in vars(module)}
+            yield from ((vars(module), n, v) for n, v in held.items() if isinstance(v, KEEPING))
+            stack += [v for v in held.values() if id(v) not in seen]
+            seen.update(map(id, held.values()))
 
 
 def _is_read(kind: type) -> bool:
@@ -361,6 +388,8 @@ class _Walk:
         elif kind is FunctionType:
             if is_users(value):
                 self.functions[value] = None
+        elif kind is KEEPING:
+            self._push_all(name, {"function": value.__wrapped__})
         elif kind is MethodType:
             self._push_all(name, {"self": value.__self__, "function": value.__func__})
         elif isinstance(value, functools.partial):
