@@ -217,3 +217,37 @@ def test_with_gradients() -> None:
             torch.testing.assert_close(x.grad, sines(8) * sines(n)[:, None])
     assert real(kept(8))
     kept.cache_clear()
+
+
+class ByLength(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """Keeps what it makes for each number of columns."""
+
+    def __init__(self, of_several: bool) -> None:
+        super().__init__()
+        self.of_several = of_several
+        self.tables: dict[Any, Any] = {}
+
+    def forward(self, x: Any) -> Any:
+        n = x.shape[1]
+        key = (n, x.device) if self.of_several else n
+        if key not in self.tables:
+            self.tables[key] = sines(n)
+        return x * self.tables[key]
+
+
+@pytest.mark.parametrize("of_several", [False, True])
+def test_dicts_by_size_are_captured_for_the_sizes_they_have(of_several: bool) -> None:
+    module = ByLength(of_several)
+    compiled = tilevm.compile(module)
+    for n in (5, 5, 9, 9):
+        x = torch.randn(3, n)
+        torch.testing.assert_close(compiled(x), x * sines(n))
+    assert all(map(real, module.tables.values()))
+    assert all(type(key) is (tuple if of_several else int) for key in module.tables)
+    before = tilevm.stats()
+    for n in (9, 5, 9):  # what was captured before the dict had another key is captured again
+        x = torch.randn(3, n)
+        torch.testing.assert_close(compiled(x), x * sines(n))
+    after = tilevm.stats()
+    assert after["captures"] - before["captures"] == 1
+    assert after["flushes"] == before["flushes"]

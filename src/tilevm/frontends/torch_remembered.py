@@ -15,13 +15,14 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tilevm.frontends.torch_effects import KEEPING, Before, get, is_users, put
 from tilevm.frontends.torch_surroundings import keeping
+from tilevm.frontends.torch_tracing import PLAIN
+from tilevm.frontends.torch_tree import ATOMS
 
 _MOST = 10_000  # values that are looked at, of what one function keeps
 
@@ -97,13 +98,6 @@ def _is_traced(value: Any) -> bool:
     """Whether a trace may have put something of its own there: parameters of modules, too."""
     if isinstance(value, tuple | frozenset):
         return any(map(_is_traced, value))
-    symbols = torch.SymInt | torch.SymFloat | torch.SymBool
-    return isinstance(value, torch.Tensor | nn.Module | symbols) or not _is_hashable(value)
-
-
-def _is_hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True
+    return isinstance(value, tuple(PLAIN)) or not isinstance(
+        value, (int, float, *ATOMS, FunctionType)
+    )

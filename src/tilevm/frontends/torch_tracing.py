@@ -396,20 +396,21 @@ def number(value: Any) -> Any:
 def _texts_of_numbers() -> Iterator[None]:
     """Texts that the function makes of symbols are those of the numbers, which the graph is for.
 
-    It may look something up by such a text. PyTorch and we have the symbol's.
+    It may look something up by such a text, or by the number. PyTorch and we have the symbol's.
     """
-    names = ("__str__", "__repr__", "__format__")
+    names = ("__str__", "__repr__", "__format__", "__hash__")
     before = [(kind, name, vars(kind).get(name)) for kind in PLAIN for name in names]
 
     def text(kind: Any, name: str) -> Any:
         of_symbol, plain = getattr(kind, name), PLAIN[kind]
+        # We put back dicts that have symbols among their keys.
+        compilers = _TORCH if name == "__hash__" else _COMPILERS
 
         @functools.wraps(of_symbol)
-        def make(self: Any, *args: Any) -> str:
+        def make(self: Any, *args: Any) -> Any:
             asked_by = sys._getframe(1).f_code.co_filename
-            known = self if asked_by.startswith(_COMPILERS) else plain(self)
-            found: str = (of_symbol if known is self else getattr(plain, name))(known, *args)
-            return found
+            known = self if asked_by.startswith(compilers) else plain(self)
+            return (of_symbol if known is self else getattr(plain, name))(known, *args)
 
         return make
 
