@@ -30,7 +30,7 @@ from tilevm.frontends.torch_assemble import Capture, assemble
 from tilevm.frontends.torch_conditions import Condition, predicate
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import Transforms
-from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_effects import RANDOM, Draws, Effects
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
@@ -205,7 +205,8 @@ def _checked(
 ) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, if it does all that the function does."""
     if call.seen.changed:
-        raise Effects(f"the function changes {call.seen.changed}, which outlives the call")
+        kind = Draws if RANDOM in call.seen.changed else Effects
+        raise kind(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
     if call.seen.compares_identity and call.seen.reads_items:
         raise UsedInPython("`is True` may be asked of what data decide")

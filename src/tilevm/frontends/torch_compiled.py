@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 from torch._subclasses import fake_tensor
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils._device import DeviceContext
@@ -42,31 +41,18 @@ from tilevm.frontends import (
 from tilevm.frontends.captures import capturing
 from tilevm.frontends.torch_assemble import Capture
 from tilevm.frontends.torch_data import UsedInPython
-from tilevm.frontends.torch_differentiate import (
-    NO_GRAPH,
-    PIECES,
-    Differentiates,
-    Graph,
-    differentiates,
-    in_small_pieces,
-    in_transform,
-    is_differentiated,
-    is_of_the_whole,
-    leave_transforms,
-    through_dynamo,
-)
+from tilevm.frontends.torch_differentiate import in_transform, is_differentiated
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
-from tilevm.frontends.torch_effects import Effects
+from tilevm.frontends.torch_effects import Draws, Effects
 from tilevm.frontends.torch_memory import Overlapping, Refused
 from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import SEEN, UNSEEN, State
-from tilevm.frontends.torch_surroundings import functions_of
+from tilevm.frontends.torch_through import Through
 from tilevm.runtime.program import Dispatch, add_variant
 from tilevm.stats import stats
 
-# Captures of a function that changes something else (the first may set it up), or that Dynamo
-# cannot trace (other arguments may be simpler).
+# Captures of a function that changes something else: the first may set it up.
 MOST_EFFECTS = 4
 # What can be recorded, if not traced; without arguments, as an optimiser's step, too.
 _RECORDED = (
@@ -143,10 +129,9 @@ class Compiled(Dispatch):
         self._known_values: dict[tuple[int, ...], int] = {}
         self._renewals = 0  # of what it reads, because some object was another one
         self._modules: dict[str, nn.Module] = {}  # that it reads, as far as it was looked at
-        self._differentiable: tuple[Callable[..., Any], list[Graph]] | None = None
-        self._differentiates: Differentiates | None = None
+        self._through = Through(fn, self._knobs)
         self._effects = 0
-        self._untraced = 0  # calls in a row that Dynamo could not trace
+        self._changes = ""  # what it changes besides: why all calls go through Dynamo
         self._reason = ""  # why all calls run eagerly
         self._last = "", ""  # how the last call ran that was not captured, and why
         if not isinstance(fn, nn.Module):
@@ -157,7 +142,7 @@ class Compiled(Dispatch):
         """Drop what was captured: the next call captures again."""
         self._families.clear()
         self._ready.clear()
-        self._differentiable = None
+        self._through.forget()
 
     @property
     def title(self) -> str:
@@ -167,11 +152,11 @@ class Compiled(Dispatch):
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         """`fn(*args, **kwargs)`."""
         if self._reason:
-            return self._eager(self._reason, args, kwargs)
+            return self.eager(self._reason, args, kwargs)
         if in_transform():
-            return self._eager("the call is inside a transform of torch.func", args, kwargs)
+            return self.eager("the call is inside a transform of torch.func", args, kwargs)
         if _dispatch_modes() or (_function_modes() and _is_seen()):
-            return self._eager("a mode of PyTorch sees each function or operator", args, kwargs)
+            return self.eager("a mode of PyTorch sees each function or operator", args, kwargs)
         leaves: list[Any] = []
         grad = _has_grad()
         key: list[Any] = [
@@ -191,7 +176,7 @@ class Compiled(Dispatch):
         except RecursionError:
             unusual = "an argument is too deep"
         if unusual is not None:
-            return self._eager(unusual, args, kwargs)
+            return self.eager(unusual, args, kwargs)
         same = torch_memory.first_of(leaves)
         if same != list(range(len(same))):
             key.append(tuple(same))
@@ -202,9 +187,12 @@ class Compiled(Dispatch):
         state = self._state
         if state is None or not state.watch.same():
             state = self._renew()
-            if max(self._values, self._renewals) >= MOST_VALUES:
+            values = 0 if self._changes else self._values
+            if max(values, self._renewals) >= MOST_VALUES:
                 self._reason = f"{state.changed!r}, which it reads, has had {MOST_VALUES} values"
-                return self._eager(self._reason, args, kwargs)
+                return self.eager(self._reason, args, kwargs)
+        if self._changes and not state.moving:
+            return self._changing(args, kwargs)
         key.append(self._values)
         if not state.objects.isdisjoint(seen):  # a trace would have a copy of the argument alone
             return self._with_gradients(args, kwargs)
@@ -216,7 +204,7 @@ class Compiled(Dispatch):
             key.append(by_state)
         family = self._families.get(tuple(key))
         if state.moving:
-            return self._eager(f"it reads a {state.moving}, which moves on", args, kwargs)
+            return self.eager(f"it reads a {state.moving}, which moves on", args, kwargs)
         if family is not None:
             self._families.move_to_end(tuple(key))
             for capture in family.captures:
@@ -243,7 +231,7 @@ class Compiled(Dispatch):
     def _run(self, capture: Capture, leaves: list[Any], args: Any, kwargs: Any) -> Any:
         """The capture's result; eager's, if the capture fails: only it can say what is wrong."""
         if not capture.may_run(leaves):
-            return self._eager("what the function changes shares memory", args, kwargs)
+            return self.eager("what the function changes shares memory", args, kwargs)
         drawn = torch.get_rng_state() if capture.may_draw_twice else None
         reason = None
         try:
@@ -265,7 +253,7 @@ class Compiled(Dispatch):
         if gradients:
             return self._with_gradients(args, kwargs)
         if reason is not None:
-            return self._eager(reason, args, kwargs)
+            return self.eager(reason, args, kwargs)
         self._forget(capture)  # a parameter's shape or dtype changed
         return self._call(*args, **kwargs)
 
@@ -340,8 +328,7 @@ class Compiled(Dispatch):
             if before is not None:
                 self._renewals += before.replaced
                 if before.replaced or before.hooks != state.hooks:
-                    self._differentiable = None  # Dynamo does not look at hooks, or methods, again
-                    self._differentiates = None
+                    self._through.forget(asked=True)  # Dynamo looks at hooks, and methods, once
             self._state = state
             self._modules = state.modules
         elif state.updates == updates:
@@ -369,7 +356,7 @@ class Compiled(Dispatch):
             self._families.popitem(last=False)
         if len(family.captures) >= MOST_CAPTURES:
             family.reason = f"more than {MOST_CAPTURES} captures for arguments of one kind"
-            return self._eager(family.reason, args, kwargs)
+            return self.eager(family.reason, args, kwargs)
         begin = time.perf_counter()
         try:
             with torch_tracing.capturing, torch_savings.uncollected(), torch_remembered.forgotten():
@@ -391,16 +378,18 @@ class Compiled(Dispatch):
                     family.captures.insert(0, capture)
         except Exception as error:
             reason = reason_of(error)
-            self._effects += isinstance(error, Effects) and not wanted
+            self._effects += isinstance(error, Effects)
+            if self._effects >= MOST_EFFECTS and not isinstance(error, Draws):
+                self._changes = reason
             if wanted and not isinstance(error, Overlapping):
                 if config.debug and not isinstance(error, Refused):
                     raise
                 family.reason, family.gradients = reason, True
                 run = self._with_gradients
             elif isinstance(error, Effects):
-                if self._effects >= MOST_EFFECTS:
+                if self._effects >= MOST_EFFECTS and not self._changes:
                     self._reason = reason
-                run = functools.partial(self._eager, reason)
+                run = functools.partial(self.eager, reason)
             else:
                 if config.debug:
                     raise
@@ -425,78 +414,50 @@ class Compiled(Dispatch):
             return self._with_gradients(args, kwargs)
         if family.differentiates:
             return self._with_gradients(args, kwargs, family.reason)
-        run = self._recorded if family.records else self._eager
+        run = self.recorded if family.records else self.eager
         return run(family.reason, args, kwargs)
 
-    def _recorded(self, reason: str, args: Any, kwargs: Any) -> Any:
+    def note(self, how: str, reason: str) -> None:
+        """Remember how this call runs, and count it if PyTorch runs it."""
+        self._last = how, reason
+        if how != "through torch.compile":
+            stats.add("flushes", f"{'fuse' if how == 'recorded' else how}: {reason}")
+
+    def recorded(self, reason: str, args: Any, kwargs: Any) -> Any:
         """Eagerly, under `tilevm.fuse()` where there is a recorder."""
         try:
             block = fuse()
         except RecorderError:
-            return self._eager(reason, args, kwargs)
-        self._last = "recorded", reason
-        stats.add("flushes", f"fuse: {reason}")
+            return self.eager(reason, args, kwargs)
+        self.note("recorded", reason)
         with block:
             return self._fn(*args, **kwargs)
 
-    def _eager(self, reason: str, args: Any, kwargs: Any) -> Any:
-        self._last = "eager", reason
-        stats.add("flushes", f"eager: {reason}")
+    def eager(self, reason: str, args: Any, kwargs: Any) -> Any:
+        """As if nothing were compiled; counted with the reason."""
+        self.note("eager", reason)
         return self._fn(*args, **kwargs)
-
-    def _asks(self) -> Differentiates:
-        """What the function asks autograd for itself."""
-        if self._differentiates is None:
-            every = [m for module in self._modules.values() for m in module.modules()]
-            functions = functions_of(self._fn, every)
-            self._differentiates = differentiates(self._fn, functions)
-        return self._differentiates
 
     def _may_differentiate(self, state: State) -> bool:
         """Whether calls that want gradients may be captured as others are."""
-        own = self._asks()
+        own = self._through.asks(self._modules.values())
         asks = own.calls or own.twice or own.forgets
         return not (asks or state.moving or state.has_backward_hooks or config.check)
 
     def _with_gradients(self, args: Any, kwargs: Any, reason: str = "") -> Any:
         """The same through Dynamo and AOTAutograd, which differentiate. reason: if not for that."""
-        self._last = "through torch.compile", reason or _THROUGH_DYNAMO
-        own = self._asks()
-        if own.twice:
-            return self._eager("it differentiates what it has differentiated", args, kwargs)
-        if own.calls > 1:
-            return self._recorded("it calls backward several times", args, kwargs)
-        if own.forgets:
-            return self._recorded("it sets gradients of what it changes in place", args, kwargs)
-        before = self._differentiable
-        run, graphs = self._differentiable = before or through_dynamo(self._fn, self._knobs)
-        torch_tracing.wait_for(self._modules.values())
-        try:
-            result = run(*args, **kwargs)
-        except (TorchDynamoException, AssertionError) as error:
-            # It cannot trace what PyTorch may well run.
-            if config.debug or not is_of_the_whole(error):
-                raise
-            reason = reason_of(error)
-            leave_transforms()  # a call comes here outside of any
-        else:
-            self._untraced = 0 if graphs else self._untraced + 1
-            if not graphs:
-                self._last = "eager", NO_GRAPH
-                stats.add("flushes", f"eager: {NO_GRAPH}")
-                if self._untraced >= MOST_EFFECTS:
-                    self._run_always(self._recorded, NO_GRAPH)
-            elif not (before or reason or own.calls) and in_small_pieces(graphs):
-                self._run_always(self._recorded, PIECES)
-            return result
-        self._untraced += 1
-        if self._untraced >= MOST_EFFECTS:
-            self._run_always(self._eager, reason)
-        return self._eager(reason, args, kwargs)
+        self.note("through torch.compile", reason or _THROUGH_DYNAMO)
+        return self._through.call(args, kwargs, self._modules.values(), self, reason)
 
-    def _run_always(self, how: Callable[[str, Any, Any], Any], reason: str) -> None:
-        """Run calls with gradients so from now on."""
-        self._differentiable = (lambda *args, **kwargs: how(reason, args, kwargs)), [Graph(0, 0)]
+    def _changing(self, args: Any, kwargs: Any) -> Any:
+        """By Dynamo, which does to attributes and lists what the function does, if not each time
+        by another graph, as where it counts its calls.
+        """
+        if not self._through.repeats:
+            self.note("through torch.compile", self._changes)
+            return self._through.call(args, kwargs, self._modules.values(), self, "")
+        self._reason = self._changes
+        return self.eager(self._reason, args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Compiled, (self._fn, self._dims, self._knobs, self._freeze)

@@ -46,6 +46,7 @@ _IMPLICIT = {
 }  # fmt: skip
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
+RANDOM = "random numbers"
 # Nothing lies in objects of these.
 _ATOMS = {str, int, float, bool, type(None), object, torch.Tensor, nn.Parameter}
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
@@ -55,6 +56,10 @@ KEEPING: Any = functools._lru_cache_wrapper  # functions that keep results
 
 class Effects(Refused):
     """The function changes what outlives the call: a later call may do so no more."""
+
+
+class Draws(Effects):
+    """It changes the state of random numbers in a way that nothing but eager code does."""
 
 
 class Before:
@@ -172,12 +177,13 @@ class Before:
             if known.get(id(now), _settled(now, value)) is not value:
                 changed = f"the variable {name}"
             put(where, name, value)
+        drawn = ""
         own, numpy = self._drawn
         if random.getstate() != own:
-            changed = "Python's random numbers"
+            drawn = f"Python's {RANDOM}"
             random.setstate(own)
         if numpy is not None and _numpy_state() != numpy:
-            changed = "NumPy's random numbers"
+            drawn = f"NumPy's {RANDOM}"
             sys.modules["numpy"].random.set_state(numpy)
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
@@ -188,7 +194,7 @@ class Before:
             plain.clear(container)
             sequence = issubclass(plain, list | deque | bytearray)
             plain.extend(container, items) if sequence else plain.update(container, items)
-        return changed
+        return drawn or changed
 
 
 def _numpy_state() -> dict[str, Any] | None:

@@ -46,6 +46,7 @@ _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
 _ABSENT = object()
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
+_TUPLES = tuple, torch.Size
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # Attributes of modules that their state has, and what recurrent ones keep of their parameters.
 _UNREAD = {"training", "_parameters", "_buffers", "_modules", *FOLLOWING}
@@ -156,7 +157,7 @@ def _is_leaf(value: Any) -> bool:
     """Whether a value refers to nothing that could change in turn."""
     if value is _ABSENT or isinstance(value, (torch.Tensor, *_PLAIN)):
         return True
-    if type(value) is tuple:
+    if type(value) in _TUPLES:
         return all(map(_is_leaf, value))
     return callable(value) and is_foreign(getattr(value, "__module__", None))
 
@@ -181,8 +182,8 @@ def _compared(value: Any) -> Any:
         return kind, value.dtype, tuple(value.shape), layout, value.requires_grad
     if isinstance(value, _PLAIN):
         return kind, repr(value) if isinstance(value, float | complex) else value
-    if kind is tuple:
-        return tuple(map(_compared, value))
+    if kind in _TUPLES:
+        return kind, tuple(map(_compared, value))
     value = original_of(value)
     # PyTorch makes others of its own, which are equal, each time that it is asked for one.
     return value if isinstance(value, BuiltinFunctionType) else _Same(value)

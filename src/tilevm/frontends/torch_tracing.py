@@ -31,7 +31,7 @@ from torch.nn.modules import transformer
 from torch.utils._pytree import tree_map_only
 
 from tilevm.config import config
-from tilevm.frontends.torch_effects import FOLLOWING, Effects
+from tilevm.frontends.torch_effects import FOLLOWING, Draws
 from tilevm.frontends.torch_memory import Refused
 from tilevm.frontends.torch_recurrent import CELLS, LAYERS
 from tilevm.frontends.torch_savings import savings
@@ -220,7 +220,7 @@ def no_seeds() -> Iterator[None]:
             compiler = is_of_torch(caller) and not caller.startswith(_TESTING)
             if compiler or threading.get_ident() != mine:  # Dynamo puts back what it finds
                 return function(*args, **kwargs)
-            raise Effects("the function sets the state of random numbers, which outlives the call")
+            raise Draws("the function sets the state of random numbers, which outlives the call")
 
         return refuse
 
