@@ -29,7 +29,7 @@ from tilevm.frontends import (
 from tilevm.frontends.torch_assemble import Capture, assemble
 from tilevm.frontends.torch_conditions import Condition, predicate
 from tilevm.frontends.torch_data import UsedInPython
-from tilevm.frontends.torch_differentiate import Transforms
+from tilevm.frontends.torch_differentiate import Transforms, asked_for_gradients
 from tilevm.frontends.torch_effects import RANDOM, Draws, Effects
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import Refused, check_functional
@@ -183,6 +183,7 @@ def _attempt(
     with (
         tracing, from_zero, oblivious, kept, orders, strides,
         torch.set_grad_enabled(call.gradients),
+        asked_for_gradients(has_grad and not call.gradients),
     ):  # fmt: skip
         varying = {"traced": tuple(shapes)} if shapes else None
         program = torch.export.export(call, tuple(examples), dynamic_shapes=varying, strict=False)

@@ -6,9 +6,10 @@ import builtins
 import contextlib
 import dis
 import inspect
+import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType
@@ -21,7 +22,7 @@ from torch._dynamo.exc import TorchDynamoException
 from torch.autograd import forward_ad
 
 from tilevm.frontends.torch_memory import Refused
-from tilevm.frontends.torch_tracing import without_errors
+from tilevm.frontends.torch_tracing import changing, instead, is_of_compilers, without_errors
 
 _transform = torch._C._functorch.peek_interpreter_stack
 
@@ -183,9 +184,36 @@ class Transforms(Refused):
     """Something in the function ran inside of a transform of torch.func, and the trace failed."""
 
 
+class Asks(Refused):
+    """The function asks whether gradients are recorded, which a trace answers for itself."""
+
+
+@contextlib.contextmanager
+def asked_for_gradients(refused: bool) -> Iterator[None]:
+    """refused: raise Asks if the function itself, not PyTorch, asks, and the answer is no."""
+    if not refused:
+        yield
+        return
+    module: Any = torch
+    original = module.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        enabled: bool = original()
+        if not enabled and not is_of_compilers(sys._getframe(1).f_code.co_filename):
+            raise Asks("the function asks whether gradients are recorded")
+        return enabled
+
+    with changing:
+        module.is_grad_enabled = instead(is_grad_enabled, original)
+        try:
+            yield
+        finally:
+            module.is_grad_enabled = original
+
+
 def is_differentiated(error: BaseException) -> bool:
-    """Whether a trace failed where the function differentiates, or for its transforms."""
-    if isinstance(error, Transforms):
+    """Whether a trace failed where the function differentiates or asks, or for its transforms."""
+    if isinstance(error, Transforms | Asks):
         return True
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename.startswith(_DIFFERENTIATE) for frame, _ in frames)

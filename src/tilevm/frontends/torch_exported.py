@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import FunctionType
@@ -192,13 +201,18 @@ def _liken(traced: Any, leaf: Any) -> None:
 
 
 def _refuse_hidden(tree: Tree) -> None:
-    """Raise Refused where a result may hold tensors that were not found: a generator, a set."""
+    """Raise Refused where a result may hold, or come to hold, tensors that were not found: a
+    generator, a set, a coroutine.
+    """
     if isinstance(tree, Branch):
         for child in tree.children:
             _refuse_hidden(child)
     elif isinstance(tree, Constant):
         value = tree.value
-        plain = isinstance(value, torch_tree.ATOMS) or not isinstance(value, Iterable)
+        if isinstance(value, Coroutine):
+            value.close()  # nobody is going to wait for it
+        later = isinstance(value, Iterable | Awaitable | AsyncIterable)
+        plain = isinstance(value, torch_tree.ATOMS) or not later
         if not plain or isinstance(value, FunctionType):
             raise Refused(f"a result is a {type(value).__name__}")
 

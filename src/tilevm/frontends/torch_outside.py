@@ -89,7 +89,9 @@ class Traced(TorchFunctionMode):
         self.transforms |= torch._C._functorch.peek_interpreter_stack() is not None
         given = [self.stand_in(value) for value in args]
         named = {name: self.stand_in(value) for name, value in (kwargs or {}).items()}
-        if _owner(func) is _DATA and func.__name__ == "__get__":
+        if _owner(func) is _DATA:
+            if func.__name__ != "__get__":
+                raise Refused("the function assigns to `data` of a tensor")
             self.reads_data = True
             return given[0].detach()
         if func is torch.Tensor.__setitem__:
@@ -162,16 +164,19 @@ def _owner(func: Any) -> Any:
 
 # What a trace's tensors answer for themselves, and not as those of the call.
 _QUESTIONS = {"grad", "is_leaf", "grad_fn", "_version", "_base", "_grad", "output_nr"}
+_METHODS = {"storage_offset"}
 _HOOKS = {"register_hook", "register_post_accumulate_grad_hook", "retain_grad"}
 
 
 def _check_question(func: Any) -> None:
     """Raise Refused if the function itself, not PyTorch, asks a tensor such a thing."""
-    if getattr(func, "__name__", None) in _HOOKS:
-        raise Refused(f"the function calls `{func.__name__}` of a tensor")
-    name = getattr(_owner(func), "__name__", None)
-    if name not in _QUESTIONS:
-        return
+    name = getattr(func, "__name__", None)
+    if name in _HOOKS:
+        raise Refused(f"the function calls `{name}` of a tensor")
+    if name not in _METHODS:
+        name = getattr(_owner(func), "__name__", None)
+        if name not in _QUESTIONS:
+            return
     frame = sys._getframe(2)
     if not frame.f_globals.get("__name__", "").startswith("torch."):
         raise Refused(f"the function reads `{name}` of a tensor")

@@ -37,9 +37,10 @@ SEEN = (
 )
 UNSEEN = (
     "Not seen: attributes of objects with `__slots__`, of classes of arguments in installed\n"
-    "packages and of members of enumerations, names that only `getattr` knows, items of lists and\n"
-    "dicts of more than 64 and of other containers, elements of arrays of NumPy, other defaults\n"
-    "and other code that a function is given, contents of files, the clock."
+    "packages, of members of enumerations and of tensors, names that only `getattr` knows, items\n"
+    "of lists and dicts of more than 64 and of other containers, elements of arrays of NumPy,\n"
+    "other defaults and other code that a function is given, settings of PyTorch that it asks\n"
+    "for, the environment, logging, contents of files, the clock."
 )
 
 

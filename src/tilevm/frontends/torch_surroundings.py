@@ -63,10 +63,12 @@ class Place:
         """What is there now, with its key."""
         owner = self.owner
         if isinstance(owner, list):
-            return list(enumerate(owner))
+            return list(enumerate(list.__iter__(owner)))
         if not isinstance(owner, dict):
             return [(None, _contents(owner))]
-        return [(k, owner.get(k, _ABSENT)) for k in (owner if self.keys is None else self.keys)]
+        if self.keys is None:
+            return list(dict.items(owner))
+        return [(k, dict.get(owner, k, _ABSENT)) for k in self.keys]
 
 
 class Surroundings:
@@ -389,20 +391,33 @@ class _Walk:
         elif kind is FunctionType:
             if is_users(value):
                 self.functions[value] = None
+                self._look_at_named(name, vars(value))
         elif kind is KEEPING:
             self._push_all(name, {"function": value.__wrapped__})
         elif kind is MethodType:
             self._push_all(name, {"self": value.__self__, "function": value.__func__})
         elif isinstance(value, functools.partial):
-            self._push_all(name, {"function": value.func, **value.keywords})
+            self._push_all(name, {"function": value.func, "keywords": value.keywords})
             self._push_all(name, dict(enumerate(value.args)))
-        elif kind in (list, tuple, dict):
+        elif isinstance(value, list | tuple | dict):
             if len(value) <= _MOST_ITEMS:
-                self._push_all(name, value if kind is dict else dict(enumerate(value)))
-                if kind is not tuple:
+                plain = (
+                    dict(dict.items(value)) if isinstance(value, dict) else dict(enumerate(value))
+                )
+                self._push_all(name, plain)
+                if not isinstance(value, tuple):
                     self.places.append(Place(value, None))
+            if kind not in (list, tuple, dict):
+                self._look_at_object(name, value)
         else:
             self._look_at_object(name, value)
+
+    def _look_at_named(self, name: str, held: dict[str, Any]) -> None:
+        """Attributes that the code may mean."""
+        own = {k: v for k, v in held.items() if k in self._names}
+        if own:
+            self.places.append(Place(held, tuple(own)))
+            self._push_all(name, own)
 
     def _look_at_python(self, module: ModuleType) -> None:
         """What the code may mean of a module of Python; of PyTorch's, functions only."""
@@ -424,7 +439,7 @@ class _Walk:
                 # What `vars` shows of a class is a view of this dict, which has a version.
                 (held,) = (d for d in gc.get_referents(vars(base)) if type(d) is dict)
                 self.places.append(Place(held, keys))
-                self._push_all(base.__name__, {key: held[key] for key in keys})
+                self._push_all(base.__name__, {key: held[key] for key in keys if key in held})
 
     def _look_at_object(self, name: str, value: Any) -> None:
         held = _attributes(value)
@@ -460,8 +475,14 @@ def _owner(fn: Any) -> Any:
 
 
 def _of_class(kind: type, names: set[str]) -> tuple[str, ...]:
-    """Members of a class that the code may mean, if it is the user's, or a layer of PyTorch."""
-    return tuple(k for k in vars(kind) if k in names and _is_read(kind))
+    """Members of a class that the code may mean, if it is the user's, or a layer of PyTorch; those
+    of its bases, too, which it may come to have itself.
+    """
+    if not _is_read(kind):
+        return ()
+    return tuple(
+        {k: None for base in kind.__mro__ if _is_read(base) for k in vars(base) if k in names}
+    )
 
 
 def _attributes(value: Any) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -55,6 +56,11 @@ os.register_at_fork(after_in_child=changing._at_fork_reinit)  # type: ignore[att
 def is_of_torch(path: str) -> bool:
     """Whether a file is PyTorch's."""
     return path.startswith(_TORCH)
+
+
+def is_of_compilers(path: str) -> bool:
+    """Whether a file is PyTorch's or ours."""
+    return path.startswith(_COMPILERS)
 
 
 @contextmanager
@@ -171,7 +177,7 @@ def _of_this_thread() -> Iterator[None]:
 _STANDS_FOR = "_tilevm_stands_for"
 
 
-def _instead(made: Any, original: Any) -> Any:
+def instead(made: Any, original: Any) -> Any:
     """`made`, by which a trace replaces a function of PyTorch for a while."""
     setattr(made, _STANDS_FOR, original)
     return made
@@ -184,7 +190,7 @@ def original_of(function: Any) -> Any:
 
 @contextmanager
 def containers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Leave lists, tuples and dicts among attributes the objects that they are.
+    """Leave lists, dicts and their like among attributes the objects that they are.
 
     Export puts equal ones in their place, which others do not share.
     """
@@ -192,7 +198,7 @@ def containers_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         (held, key, value)
         for held in map(vars, modules)
         for key, value in held.items()
-        if type(value) in (list, tuple, dict) and key not in FOLLOWING
+        if isinstance(value, list | tuple | dict | deque) and key not in FOLLOWING
     ]
     try:
         yield
@@ -226,7 +232,7 @@ def no_seeds() -> Iterator[None]:
 
     with changing:
         for module, name, function in before:
-            setattr(module, name, _instead(refusing(function), function))
+            setattr(module, name, instead(refusing(function), function))
         try:
             yield
         finally:
@@ -253,7 +259,7 @@ def _sizes_as_arguments() -> Iterator[None]:
         return attention(*values, **named)
 
     modules: tuple[Any, Any] = math, functional
-    _instead(attention_of_sizes, attention)
+    instead(attention_of_sizes, attention)
     with changing, _no_sizes_beyond():
         modules[0].sqrt, modules[1].scaled_dot_product_attention = sqrt, attention_of_sizes
         symbols: tuple[Any, ...] = torch.SymInt, torch.SymFloat
@@ -283,7 +289,7 @@ def _no_sizes_beyond() -> Iterator[None]:
         result: torch.Tensor = whole(x, *args, **kwargs)
         return result
 
-    module.batch_norm = _instead(batch_norm, whole)
+    module.batch_norm = instead(batch_norm, whole)
     try:
         yield
     finally:
@@ -299,7 +305,7 @@ def _recurrent() -> Iterator[None]:
         before = [(module, name, getattr(module, name)) for module in modules for name in traced]
         for module, name, _ in before:
             original = getattr(torch._C._VariableFunctions, name)
-            setattr(module, name, _instead(traced[name], original))
+            setattr(module, name, instead(traced[name], original))
         try:
             yield
         finally:
@@ -347,7 +353,7 @@ def _without_branches() -> Iterator[None]:
     with changing:
         before = [getattr(owner, name) for owner, name, _ in _BRANCHES]
         for (owner, name, made), original in zip(_BRANCHES, before, strict=True):
-            setattr(owner, name, _instead(made, original))
+            setattr(owner, name, instead(made, original))
         try:
             yield
         finally:

@@ -20,7 +20,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="command", required=True)
 
     demo = commands.add_parser("demo", help="a real sentence encoder, against eager and Inductor")
-    demo.add_argument("--quick", action="store_true", help="under a minute: no Inductor, less text")
+    demo.add_argument(
+        "--quick", action="store_true", help="a minute or two: no Inductor, less text"
+    )
     demo.add_argument("--threads", type=_count, default=0, help="0, the default: as many as torch")
     demo.add_argument(
         "--all-peers", action="store_true", help="also Dynamo alone and AOTAutograd with identity"

@@ -35,7 +35,7 @@ QUESTIONS = (
 
 NEW_LENGTHS = (
     "new lengths: what the first calls of all texts but the first took longer than the same calls\n"
-    "again; eager has this too. Compiling, below, is that and the first result together."
+    "again. Eager has this too: it is what the machine adds by itself, below zero at times."
 )
 
 
@@ -345,7 +345,10 @@ def judge(rows: Sequence[Row], exact: Any) -> list[str]:
         )
         if inductor := by.get("inductor"):
             ratio = inductor.compile_s / max(own.compile_s, 1e-9)
-            told = f"{own.contestant.label}: compiling takes 1/{ratio:.1f} of Inductor's (1/8)"
+            told = (
+                f"{own.contestant.label}: first result and new lengths take 1/{ratio:.1f} of "
+                "Inductor's (1/8)"
+            )
             promises.append((ratio >= 8, told))
     if door and (identity := by.get("identity")):
         ratio = door.compile_s / identity.compile_s
