@@ -45,7 +45,7 @@ from tilevm.frontends.torch_differentiate import in_transform, is_differentiated
 from tilevm.frontends.torch_dims import Dims
 from tilevm.frontends.torch_eager import fuse
 from tilevm.frontends.torch_effects import Draws, Effects
-from tilevm.frontends.torch_memory import Overlapping, Refused
+from tilevm.frontends.torch_memory import OfEager, Refused
 from tilevm.frontends.torch_program import reason_of
 from tilevm.frontends.torch_state import SEEN, UNSEEN, State
 from tilevm.frontends.torch_through import Through
@@ -381,7 +381,7 @@ class Compiled(Dispatch):
             self._effects += isinstance(error, Effects)
             if self._effects >= MOST_EFFECTS and not isinstance(error, Draws):
                 self._changes = reason
-            if wanted and not isinstance(error, Overlapping):
+            if wanted and not isinstance(error, OfEager):
                 if config.debug and not isinstance(error, Refused):
                     raise
                 family.reason, family.gradients = reason, True

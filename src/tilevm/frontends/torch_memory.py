@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx
 from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
 
 from tilevm.errors import CaptureError
 
@@ -23,7 +24,11 @@ class Mutates(Refused):
     """The graph changes an input, or a tensor that has views, in place."""
 
 
-class Overlapping(Refused):
+class OfEager(Refused):
+    """Eager code raises, or computes otherwise: PyTorch's compiler would not do as it does."""
+
+
+class Overlapping(OfEager):
     """What is written overlaps what is read, or itself: eager code raises, or goes in its order."""
 
 
@@ -268,9 +273,9 @@ class Mutations:
 
 
 def check_in_place(graph: torch.fx.Graph) -> None:
-    """Raise Refused where PyTorch would, when integers are to hold a result that is none, or what
-    is written overlaps what is read, and where elements that are written share memory, which making
-    a graph functional does not know.
+    """Raise Refused where PyTorch would, when a result is not of the kind of numbers that is to
+    hold it, or what is written overlaps what is read, and where elements that are written share
+    memory, which making a graph functional does not know.
     """
     for node in graph.nodes:
         out = node.meta.get("val")
@@ -290,16 +295,24 @@ def check_in_place(graph: torch.fx.Graph) -> None:
         for written, read in _beside(node):
             if _overlap(written, read, node.target._schema.name[6:].rstrip("_") not in _APART):
                 raise Overlapping(f"{node.target} writes to a part of what it reads")
-        if not isinstance(out, torch.Tensor) or out.is_floating_point() or out.is_complex():
+        if not isinstance(out, torch.Tensor) or out.is_complex():
+            continue
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+        operands = pytree.tree_leaves((args, kwargs))
+        if out.is_floating_point() and not any(map(_is_complex, operands)):
             continue
         try:
             target, _ = functional(node.target)
         except Mutates:
             continue
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
         made = target(*args, **kwargs)
         if not torch.can_cast(made.dtype, out.dtype):
-            raise Refused(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+            raise OfEager(f"{node.target} makes {made.dtype}, which {out.dtype} does not hold")
+
+
+def _is_complex(value: Any) -> bool:
+    """Whether it is a complex number, or a tensor of such."""
+    return isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex())
 
 
 # Operators that write in an order of their own: they refuse even to read the very tensor.
