@@ -16,6 +16,7 @@ from tilevm.frontends.torch_ops import (
     axis_of,
     fixed,
     is_number,
+    is_same,
     packet,
     row,
     scaled,
@@ -218,13 +219,25 @@ def _along(b: Importer, x: Tensor, dim: int, index: Tensor, sizes: Sequence[Any]
     return Tensor(b.add("expand", value, shape=b.shape(wide)), fake)
 
 
+def _must_match(b: Importer, x: Tensor, dim: int, source: Tensor) -> None:
+    """Raise Unsupported unless the source is as large as x but along `dim`: the metadata do not."""
+    axis = axis_of(dim, x.rank)
+    for i, (whole, part) in enumerate(zip(x.shape, source.shape, strict=True)):
+        if i != axis and not is_same(b, whole, part):
+            raise Unsupported("a source of other sizes")
+
+
 @row("index_add", "index_copy")
 def _index_add(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Any = 1
 ) -> int:
+    # (A scalar is copied to a row, and a row of one element to a scalar.)
+    if packet(b) == "index_add" and source.rank != x.rank:
+        raise Unsupported("other ranks")
     whole, source = _lifted(b, x), _lifted(b, source)
     if source.rank != whole.rank:
         raise Unsupported("other ranks")
+    _must_match(b, whole, dim, source)
     value = Tensor(scaled(b, source.id, alpha), source.fake)
     op = "scatter_add" if packet(b) == "index_add" else "scatter"
     places = _along(b, whole, dim, index, source.shape)
@@ -237,9 +250,10 @@ def _index_reduce(
     b: Importer, out: Any, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str,
     include_self: bool,
 ) -> int:  # fmt: skip
-    whole, source = _lifted(b, x), _lifted(b, source)
-    if source.rank != whole.rank:
+    if source.rank != x.rank:
         raise Unsupported("other ranks")
+    whole, source = _lifted(b, x), _lifted(b, source)
+    _must_match(b, whole, dim, source)
     places = _along(b, whole, dim, index, source.shape)
     made = _reduced(b, whole, dim, places, source, reduce, include_self)
     return b.add("reshape", made, shape=b.shape(x.shape))

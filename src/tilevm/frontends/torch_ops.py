@@ -140,14 +140,22 @@ def fixed(b: Importer, value: Any, sizes: bool = False) -> Any:
     return int(value) if sizes or named <= ints else value
 
 
-def is_as_large(b: Importer, size: Any, number: int) -> bool:
+def is_as_large(b: Importer, size: Any, number: Any) -> bool:
     """Whether a size is that number: if nobody knows, as in the example, by a guard."""
     if not isinstance(size, torch.SymInt):
         return bool(size == number)
     guarded = b.may_unify or not size.node.shape_env.frozen  # else nobody looks at a new guard
-    if b.sizes.depends_on_data(size) or not guarded:
+    unknown = any(b.sizes.depends_on_data(v) for v in (size, number) if not is_number(v))
+    if unknown or not guarded:
         raise Unsupported(f"nobody knows whether a size is {number}")
     return bool(size == number)
+
+
+def is_same(b: Importer, a: Any, c: Any) -> bool:
+    """Whether two sizes are equal: if nobody knows, as in the example, by a guard."""
+    if b.size(a) == b.size(c):
+        return True
+    return is_as_large(b, a, c) if isinstance(a, torch.SymInt) else is_as_large(b, c, a)
 
 
 def is_small(b: Importer, count: Any, most: int) -> bool:
