@@ -9,6 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import torch.nn.functional as F  # noqa: E402
+
 import tilevm  # noqa: E402
 
 Function = Callable[..., Any]
@@ -153,3 +155,108 @@ def test_sources_that_fit_are_one_capture(name: str) -> None:
         assert check(compiled, INDEXED[name], args)
     assert tilevm.stats()["captures"] == 1
     assert not tilevm.stats()["callouts"]
+
+
+# What is added to a product ---------------------------------------------------------------------
+
+sdpa: Any = F.scaled_dot_product_attention
+# Each with sizes of which eager code refuses the first ones, and takes those after `None`.
+ADDED: dict[str, tuple[Function, list[Any]]] = {
+    "linear": (F.linear, [
+        [(3, 4), (1, 4), (5,)], [(2, 3, 4), (1, 4), (5,)], [(4,), (1, 4), (5,)],
+        [(0, 4), (1, 4), (5,)], [(3, 4), (1, 4), (0,)], [(1, 4), (3, 4), (3, 1)],
+        [(3, 4), (1, 4), (2, 1, 1)], [(4,), (3, 4), (2, 3)], None,
+        [(3, 4), (1, 4), (1,)], [(3, 4), (5, 4), (1,)], [(3, 4), (5, 4), ()], [(4,), (5, 4), (5,)],
+    ]),
+    "addmm": (lambda x, y, z: torch.addmm(z, x, y), [
+        [(1, 3), (3, 1), (1, 7)], [(2, 3), (3, 1), (7,)], [(2, 3), (3, 1), (2, 0)],
+        [(1, 3), (3, 1), (2, 1, 1)], None, [(2, 3), (3, 1), (2, 1)], [(2, 3), (3, 5), (2, 1)],
+    ]),
+    "addmm without": (lambda x, y, z: torch.addmm(z, x, y, beta=0), [
+        [(1, 3), (3, 1), (1, 7)], [(2, 3), (3, 2), (5, 7)], [(2, 3), (3, 2), (3,)], None,
+        [(2, 3), (3, 1), (2, 1)], [(2, 3), (3, 5), (1, 5)], [(2, 3), (3, 5), (5,)],
+    ]),
+    "addmm_": (lambda x, y, z: (z * 2).addmm_(x, y), [
+        [(1, 3), (3, 1), (2, 2)], [(2, 3), (3, 2), (1, 1)], None, [(2, 3), (3, 1), (2, 1)],
+    ]),
+    "addmv": (lambda x, y, z: torch.addmv(z, x, y), [
+        [(1, 3), (3,), (5,)], [(1, 3), (3,), (0,)], [(1, 3), (3,), (5, 1)], None,
+        [(1, 3), (3,), (1,)], [(5, 3), (3,), (1,)], [(5, 3), (3,), ()],
+    ]),
+    "addmv_": (lambda x, y, z: (z * 2).addmv_(x, y), [[(1, 3), (3,), (5,)], None]),
+    "addr": (lambda x, y, z: torch.addr(z, x, y), [
+        [(1,), (1,), (2, 2)], [(1,), (2,), (2, 2)], None, [(3,), (2,), (3, 1)],
+    ]),
+    "baddbmm": (lambda x, y, z: torch.baddbmm(z, x, y), [
+        [(1, 1, 3), (1, 3, 1), (2, 2, 2)], None, [(2, 1, 3), (2, 3, 5), (1, 5)],
+    ]),
+    "addbmm": (lambda x, y, z: torch.addbmm(z, x, y), [
+        [(2, 1, 3), (2, 3, 1), (2, 2)], None, [(2, 1, 3), (2, 3, 5), (5,)],
+    ]),
+    "attention": (lambda q, k, mask: sdpa(q, k, k, mask), [
+        *([(1, 1, 1, 4)] * 2 + [m] for m in ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 1))),
+        [(1, 1, 1, 4)] * 2 + [(1, 1, 1, 1, 1)], [(1, 1, 4), (1, 5, 4), (2, 1, 5)], None,
+        [(1, 1, 1, 4)] * 2 + [(1, 1, 1, 1)], [(2, 1, 3, 4), (2, 1, 5, 4), (2, 1, 1, 5)],
+    ]),
+}  # fmt: skip
+
+
+def of_sizes(sizes: Sequence[tuple[int, ...]]) -> list[Any]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(size, generator=generator) for size in sizes]
+
+
+@pytest.mark.filterwarnings("ignore:Error detected in")
+@pytest.mark.parametrize("door", ["tilevm.compile", "gradients", "torch.compile"])
+@pytest.mark.parametrize("name", ADDED)
+def test_what_is_added_is_no_larger_than_the_product(name: str, door: str) -> None:
+    function, cases = ADDED[name]
+    torch._dynamo.reset()
+    one = tilevm.compile(function)
+    for i, sizes in enumerate(cases):
+        if sizes is None:
+            continue
+        args = of_sizes(sizes)
+        own: Function = tilevm.compile(function)
+        if door == "torch.compile":
+            torch._dynamo.reset()
+            own = torch.compile(function, backend="tilevm")
+        fits = check(own, function, args, door == "gradients")
+        assert fits == (i > cases.index(None))
+        if door == "tilevm.compile":  # after others, too
+            check(one, function, args)
+
+
+USUAL: dict[str, Function] = {
+    "linear": lambda m, k, n: [(m, k), (n, k), (n,)],
+    "addmm": lambda m, k, n: [(m, k), (k, n), (n,)],
+    "addmm without": lambda m, k, n: [(m, k), (k, n), (n,)],
+    "addmm_": lambda m, k, n: [(m, k), (k, n), (m, n)],
+    "addmv_": lambda m, k, n: [(m, k), (k,), (m,)],
+    "addr": lambda m, k, n: [(m,), (n,), (m, n)],
+    "baddbmm": lambda m, k, n: [(2, m, k), (2, k, n), (2, m, n)],
+    "addbmm": lambda m, k, n: [(2, m, k), (2, k, n), (m, n)],
+    "attention": lambda m, k, n: [(2, m, k + 1), (2, n + 1, k + 1), (1, m, n + 1)],
+}
+SIZES = [(5, 4, 3), (2, 7, 6), (1, 4, 3), (0, 2, 5), (3, 1, 1), (1, 1, 1), (4, 0, 2), (3, 2, 0)]
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_what_is_added_to_products_of_all_sizes(name: str) -> None:
+    function, compiled = ADDED[name][0], tilevm.compile(ADDED[name][0])
+    for sizes in SIZES:
+        assert check(compiled, function, of_sizes(USUAL[name](*sizes)))
+    # PyTorch's metadata of these ask whether there is an element.
+    assert tilevm.stats()["captures"] == 1 + (name in ("addmv_", "attention"))
+    assert not tilevm.stats()["callouts"]
+    wrong = next(sizes for sizes in ADDED[name][1] if len(sizes) == 3)
+    assert not check(compiled, function, of_sizes(wrong))
+    for sizes in SIZES:
+        assert check(compiled, function, of_sizes(USUAL[name](*sizes)))
+
+
+def test_a_module_with_a_bias_of_another_size() -> None:
+    layer = torch.nn.Linear(4, 1)
+    layer.bias = torch.nn.Parameter(torch.ones(5))
+    with pytest.raises(RuntimeError, match="must match"):
+        tilevm.compile(layer)(torch.ones(3, 4))

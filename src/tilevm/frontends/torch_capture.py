@@ -20,6 +20,7 @@ from tilevm.frontends import (
     torch_memory,
     torch_norms,
     torch_outside,
+    torch_products,
     torch_regions,
     torch_sizes,
     torch_strides,
@@ -32,7 +33,7 @@ from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import Transforms, asked_for_gradients
 from tilevm.frontends.torch_effects import RANDOM, Draws, Effects
 from tilevm.frontends.torch_exported import Call, Plan
-from tilevm.frontends.torch_memory import Refused, check_functional
+from tilevm.frontends.torch_memory import OfEager, Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
 from tilevm.frontends.torch_program import Mutates
 from tilevm.frontends.torch_surroundings import functions_of
@@ -105,7 +106,8 @@ def capture(
             if isinstance(error, torch_tracing.OtherBranch):
                 plans += _fixing(plan, error.about)
                 continue
-            first = first or error
+            if first is None or isinstance(error, OfEager):  # which says how to run
+                first = error
             plans.append(replace(plan, positive=True))
             if isinstance(error, GuardOnDataDependentSymNode):
                 # PyTorch then takes for granted that sizes are 2 or more, unless they are fixed.
@@ -217,6 +219,8 @@ def _checked(
         torch_regions.inline(program.graph_module)
     torch_decompose.one_by_one(program.graph)
     torch_memory.check_in_place(program.graph)
+    if call.gradients:
+        torch_products.check_addends(program.graph)
     torch_outside.check_constants(program)
     call.seen.strides |= torch_strides.has_strides(program.graph)
     following = torch_norms.follows(program.graph)

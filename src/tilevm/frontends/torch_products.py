@@ -7,11 +7,12 @@ operand lacks is broadcast. What is scaled, added or masked is an operator besid
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tilevm.frontends.torch_memory import OfEager
 from tilevm.frontends.torch_ops import (
     Tensor,
     Unsupported,
@@ -19,6 +20,8 @@ from tilevm.frontends.torch_ops import (
     axis_of,
     is_as_large,
     is_number,
+    is_same,
+    known,
     row,
 )
 from tilevm.frontends.torch_views import ROWS
@@ -27,7 +30,7 @@ from tilevm.ir.types import MAX_RANK
 if TYPE_CHECKING:
     from tilevm.frontends.torch_import import Importer
 
-__all__ = ["ROWS", "is_product"]
+__all__ = ["ROWS", "check_addends", "is_product"]
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -48,6 +51,64 @@ def _product(b: Importer, out: Any, x: Tensor, y: Tensor) -> int:
     return b.add("matmul", x.id, y.id)
 
 
+# What may be larger than the other in a sum of two tensors, may not where PyTorch writes the sum to
+# the product: it raises there, its metadata do not.
+
+
+def _must_expand(b: Importer, x: Tensor, product: int) -> None:
+    """Raise Unsupported unless x can be expanded to the product's sizes."""
+    sizes = b.program.type(product)[2]
+    if x.rank > len(sizes):
+        raise Unsupported("an addend has more dims than the product")
+    for size, whole in zip(reversed(x.shape), reversed(sizes), strict=False):
+        if whole == 1 and not is_as_large(b, size, 1):
+            raise Unsupported("an addend is larger than the product")
+
+
+def _beside(
+    mask: torch.Tensor, q: torch.Tensor, k: torch.Tensor
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Sizes of a mask, from the last on, each with those of which scores have theirs."""
+    for i, size in enumerate(reversed(mask.shape), 1):
+        if i < 3:
+            wholes = [(k if i == 1 else q).shape[-2]]
+        else:
+            wholes = [x.shape[-i] for x in (q, k) if x.dim() >= i]
+        yield known(size), [known(whole) for whole in wholes]
+
+
+def _mask_must_expand(b: Importer, mask: Tensor, q: Tensor, k: Tensor) -> None:
+    """Raise Unsupported unless the mask can be expanded to the sizes of the scores."""
+    if mask.rank > max(q.rank, k.rank):
+        raise Unsupported("attention: a mask has more dims than the scores")
+    for size, wholes in _beside(mask.fake, q.fake, k.fake):
+        if all(is_number(w) and w == 1 for w in wholes) and not is_as_large(b, size, 1):
+            raise Unsupported("attention: a mask is larger than the scores")
+
+
+def check_addends(graph: torch.fx.Graph) -> None:
+    """Raise OfEager where a mask or a bias is larger than what it is added to: a sum is what
+    PyTorch differentiates, whose operands may be.
+    """
+    aten = torch.ops.aten
+    for target, name in ((aten.scaled_dot_product_attention, "attn_mask"), (aten.linear, "bias")):
+        for node in graph.find_nodes(op="call_function", target=target.default):
+            held: Any = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+            given: list[Any] = [*held[0], held[1].get(name)]
+            x, y, addend = given[0], given[1], given[2 if name == "bias" else 3]
+            if addend is None:
+                continue
+            if name == "bias":
+                larger = addend.dim() > x.dim() - (y.dim() == 1)
+            else:
+                larger = addend.dim() > max(x.dim(), y.dim()) or not all(
+                    (is_number(size) and size == 1) or any(bool(size == w) for w in wholes)
+                    for size, wholes in _beside(addend, x, y)
+                )
+            if larger:
+                raise OfEager(f"{node.target} adds what is larger than its product")
+
+
 def _transposed(b: Importer, value: int, rank: int) -> int:
     """The last two axes exchanged."""
     return b.add("permute", value, axes=[*range(rank - 2), rank - 1, rank - 2])
@@ -66,11 +127,21 @@ def _linear(b: Importer, out: Any, x: Tensor, weight: Tensor, bias: Tensor | Non
     _check("matrix multiply", out, x, weight, *([] if bias is None else [bias]))
     right = weight.id if weight.rank < 2 else _transposed(b, weight.id, 2)
     value = b.add("matmul", x.id, right)
-    return value if bias is None else b.add("add", value, bias.id)
+    if bias is None:
+        return value
+    _must_expand(b, bias, value)
+    return b.add("add", value, bias.id)
 
 
-def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any) -> int:
-    """The sum beta * x + alpha * product; with beta 0, x is not read, even if NaN."""
+def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any, sizes: Sequence[Any]) -> int:
+    """The sum beta * x + alpha * product, which has these sizes; with beta 0, x is not read, even
+    if NaN: nothing but its sizes is, which no metadata compare then.
+    """
+    _must_expand(b, x, product)
+    if is_number(beta) and beta == 0:
+        for size, whole in zip(reversed(x.shape), reversed(sizes), strict=False):
+            if b.size(size) != 1 and not is_same(b, size, whole) and not is_as_large(b, size, 1):
+                raise Unsupported("an addend does not fit the product")
     if not (is_number(alpha) and alpha == 1):
         product = b.add("mul", product, b.number(alpha))
     if is_number(beta) and beta == 0:
@@ -84,19 +155,22 @@ def _sum(b: Importer, x: Tensor, beta: Any, product: int, alpha: Any) -> int:
 @row("addmm", "baddbmm", "addmv")
 def _addmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
     _check("matrix multiply", out, x, y, z)
-    return _sum(b, x, beta, b.add("matmul", y.id, z.id), alpha)
+    sizes = [*y.shape[:-1], *z.shape[y.rank - 1 :]]
+    return _sum(b, x, beta, b.add("matmul", y.id, z.id), alpha, sizes)
 
 
 @row("addbmm")
 def _addbmm(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
     _check("matrix multiply", out, x, y, z)
-    return _sum(b, x, beta, _contraction(b, y, "bik", z, "bkj", "ij"), alpha)
+    sizes = [y.shape[1], z.shape[2]]
+    return _sum(b, x, beta, _contraction(b, y, "bik", z, "bkj", "ij"), alpha, sizes)
 
 
 @row("addr")
 def _addr(b: Importer, out: Any, x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> int:
     _check("outer product", out, x, y, z)
-    return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha)
+    sizes = [y.shape[0], z.shape[0]]
+    return _sum(b, x, beta, _contraction(b, y, "i", z, "j", "ij"), alpha, sizes)
 
 
 @row("transformers::grouped_mm_fallback")
@@ -392,6 +466,7 @@ def _attention(
     if q.dtype is not torch.bfloat16:
         last = b.cast(last, torch.float32)
     if mask is not None and added is not None:
+        _mask_must_expand(b, mask, q, k)
         added = _additive(b, added, mask.dtype)
     scores = b.add("matmul", left, right)
     factor = _scale(b, scale, q.shape[-1])
