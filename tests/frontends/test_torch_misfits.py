@@ -160,6 +160,7 @@ def test_sources_that_fit_are_one_capture(name: str) -> None:
 # What is added to a product ---------------------------------------------------------------------
 
 sdpa: Any = F.scaled_dot_product_attention
+HEAD: tuple[int, ...] = (1, 1, 1, 4)
 # Each with sizes of which eager code refuses the first ones, and takes those after `None`.
 ADDED: dict[str, tuple[Function, list[Any]]] = {
     "linear": (F.linear, [
@@ -194,9 +195,9 @@ ADDED: dict[str, tuple[Function, list[Any]]] = {
         [(2, 1, 3), (2, 3, 1), (2, 2)], None, [(2, 1, 3), (2, 3, 5), (5,)],
     ]),
     "attention": (lambda q, k, mask: sdpa(q, k, k, mask), [
-        *([(1, 1, 1, 4)] * 2 + [m] for m in ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 1))),
-        [(1, 1, 1, 4)] * 2 + [(1, 1, 1, 1, 1)], [(1, 1, 4), (1, 5, 4), (2, 1, 5)], None,
-        [(1, 1, 1, 4)] * 2 + [(1, 1, 1, 1)], [(2, 1, 3, 4), (2, 1, 5, 4), (2, 1, 1, 5)],
+        *([HEAD, HEAD, m] for m in ((2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 2, 1), (2, 1))),
+        [HEAD, HEAD, (1, 1, 1, 1, 1)], [(1, 1, 4), (1, 5, 4), (2, 1, 5)], None,
+        [HEAD, HEAD, (1, 1, 1, 1)], [(2, 1, 3, 4), (2, 1, 5, 4), (2, 1, 1, 5)],
     ]),
 }  # fmt: skip
 
@@ -260,3 +261,26 @@ def test_a_module_with_a_bias_of_another_size() -> None:
     layer.bias = torch.nn.Parameter(torch.ones(5))
     with pytest.raises(RuntimeError, match="must match"):
         tilevm.compile(layer)(torch.ones(3, 4))
+
+
+# Numbers that are not what they have to be ------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("gradients", [False, True])
+def test_probabilities_lie_between_0_and_1(gradients: bool, reduction: str) -> None:
+    def function(x: Any, y: Any) -> Any:
+        return F.binary_cross_entropy(x, y, reduction=reduction)
+
+    compiled = tilevm.compile(function)
+    for n in (5, 1, 0, 7):
+        x = torch.linspace(0, 1, n) if n else torch.ones(0)
+        assert check(compiled, function, [x, torch.ones(n)], gradients)
+        for wrong in (2.0, -0.5, float("nan"), float("inf")) if n else ():
+            y = x.clone()
+            y[-1] = wrong
+            assert not check(compiled, function, [y, torch.ones(n)], gradients)
+        assert check(compiled, function, [x, torch.ones(n)], gradients)
+    if not gradients:
+        assert tilevm.stats()["captures"] == 1
+        assert not tilevm.stats()["callouts"]

@@ -18,6 +18,7 @@ from torch.nn import functional
 Tensor = torch.Tensor
 _cov, _corrcoef = torch.cov, torch.corrcoef
 _max_pool1d: Any = functional.max_pool1d
+_binary_cross_entropy: Any = functional.binary_cross_entropy
 _linspace, _logspace = torch.linspace, torch.logspace
 _gaussian_nll_loss, _affine_grid = functional.gaussian_nll_loss, functional.affine_grid
 
@@ -72,6 +73,15 @@ def corrcoef(x: Tensor) -> Tensor:
         return found / found
     deviation = found.diagonal().sqrt()
     return (found / deviation[:, None] / deviation).clip(-1, 1)
+
+
+def binary_cross_entropy(x: Tensor, *more: Any, **named: Any) -> Tensor:
+    """Of probabilities, which PyTorch's decomposition does not ask for."""
+    if isinstance(x, Tensor) and x.is_floating_point():
+        p = x.detach()
+        _check_all((p >= 0) & (p <= 1))
+    loss: Tensor = _binary_cross_entropy(x, *more, **named)
+    return loss
 
 
 def gaussian_nll_loss(
@@ -287,6 +297,7 @@ COMPOSED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.cov: cov,
     torch.corrcoef: corrcoef,
     torch.Tensor.corrcoef: corrcoef,
+    functional.binary_cross_entropy: binary_cross_entropy,
     functional.gaussian_nll_loss: gaussian_nll_loss,
     functional.affine_grid: affine_grid,
     torch.linspace: linspace,
