@@ -56,10 +56,10 @@ struct Executable::Frame {
   std::vector<Range> ranges;
   std::vector<bool> apart;
 
-  std::vector<std::int64_t> key;               // what this call is like
+  std::vector<std::int64_t> key;                 // what this call is like
   std::array<std::uint64_t, kMostTapes> seen{};  // hashes of keys without a tape, the last first
-  std::vector<std::unique_ptr<Tape>> tapes;    // of calls before, the last first
-  Tape* tape = nullptr;                        // that this call is noted on
+  std::vector<std::unique_ptr<Tape>> tapes;      // of calls before, the last first
+  Tape* tape = nullptr;                          // that this call is noted on
 
   ~Frame() {
     for (const exec::Block& block : blocks) exec::release(block);

@@ -179,6 +179,18 @@ def test_where_nobody_looks_the_cache_is_emptied(of_several: bool, fails: bool) 
     assert real(table(7)[0] if of_several else table(7))
 
 
+def test_a_function_that_looks_at_what_is_kept() -> None:
+    table = functools.lru_cache(4)(sines)
+
+    def function(x: Any) -> Any:
+        if table.cache_info().currsize > 3:
+            table.cache_clear()
+        return x + table(1)
+
+    check(function, [5, 9], captures=1)
+    assert real(table(1))
+
+
 def test_functions_of_the_trace_are_put_back() -> None:
     def fail(x: Any) -> Any:
         kept(3)

@@ -91,6 +91,8 @@ def _apart(kept: Any) -> Any:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             return kept(*args, **kwargs)
 
+    for name in ("cache_info", "cache_clear", "cache_parameters"):
+        setattr(call, name, getattr(kept, name))
     return call
 
 

@@ -302,9 +302,9 @@ def _referred(function: FunctionType, names: set[str]) -> Iterator[Any]:
 
 def keeping(functions: Iterable[FunctionType]) -> Iterator[tuple[dict[str, Any], str, Any]]:
     """Functions that keep results, in modules of Python that these refer to: where, name, it."""
-    seen: set[int] = set()
     for function in functions:
         names = _names(function.__code__)
+        seen: set[int] = set()
         stack = [function.__globals__.get(name) for name in names]
         stack += map(_contents, function.__closure__ or ())
         while stack:
