@@ -284,3 +284,11 @@ def test_probabilities_lie_between_0_and_1(gradients: bool, reduction: str) -> N
     if not gradients:
         assert tilevm.stats()["captures"] == 1
         assert not tilevm.stats()["callouts"]
+
+
+def test_a_complex_number_is_true_if_any_part_of_it_is() -> None:
+    compiled = tilevm.compile(lambda x, z: x.copy_(z))
+    z = torch.tensor([1j, 0, 1, complex(0, float("nan"))])
+    for n in (4, 1, 0):
+        x = torch.zeros(n, dtype=torch.bool)
+        assert compiled(x, z[:n]).tolist() == z[:n].bool().tolist() == x.tolist()

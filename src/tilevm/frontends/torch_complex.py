@@ -165,9 +165,12 @@ def _imag(b: Importer, out: Any, x: Tensor) -> int:
 def _to(b: Importer, out: Any, x: Tensor, *_: Any) -> Any:
     if x.dtype == out.dtype:
         return x
+    return made(b, out, *parts_of(b, x)) if is_complex(out) else _as_real(b, out, x)
+
+
+def _as_real(b: Importer, out: Any, x: Tensor) -> int:
+    """The real part, of bool whether there is any."""
     real, imag = parts_of(b, x)
-    if is_complex(out):
-        return made(b, out, real, imag)
     if out.dtype is torch.bool:
         return b.add("logical_or", *(b.cast(part, torch.bool) for part in (real, imag)))
     return b.cast(real, out.dtype)
@@ -176,7 +179,7 @@ def _to(b: Importer, out: Any, x: Tensor, *_: Any) -> Any:
 @row("copy")
 def _copy(b: Importer, out: Any, x: Tensor, source: Tensor, *_: Any) -> Any:
     if not is_complex(out):
-        value = b.cast(parts_of(b, source)[0], out.dtype)
+        value = _as_real(b, out, source)
         return b.add("expand", value, shape=b.shape(out.shape)) if out.dim() else value
     return made(b, out, *parts_of(b, source, out))
 
