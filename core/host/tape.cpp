@@ -70,12 +70,12 @@ Executable::Tape* Executable::tape_of(Frame& frame) const {
     frame.seen.front() = hash;
     return nullptr;
   }
-  auto seen = std::make_unique<Tape>();
-  seen->key = key;
+  auto empty = std::make_unique<Tape>();
+  empty->key = key;
   if (tapes.size() < kMostTapes) {
-    tapes.push_back(std::move(seen));
+    tapes.push_back(std::move(empty));
   } else {
-    tapes.back() = std::move(seen);
+    tapes.back() = std::move(empty);
   }
   std::rotate(tapes.begin(), tapes.end() - 1, tapes.end());
   return tapes.front().get();

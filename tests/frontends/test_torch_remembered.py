@@ -109,6 +109,27 @@ def test_in_lists_dicts_and_closures() -> None:
     assert all(real(function(1)) for function in (first, second, third))
 
 
+class Table:
+    def __init__(self, n: int) -> None:
+        self.values = sines(n)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [torch.ones, functools.partial(torch.arange, dtype=torch.float32), lambda n: Table(n), Table],
+)
+def test_of_what_is_no_function(make: Callable[[int], Any]) -> None:
+    table = functools.lru_cache(4)(make)
+
+    def values(n: int) -> Any:
+        made = table(n)
+        return made.values if isinstance(made, Table) else made
+
+    check(lambda x: x + values(1), [5, 9], captures=1)
+    check(lambda x: x + values(x.shape[1]), [5, 9, 5], captures=1)
+    assert all(map(real, map(values, (1, 5, 9))))
+
+
 class Tables:
     offset = 1.0
 

@@ -105,6 +105,23 @@ def test_what_does_not_count_its_calls_is_compiled_for_all_sizes(
     assert after["launches"] > before["launches"]
 
 
+def test_values_that_are_never_the_same_take_no_memory() -> None:
+    def keep(module: Keeps, x: Any, weights: Any) -> None:
+        module.kept = x.shape[0] / (x.shape[0] + x.shape[1])
+
+    ours = Keeps(keep)
+    compiled = tilevm.compile(ours)
+    before = tilevm.stats()["captures"]
+    with torch.no_grad():
+        for n in range(2, 1400):
+            compiled(torch.empty(n, 1, 8))
+            assert ours.kept == n / (n + 1)
+    assert tilevm.stats()["captures"] - before == 1
+    inner = compiled._tilevm
+    assert len(inner._known_values) <= 1
+    assert max(map(len, inner._state._around._known)) <= 1024
+
+
 def test_what_is_another_graph_each_time_runs_eagerly_and_says_so() -> None:
     compiled = tilevm.compile(Keeps(count))
     limit = torch._dynamo.config.recompile_limit

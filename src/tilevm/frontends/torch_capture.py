@@ -31,7 +31,7 @@ from tilevm.frontends.torch_assemble import Capture, assemble
 from tilevm.frontends.torch_conditions import Condition, predicate
 from tilevm.frontends.torch_data import UsedInPython
 from tilevm.frontends.torch_differentiate import Transforms, asked_for_gradients
-from tilevm.frontends.torch_effects import RANDOM, Draws, Effects
+from tilevm.frontends.torch_effects import Draws, Effects
 from tilevm.frontends.torch_exported import Call, Plan
 from tilevm.frontends.torch_memory import OfEager, Refused, check_functional
 from tilevm.frontends.torch_outside import Outside
@@ -208,7 +208,7 @@ def _checked(
 ) -> tuple[Capture, list[Condition]]:
     """Compile the exported program, if it does all that the function does."""
     if call.seen.changed:
-        kind = Draws if RANDOM in call.seen.changed else Effects
+        kind = Draws if call.seen.draws else Effects
         raise kind(f"the function changes {call.seen.changed}, which outlives the call")
     call.seen.made.check()
     if call.seen.compares_identity and call.seen.reads_items:

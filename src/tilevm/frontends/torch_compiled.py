@@ -187,8 +187,7 @@ class Compiled(Dispatch):
         state = self._state
         if state is None or not state.watch.same():
             state = self._renew()
-            values = 0 if self._changes else self._values
-            if max(values, self._renewals) >= MOST_VALUES:
+            if max(self._values, self._renewals) >= MOST_VALUES:
                 self._reason = f"{state.changed!r}, which it reads, has had {MOST_VALUES} values"
                 return self.eager(self._reason, args, kwargs)
         if self._changes and not state.moving:
@@ -339,6 +338,8 @@ class Compiled(Dispatch):
             family.settled = False
             for capture in family.captures:
                 capture.settled = False
+        if self._changes:  # calls are not told apart by what changes at each
+            self._known_values.clear()
         self._values = self._known_values.setdefault(state.values, len(self._known_values))
         return state
 

@@ -46,7 +46,6 @@ _IMPLICIT = {
 }  # fmt: skip
 _FOREIGN = {*sys.stdlib_module_names, "torch", "tilevm", "numpy"} - {"__main__"}
 _NOTHING = object()
-RANDOM = "random numbers"
 # Nothing lies in objects of these.
 _ATOMS = {str, int, float, bool, type(None), object, torch.Tensor, nn.Parameter}
 _OF_CLASSES = {"__dict__", "__weakref__", "__doc__", "__slotnames__"}  # what Python keeps there
@@ -88,6 +87,7 @@ class Before:
                 self._variables += [(kind, name, get(kind, name)) for name in attributes]
         self._walk([*modules, fn, getattr(fn, "__self__", None), *held, *self._values()])
         self._drawn = random.getstate(), _numpy_state()
+        self.draws_from = ""  # whose random numbers the function has drawn, as undo() finds
 
     def _values(self) -> list[Any]:
         return [value for *_, value in self._variables]
@@ -177,13 +177,12 @@ class Before:
             if known.get(id(now), _settled(now, value)) is not value:
                 changed = f"the variable {name}"
             put(where, name, value)
-        drawn = ""
         own, numpy = self._drawn
         if random.getstate() != own:
-            drawn = f"Python's {RANDOM}"
+            self.draws_from = "Python's random numbers"
             random.setstate(own)
         if numpy is not None and _numpy_state() != numpy:
-            drawn = f"NumPy's {RANDOM}"
+            self.draws_from = "NumPy's random numbers"
             sys.modules["numpy"].random.set_state(numpy)
         for container, items in self._seen.values():
             if isinstance(container, tuple) or _same_items(container, items):
@@ -194,7 +193,7 @@ class Before:
             plain.clear(container)
             sequence = issubclass(plain, list | deque | bytearray)
             plain.extend(container, items) if sequence else plain.update(container, items)
-        return drawn or changed
+        return self.draws_from or changed
 
 
 def _numpy_state() -> dict[str, Any] | None:

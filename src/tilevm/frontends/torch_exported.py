@@ -63,6 +63,7 @@ class Seen:
     result: Any = None
     writes: list[tuple[Any, Branch]]
     changed: str = ""  # what the function changed besides its arguments
+    draws: bool = False  # whether that are random numbers of Python or NumPy
     made: torch_effects.Made
     strides: bool = False  # whether it read strides of tensors
     data: bool = False  # whether it read `data` of tensors
@@ -142,6 +143,7 @@ class Call(nn.Module):
                             result = self.function(*args, **kwargs)
         finally:
             self.seen.changed = around.undo(outside.known())
+            self.seen.draws = bool(around.draws_from)
             self.seen.data = outside.reads_data
             self.seen.transforms = outside.transforms
             self.seen.reads_items = outside.reads_items

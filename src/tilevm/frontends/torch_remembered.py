@@ -75,7 +75,10 @@ def _in_place_of(value: Any) -> Any:
     if isinstance(value, staticmethod | classmethod):
         made = _in_place_of(value.__func__)
         return None if made is None else type(value)(made)
-    return _apart(value) if isinstance(value, KEEPING) and is_users(value.__wrapped__) else None
+    if not isinstance(value, KEEPING):
+        return None
+    inner = value.__wrapped__  # a function, or anything else that can be called
+    return _apart(value) if not isinstance(inner, FunctionType) or is_users(inner) else None
 
 
 def _apart(kept: Any) -> Any:

@@ -44,6 +44,8 @@ from tilevm.frontends.torch_tracing import original_of
 
 _MOST_ITEMS = 64  # of a list or dict that is looked at
 _MOST_PLACES = 20_000
+# Values of a place that are told apart: more than a function may read that is captured by them.
+_MOST_KNOWN = 1024
 _ABSENT = object()
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), Enum, torch.dtype, torch.device)
 _TUPLES = tuple, torch.Size
@@ -138,7 +140,10 @@ class Surroundings:
                 self.tensors[id(place.owner), key] = value
         compared = tuple((k, _compared(v)) for k, v in values.items())
         self._now[index] = values
-        self._values[index] = self._known[index].setdefault(compared, len(self._known[index]))
+        known = self._known[index]
+        if len(known) >= _MOST_KNOWN:
+            known.clear()
+        self._values[index] = known.setdefault(compared, len(known))
 
 
 def _is_per_thread(value: Any) -> bool:
